@@ -125,6 +125,7 @@ class Claim:
     - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed figure is its rounding.
     - ``error``: how much the figure differs between runs; None: unknown.
     - ``clock_hz``: the clock that was read during the measurement.
+    - ``cycles_used``: for a figure of another card, the share of cycles (mamf.plausibility), which is compared instead.
 
     Raises UsageError for an unknown regime or an invalid interval.
     """
@@ -134,6 +135,7 @@ class Claim:
     interval: Interval
     error: FigureError | None = None
     clock_hz: float | None = None
+    cycles_used: float | None = None
 
     def __post_init__(self) -> None:
         require_known(("regime", self.step[0], NAMES))

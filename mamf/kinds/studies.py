@@ -30,6 +30,7 @@ from mamf.report.document import (
     interval_cell,
     interval_columns,
     machine_line,
+    percent,
     rate_text,
     scaled_unit,
     significant,
@@ -194,7 +195,9 @@ def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
         *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
-        *interval_columns(lambda each: each.pair and each.pair.b.interval, "here_{}", interval),
+        *interval_columns(lambda each: each.here and each.here.interval, "here_{}", interval),
+        Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], percent),
+        Column("here_cycles_used", "here", lambda each: each.cycles[1], percent),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
         *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
@@ -214,14 +217,18 @@ def _label(each: JudgedClaim) -> str:
 def _remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
         yield "the claim has no samples: its interval is its rounding, and it is assumed to scatter like the run here"
+    if any(each.cycles):
+        yield "the cards differ: here/claimed is that of the cycles used, which are the kernel's own"
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
 def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
-    if each.pair:
+    if each.pair and each.here:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
-        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {change}"
+        then, now = each.cycles
+        cycles = f"; {percent(then)} % of the units' cycles claimed, {percent(now)} % here" if then and now else ""
+        change = f", {rate_text(each.here.tflops or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
     return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"

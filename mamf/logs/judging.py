@@ -173,7 +173,7 @@ def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     ceilings = entries(log, as_ceilings=True) if is_find(log) and top == 1 else []
     rows = {frozenset(fields_of(row.step).items()): row for row in log.measurements if row.ok and not row.is_reference}
     claims = [
-        Claim(row.step, entry.tflops, entry.interval, error=entry.error, clock_hz=row.conditions.clock_hz)
+        Claim(row.step, entry.tflops, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
         for entry in (ceilings or entries(log) if not log.counter_records else ())
         if entry.tflops and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
@@ -199,7 +199,9 @@ def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim and its figure here. ``here``: None if it was not tried; ``pair``: None without a figure."""
+    """A claim and its figure here. ``here``: None if it was not tried; ``pair``: None without a figure, or of cycles if
+    the claim is of another card and both cycles are known.
+    """
 
     claim: Claim
     tolerance: float
@@ -210,6 +212,13 @@ class JudgedClaim:
     @property
     def verdict(self) -> str:
         return NOT_MEASURED if self.pair is None else _VERDICTS[self.pair.verdict(self.tolerance)]
+
+    @property
+    def cycles(self) -> tuple[float | None, float | None]:
+        """The shares of cycles, claimed and here, if they are compared."""
+        if self.here is None or self.pair is None or self.pair.a.unit != CYCLES:
+            return None, None
+        return self.claim.cycles_used, self.here.cycles_used
 
     @property
     def is_slower(self) -> bool:
@@ -234,6 +243,8 @@ def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Meas
     scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
     error = claim.error or replace(here.error, own=scatter)
     there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
+    if claim.cycles_used and here.cycles_used and here.cycles_error:
+        there, here = (each.in_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
     pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
     clock_hz = summarize_conditions([row for row in visits if row.ok]).clock_hz
     return replace(judged, pair=pair, clock_hz=clock_hz)

@@ -17,10 +17,10 @@ from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.records import Fields, Tool, Whole, utc_now
+from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
-from mamf.operations.matmul.shapes import SearchOptions
+from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
 from mamf.plans import (
     FIND,
@@ -28,6 +28,7 @@ from mamf.plans import (
     REPRODUCE,
     SWEEP,
     VERIFY,
+    Claim,
     GuardOptions,
     Plan,
     Problem,
@@ -64,6 +65,11 @@ OPTIONS: Mapping[str, type] = {
 _KIND = "command"
 #: The types of values in a log, by their types in a plan.
 _LOGGED_TYPES = {Shape: str, Problem: Fields, int: Whole}
+#: The same for single fields: JSON has no infinity, and earlier logs lack a claim's cycles.
+_LOGGED_OTHERWISE: Mapping[type, dict[str, Any]] = {
+    MatmulGrid: {"most_flop": float | None},
+    Claim: {"cycles_used": CyclesUsed | Missing | None},
+}
 
 
 @functools.cache
@@ -81,31 +87,29 @@ def _logged_type(kind: Any) -> Any:
         return Union[tuple(map(_logged_type, get_args(kind)))]  # noqa: UP007  (of types that are not known here)
     if not is_dataclass(kind) and not hasattr(kind, "_fields"):
         return kind
-    declared = {name: _logged_type(each) for name, each in _types(kind).items()}
-    if getattr(kind, "most_flop", None) == math.inf:  # JSON has no infinity
-        declared["most_flop"] = float | None
-    return kind if declared == _types(kind) else defstruct(kind.__name__, declared.items(), module=__name__)
+    declared = {name: _logged_type(each) for name, each in _types(kind).items()} | _LOGGED_OTHERWISE.get(kind, {})
+    return kind if declared == _types(kind) else _declare(kind.__name__, declared)
+
+
+def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:
+    """Declare a record. A field whose type includes Missing may be missing."""
+    given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
+    return defstruct(name, given, kw_only=True, module=__name__)
 
 
 #: Each kind of run has some of them.
-PlanOptions = defstruct(
+PlanOptions = _declare(
     "PlanOptions",
-    [(name, _logged_type(each) | Missing, UNSET) for kind in OPTIONS.values() for name, each in _types(kind).items()],
-    module=__name__,
+    {name: _logged_type(each) | Missing for kind in OPTIONS.values() for name, each in _types(kind).items()},
 )
 
 
-def _plan_struct(name: str, *searches: Any) -> type[Struct]:
-    """Declare the record of a plan. ``searches``: the type of its searches, and a default if they may be missing."""
-    others = {each: kind for each, kind in _types(Plan).items() if each not in ("kind", "searches", "clock", "options")}
-    declared = [(each, _logged_type(kind)) for each, kind in others.items()]
-    own = (("searches", *searches), ("options", PlanOptions), ("clock", str | Missing, UNSET))
-    return defstruct(name, [(_KIND, str), *declared, *own], kw_only=True, module=__name__)
-
-
+#: The fields of a plan, without its kind.
+_PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches")}
+_PLAN |= {_KIND: str, "options": PlanOptions, "clock": str | Missing}
 #: A search that comes first in a run; no search comes before it.
-SearchRecord = _plan_struct("SearchRecord", list[dict[str, Any]] | Missing, UNSET)
-PlanRecord = _plan_struct("PlanRecord", list[SearchRecord])  # type: ignore[valid-type]
+SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
+PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord]})  # type: ignore[valid-type]
 
 
 class Header(Struct, kw_only=True):

@@ -20,7 +20,6 @@ from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
-from mamf.operations.products import smaller_operand
 from mamf.plugins.discovery import open_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -327,12 +326,6 @@ def test_an_update_by_difference_costs_a_whole_product():
         before = values.clone()
         signs.change()
         assert (values != before).any(0).all()
-
-
-@pytest.mark.parametrize("rows", [1, 4, 64])
-def test_rows_that_change_are_not_few(rows):
-    a, b = torch.empty(rows, 128), torch.empty(256, 128)
-    assert smaller_operand(a, b) is smaller_operand(b, a) is (a if rows == 64 else b)
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,6 @@ def test_torchs_own_say_where_they_are_not(name, backend):
     "error",
     [
         OSError("libcudart.so.12: cannot open shared object file: No such file\nsecond line"),
-        ImportError("undefined symbol: _ZN3c105ErrorC2"),
-        KeyError("CUDA_HOME"),
         RuntimeError(""),
         ModuleNotFoundError("No module named 'einops'", name="einops"),
     ],
@@ -300,15 +298,11 @@ def test_each_flash_attn_has_its_own_way_of_saying_no_window(library, asked, nam
     ("card", "dims", "has"),
     [
         ((8, 0), "d256", True),
-        ((9, 0), "d256", True),
         ((9, 0), "d192v128", True),
         ((10, 0), "d128", True),
-        ((10, 0), "d192v128", True),
         ((10, 0), "d256", True),
         ((10, 0), "d192", False),
         ((10, 0), "d256v128", False),
-        ((10, 3), "d136", False),
-        ((12, 0), "d128", True),
     ],
 )
 def test_flash_attn_4_has_head_dimensions_by_card(library, card, dims, has):
@@ -353,20 +347,13 @@ def test_what_a_library_or_its_build_refuses_is_unsupported_and_not_a_failure(li
     ("name", "card", "runs"),
     [
         ("flash-attn-2", (7, 5), False),
-        ("flash-attn-2", (8, 9), True),
         ("flash-attn-3", (8, 0), False),
         ("flash-attn-3", (10, 0), False),
-        ("flash-attn-4", (7, 5), False),
         ("flash-attn-4", (12, 1), True),
-        ("sage-1", (7, 5), False),
         ("sage-2", (8, 7), False),
         ("sage-2", (10, 0), False),
-        ("sage-2", (10, 3), False),
-        ("sage-2", (12, 1), True),
         ("sparge-fp16-topk", (8, 0), True),
-        ("sparge-fp16-topk", (10, 0), False),
         ("sparge-fp8-topk", (8, 6), False),
-        ("sparge-fp8-threshold", (8, 9), True),
     ],
 )
 def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_imported(library, name, card, runs):
@@ -384,13 +371,10 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
     ("dims", "direction", "reason"),
     [
         ("d192v128", "fwd", None),
-        ("d192v128", "bwd", None),
         ("d64v512", "fwd", None),
-        ("d64v256", "fwd+bwd", None),
         ("d64v512", "bwd", "has no backward pass for values of width 512"),
         ("d64v520", "fwd", "does not support values of width 520"),
         ("d128v256", "fwd", "does not support values of width 256 with keys of width 128"),
-        ("d192v96", "bwd", "does not support values of width 96 with keys of width 192"),
         ("d512", "fwd", "does not support head dimension 512"),
     ],
 )

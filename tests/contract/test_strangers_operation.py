@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import signal
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -12,7 +11,6 @@ from types import FunctionType
 import pytest
 
 from mamf.backend import Backend, ClockStamps, Queue
-from mamf.cli.progress import Progress
 from mamf.contribution.review import review_log
 from mamf.kernel import Kernel
 from mamf.logs.run_log import read_run_log
@@ -107,16 +105,6 @@ def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeyp
     assert err == f"mamf: {told}\n"
 
 
-def test_ctrl_c_leaves_a_log_that_goes_on(installed, run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "add", lambda self, row: signal.raise_signal(signal.SIGINT))
-        assert run(*SWEEP, *SHAPES, "--dtype", "fp32", "--output", "run.jsonl")[0] == 130
-    log = read_run_log(tmp_path / "run.jsonl")
-    assert (log.summary["status"], log.summary["left"]) == ("interrupted", 1)
-    assert run(*SWEEP[:5], "--resume", "run.jsonl")[0] == 0
-    assert read_run_log(tmp_path / "run.jsonl").summary["left"] == 0
-
-
 def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
     code, out, _ = run("compare", "run.jsonl", "run.jsonl")
     assert code == 0
@@ -168,33 +156,6 @@ def test_what_it_has_not_is_said_in_a_line(installed, run, given, told):
     assert (code, out) == (2, "")
     assert len(err.strip().splitlines()) == 1
     assert told in err
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--shapes", "16x64"], "--shapes 16x64 contradicts run.jsonl"),
-        (["--set", "eps=1e-3"], "--eps 0.001 contradicts run.jsonl, which was measured with 0.001 1e-05"),
-        (["--dtype", "bf16"], "--dtype bfloat16 contradicts run.jsonl, which was measured with float32"),
-        (["--regime", "sustained"], "--regime sustained contradicts run.jsonl"),
-    ],
-)
-def test_a_resumed_run_is_asked_for_what_it_was(log, run, given, told):
-    same = ["--shapes", "32x256", "16x64", "--set", "eps=0.001,0.00001", "--dtype", "float32", "--kernel", "torch"]
-    assert run(*SWEEP, "--resume", "run.jsonl", *same)[0] == 0
-    code, _, err = run(*SWEEP, "--resume", "run.jsonl", *same, *given)
-    assert code == 2
-    assert told in err
-
-
-def test_its_log_is_resumed_by_the_command_that_began_it(log, run):
-    for command in (["sweep"], ["attention"], ["find"]):
-        code, _, err = run(*command, "--resume", "run.jsonl", "--backend", "cpu")
-        assert code == 2
-        told = (
-            "is the log of a sweep of layer_norm: resume it with 'mamf sweep --operation layer_norm --resume run.jsonl'"
-        )
-        assert told in err
 
 
 def defined():

@@ -126,18 +126,6 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
-def test_a_complete_log_without_its_ceiling_goes_on_with_the_search(attention, resume, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.ceilings._SHARE_OF_BUDGET", 0.01)
-    assert attention("--budget", "100s")[0] == 0
-    log = complete_without_ceilings(tmp_path)
-    code, out, err = resume()
-    assert code == 0
-    assert "complete; 4 measured" in out
-    assert "no shares" not in err
-    assert set(read(tmp_path).all_ceilings) == {("bfloat16", "burst")}
-    assert steps(read(tmp_path)) == steps(log)
-
-
 def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(attention, monkeypatch, tmp_path):
     monkeypatch.setattr(SimulatedMatmul, "prepare", lambda *arguments: 1 / 0)
     code, _, err = attention()

@@ -241,10 +241,6 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
     assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
 
 
-def test_rows_of_one_card_are_compared_by_their_rates():
-    assert compare(log(clocked(0.97)), log(clocked(0.5))).pairs[0].a.unit == "TFLOPS"
-
-
 def test_a_warm_cache_is_another_regime():
     warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
     with pytest.raises(IncomparableError, match="caches flushed against warm"):

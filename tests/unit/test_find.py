@@ -550,15 +550,6 @@ def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypa
     assert find("--dtype", "float16", *options)[::2] == (2, "mamf: 20 s are too few for a search in float16\n")
 
 
-def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
-    code, out, _ = find("--dry-run", "--budget", "30s", "--dtype", "bfloat16", "float16")
-    assert code == 0
-    assert out.count("kernels: ") == out.count("Simulated H100") == 2
-    assert "shapes, 2560 to 20480 by 2560" in out
-    assert "ceilings: burst, sustained; time: at most 15 s" in out
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

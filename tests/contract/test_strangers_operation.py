@@ -79,7 +79,7 @@ def test_it_is_discovered_and_listed(installed, run):
 
 def test_it_is_measured_and_its_table_says_what_its_rate_counts(log):
     path, out = log
-    assert "TB/s: X read, Y written, once each" in out
+    assert "counted: X read, Y written, once each" in out
     assert "burst, float32, eps 1e-05" in out
     assert "burst, float32, eps 0.001" in out
     assert "32x256" in out

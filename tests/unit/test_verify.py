@@ -186,7 +186,7 @@ def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monke
     assert run("verify", *PLAN, *asked, "--number", "3", "--output", "log.jsonl")[0] == 3
     monkeypatch.setattr(SimulatedBackend, "physics", Physics())
     code, out, _ = run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")
-    assert (code, "verify FAILED: 1 of 1 problems wrong" in out) == (3, True)
+    assert (code, "verify FAILED: 1 of 1 problem wrong" in out) == (3, True)
     assert not re.search("no verdict|without a verdict", out)
 
 

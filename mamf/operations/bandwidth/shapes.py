@@ -126,9 +126,8 @@ class BandwidthProblem(DeclaredProblem):
 
     def work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
-        read, written = len(READS[self.pattern]), len(WRITES[self.pattern])
-        convention = f"{_FORMULAS[self.pattern]}: {read} arrays read, {written} written, each once a pass{passes}"
-        return Work(self.flop(shape), self.warm * (read + written) * shape.nbytes, convention, "TB/s")
+        convention = f"bytes of each array once a pass; {_FORMULAS[self.pattern]}{passes}"
+        return Work(self.flop(shape), self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
 
     def flop(self, shape: BandwidthShape) -> float:
         """Return the FLOP of one launch: one add per element for a sum, one add and one multiply for a triad."""

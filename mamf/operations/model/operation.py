@@ -15,6 +15,8 @@ from mamf.plans import SUSTAINED
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
 #: Fields that a title names only if they differ from the defaults.
 _RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
+#: Names by style of block.
+_FAMILIES: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -71,6 +73,15 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         values = {name: getattr(problem, name) for name in _RARE}
         others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
         return [problem.architecture, problem.phase, *others]
+
+    def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
+        """Return the words, with the name of a known model in place of its dimensions: ``Llama 3 1B``."""
+        for size, parts in SIZES.items():
+            if problem.style in _FAMILIES and all(getattr(problem, name) == value for name, value in parts.items()):
+                name = f"{_FAMILIES[problem.style]} {size.upper() if size[0].isdecimal() else size}"
+                own = {f"{field} {value}" for field, value in parts.items()}
+                return [name, *(word for word in self.words(problem)[1:] if word not in own)]
+        return self.words(problem)
 
     def axis(self, shape: ModelShape) -> float:
         """Tokens per sequence."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, defstruct
 from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
@@ -21,7 +21,7 @@ from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
-from mamf.operations.matmul.shapes import SearchOptions
+from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
 from mamf.plans import (
     FIND,
@@ -29,6 +29,7 @@ from mamf.plans import (
     REPRODUCE,
     SWEEP,
     VERIFY,
+    Claim,
     GuardOptions,
     Plan,
     Problem,
@@ -37,7 +38,6 @@ from mamf.plans import (
     SweepOptions,
     VerifyOptions,
 )
-from mamf.statistics import FigureError, Interval
 from mamf.timers import LARGEST_SHIFT_SECONDS
 
 
@@ -54,78 +54,63 @@ class Traits(Struct, kw_only=True):
     cache_bytes: Whole | None
 
 
-class Grid(Struct, kw_only=True):
-    m: list[Whole]
-    n: list[Whole]
-    k: list[Whole]
-    most_flop: float | None
+#: The class of a plan's options, for the kinds of runs that have options.
+OPTIONS: Mapping[str, type] = {
+    SWEEP: SweepOptions,
+    FIND: SearchOptions,
+    GUARD: GuardOptions,
+    REPRODUCE: ReproduceOptions,
+    VERIFY: VerifyOptions,
+}
+#: The name of ``Plan.kind`` in a log.
+_KIND = "command"
+#: The type of a value in a log, by its type in a plan.
+_LOGGED_TYPES = {Shape: str, Problem: Fields, int: Whole}
+#: Fields with another type in a log: JSON has no infinity, and claims in earlier logs have no cycles.
+_LOGGED_OTHERWISE: Mapping[type, dict[str, Any]] = {
+    MatmulGrid: {"most_flop": float | None},
+    Claim: {"cycles_used": CyclesUsed | Missing | None},
+}
 
 
-class Step(Struct, kw_only=True):
-    regime: str
-    problem: Fields
-    shape: str
-    kernel: str
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
-class Claim(Struct, kw_only=True):
-    step: Step
-    rate: float
-    interval: Interval
-    error: FigureError | None
-    clock_hz: float | None
-    cycles_used: CyclesUsed | Missing | None = UNSET
+def _logged_type(kind: Any) -> Any:
+    """Return the type that a value of a plan has in a log."""
+    if kind in _LOGGED_TYPES:
+        return _LOGGED_TYPES[kind]
+    if get_origin(kind) is tuple:
+        return list[_logged_type(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) in (Union, types.UnionType):
+        return Union[tuple(map(_logged_type, get_args(kind)))]  # noqa: UP007  (of types that are not known here)
+    if not is_dataclass(kind) and not hasattr(kind, "_fields"):
+        return kind
+    declared = {name: _logged_type(each) for name, each in _types(kind).items()} | _LOGGED_OTHERWISE.get(kind, {})
+    return kind if declared == _types(kind) else _declare(kind.__name__, declared)
 
 
-class PlanOptions(Struct, kw_only=True):
-    """The options of a plan. Which of them a plan has depends on the kind of run: see OPTIONS."""
-
-    order: str | Missing = UNSET
-    reference: str | Missing | None = UNSET
-    reference_every: Whole | Missing = UNSET
-    rank: Whole | Missing = UNSET
-    ranks: Whole | Missing = UNSET
-    warmup_launches: Whole | Missing = UNSET
-    timed_launches: Whole | Missing = UNSET
-    grid: Grid | Missing = UNSET
-    scouts: Whole | Missing = UNSET
-    refinements: Whole | Missing = UNSET
-    priors: list[str] | Missing = UNSET
-    is_quick: bool | Missing = UNSET
-    rounds: Whole | Missing = UNSET
-    claims: list[Claim] | Missing = UNSET
-    source: str | Missing = UNSET
-    recorded: list[list[str]] | Missing = UNSET
-    chosen_from: Whole | Missing = UNSET
-    tolerance: float | Missing = UNSET
-    number: Whole | Missing = UNSET
-    operations: list[str] | Missing = UNSET
+def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:
+    """Declare the struct of a record. A field whose type includes Missing may be missing from a log."""
+    given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
+    return defstruct(name, given, kw_only=True, module=__name__)
 
 
-class PlanFields(Struct, kw_only=True):
-    command: str
-    operation: str
-    problems: list[Fields]
-    kernels: list[str]
-    shapes: list[str]
-    regimes: list[str]
-    precision: float
-    seconds: float | None
-    budget_seconds: float | None
-    flush: bool
-    clock: str | Missing = UNSET
-    layers: list[str]
-    options: PlanOptions
+#: The options of all kinds of runs. Which of them a plan has depends on its kind: see OPTIONS.
+PlanOptions = _declare(
+    "PlanOptions",
+    {name: _logged_type(each) | Missing for kind in OPTIONS.values() for name, each in _types(kind).items()},
+)
 
 
-class SearchRecord(PlanFields, kw_only=True):
-    """The plan of a search that a run begins with. Such a plan has no searches of its own."""
-
-    searches: list[dict[str, Any]] | Missing = UNSET
-
-
-class PlanRecord(PlanFields, kw_only=True):
-    searches: list[SearchRecord]
+#: The fields of a plan, without its kind.
+_PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches")}
+_PLAN |= {_KIND: str, "options": PlanOptions, "clock": str | Missing}
+#: The plan of a search that a run begins with. It has no searches of its own.
+SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
+PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord]})  # type: ignore[valid-type]
 
 
 class Header(Struct, kw_only=True):
@@ -140,7 +125,7 @@ class Header(Struct, kw_only=True):
     traits: Traits | Missing = UNSET
     sensors: str | Missing = UNSET
     kernel: str
-    plan: PlanRecord
+    plan: PlanRecord  # type: ignore[valid-type]
     settings: dict[str, Any] | Missing = UNSET
     environment: Environment
     findings: list[str] | Missing = UNSET
@@ -264,18 +249,6 @@ def host_seconds(backend: Backend) -> float:
         return 0.0
 
 
-#: The class of a plan's options, for the kinds of runs that have options.
-OPTIONS: Mapping[str, type] = {
-    SWEEP: SweepOptions,
-    FIND: SearchOptions,
-    GUARD: GuardOptions,
-    REPRODUCE: ReproduceOptions,
-    VERIFY: VerifyOptions,
-}
-#: The name of ``Plan.kind`` in a log.
-_KIND = "command"
-
-
 def plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to JSON values. Shapes become the text that their operation prints."""
     of = operation_called(plan.operation)
@@ -308,11 +281,6 @@ def plan_from_record(record: Mapping[str, Any]) -> Plan:
     given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
     options = record["options"] and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
     return Plan(**{**given, "kind": record[_KIND], "options": options or None})
-
-
-@functools.cache
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
 
 
 def _read(value: Any, kind: Any, of: AnyOperation) -> Any:

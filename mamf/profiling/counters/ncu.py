@@ -1,5 +1,5 @@
-"""Counters of a kernel on a shape: runs ``mamf run`` under NVIDIA's ncu, reads its CSV, and sums the device kernels of a
-launch.
+"""Counters of a kernel on a shape: runs ``mamf run`` under NVIDIA's ncu, reads its CSV, and adds up the device kernels
+of a launch.
 
 
 The CSV stands among ncu's own messages (``==PROF==``) and what the profiled program prints, one line per metric.

@@ -23,7 +23,7 @@ from mamf.errors import UsageError
 from mamf.logs.decision import decision_error
 from mamf.logs.run_log import RunLog, context_of, device_speeds
 from mamf.measurement import Measurement, group_pairs
-from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, VERIFY, StepKey
 from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geometric_mean, known_median

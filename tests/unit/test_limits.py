@@ -19,12 +19,12 @@ from mamf.cli import main
 from mamf.errors import MAX_STEPS, MamfError, UsageError, count_values, require_steps
 from mamf.logs.run_log import read_run_log
 from mamf.operation import parse_range
-from mamf.operations.attention.shapes import AttentionProblem
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.attention.operation import AttentionProblem
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.batched import BatchedShape
 from mamf.operations.grouped import GroupedShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.operations.model.shapes import ModelShape
+from mamf.operations.model.operation import ModelShape
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]

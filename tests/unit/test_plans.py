@@ -12,7 +12,7 @@ from mamf.contribution.review import review_log
 from mamf.errors import RunLogError
 from mamf.logs.recording import plan_from_record, plan_record
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plans import (
     EXPLAIN,

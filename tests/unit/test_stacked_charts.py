@@ -7,7 +7,7 @@ from mamf.contribution import known_ceilings
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement, Rate
-from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
+from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
 from mamf.report.charts.logs import model_chart
 from mamf.statistics import summarize
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.attention.attention_reference import relevant_share
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, output_of
 
 _SHORTEST = 128

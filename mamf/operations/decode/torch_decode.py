@@ -18,7 +18,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.torch_attention import Library, get_tolerance
 from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
-from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Signs,

@@ -24,7 +24,7 @@ from mamf.logs.compare import roofs_of_logs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.model.shapes import SIZES
+from mamf.operations.model.operation import SIZES
 from mamf.report.document import DASH, markdown, significant
 from mamf.report.rows import bests
 from mamf.report.shares import Shares

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from mamf.backend import describe_sharing
+from mamf.kernel import Work
 from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
 from mamf.text import csv_cell, markdown_text, visible
@@ -50,6 +51,11 @@ def rate_text(rate: float, unit: str) -> str:
     """A rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
     name, factor = scaled_unit(unit, [rate])
     return f"{significant(rate * factor)} {name}"
+
+
+def work_line(works: Iterable[Work]) -> str:
+    """What the works count, each part once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
+    return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
 def rate_name(name: str, unit: str) -> str:
@@ -163,13 +169,14 @@ def machine_line(header: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 
-def end_line(summary: Mapping[str, Any] | None) -> str:
+def end_line(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
     """How a run ended: its status and why, what was measured and what is left."""
     if summary is None:
         return "killed: the log has no summary; resume it"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     left = f"; {summary['left']} left, --resume continues" if summary.get("left") else ""
-    return f"{end}; {summary['measured']} measured in {summary['elapsed_seconds']:.1f} s{left}"
+    measured = f"; {summary['measured']} measured" if has_count else ""
+    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

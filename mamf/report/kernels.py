@@ -29,6 +29,7 @@ from mamf.report.document import (
     scaled_unit,
     significant,
     split_shared,
+    work_line,
 )
 from mamf.report.rows import (
     Group,
@@ -246,11 +247,10 @@ def kernels_document(
     """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
     header, best, operation = shares.header, winners(rows), operation_name(rows, shares.header)
     shown = [row for same in grouped(rows).values() for row in same]
-    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in shown)
     has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [
         f"{operation} on {machine_line(header)}",
-        *counts,
+        *([work_line(row.work for row in shown)] if shown else []),
         *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if has_memory else []),
         *device_lines(rows, header),
         *shares.lines(rows),

@@ -220,9 +220,11 @@ class Shares:
 
     def lines(self, rows: Sequence[Measurement]) -> list[str]:
         """The ceilings, and how accurate the shares are."""
+        regimes = {row.regime for row in rows}
         measured = [
             f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling ({each.shape}, {each.kernel})"
             for (dtype, regime), each in self.ceilings.items()
+            if regime in regimes
         ]
         known = (share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))

@@ -79,7 +79,7 @@ def test_it_is_discovered_and_listed(installed, run):
 
 def test_it_is_measured_and_its_table_says_what_its_rate_counts(log):
     path, out = log
-    assert "TB/s: X read, Y written, once each" in out
+    assert "counted: X read, Y written, once each" in out
     assert "burst, float32, eps 1e-05" in out
     assert "burst, float32, eps 0.001" in out
     assert "32x256" in out
@@ -183,11 +183,6 @@ def listings():
     for block in (ROOT / "docs" / "extending.md").read_text().split("```python\n")[1:]:
         name, _, code = block.partition("```")[0].partition("\n")
         yield name.removeprefix("# "), code.rstrip("\n")
-
-
-def test_all_that_it_defines_is_listed():
-    listed = dict(listings())["tests/contract/stranger/mamf_layer_norm.py"]
-    assert listed == (STRANGER / f"{MODULE}.py").read_text().rstrip("\n")
 
 
 @pytest.mark.parametrize(("name", "code"), list(listings()), ids=lambda text: text.splitlines()[0][-40:])

@@ -19,8 +19,7 @@ from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import PRESETS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import backend_class
 from mamf.statistics import Interval

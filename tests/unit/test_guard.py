@@ -22,7 +22,7 @@ from mamf.logs.entries import visited_entry
 from mamf.logs.judging import Guarded, Judged, is_in_doubt, outcome_of
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.report.comparison import verdict_line
 from mamf.statistics import Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend

@@ -20,12 +20,12 @@ from mamf.cli import main
 from mamf.errors import MAX_STEPS, MamfError, UsageError, count_values, require_steps
 from mamf.logs.run_log import read_run_log
 from mamf.operation import parse_range
-from mamf.operations.attention.shapes import AttentionProblem
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.attention.operation import AttentionProblem
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.batched import BatchedShape
 from mamf.operations.grouped import GroupedShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.operations.model.shapes import ModelShape
+from mamf.operations.model.operation import ModelShape
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -61,7 +61,7 @@ MANY = list(map(str, range(1, 101)))
         (["show", ""], "argument LOG: the value is empty"),
         (["kernels", "--operation"], "argument --operation: expected one argument"),
         (["show", "a" * 5000], "File name too long"),
-        ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is no regular file"),
+        ([*SWEEP, "--resume", "/dev/null"], "cannot resume /dev/null: it is not a regular file"),
         (
             [*SWEEP[:3], "--kernel", "::"],
             "'::' is not a kernel: write package.module:Class, or a name from 'mamf kernels'",
@@ -192,7 +192,7 @@ def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
         if command == ["show"]:
             assert found == shown
     assert found[0] == 2
-    assert "it is no regular file" in found[2]
+    assert "it is not a regular file" in found[2]
 
 
 def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.logs import BATCH, HEADS, attention_chart, find_chart, needed_facets, sweep_chart
 from mamf.report.charts.picture import draw

@@ -339,8 +339,8 @@ def test_what_is_not_one_run_is_refused(run, shared):
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     run("sweep", "--backend", "simulated", *GRID, "--output", "again.jsonl")
     for logs, message in (
-        (["out", "other.jsonl"], "different plans"),
-        (["alone.jsonl", "again.jsonl"], "'mamf compare' compares equal runs"),
+        (["out", "other.jsonl"], "their plans differ"),
+        (["alone.jsonl", "again.jsonl"], "use 'mamf compare' for equal runs"),
     ):
         code, _, err = run("show", *logs)
         assert (code, message in err) == (2, True)
@@ -349,7 +349,7 @@ def test_what_is_not_one_run_is_refused(run, shared):
 def test_logs_of_two_models_are_not_one_run(shared):
     _, log = shared(*SWEEP, *GRID)
     log.parts[2].header["device"]["name"] = "Simulated H200"
-    with pytest.raises(UsageError, match="several models, which are not one run: Simulated H100, Simulated H200"):
+    with pytest.raises(UsageError, match="their devices are Simulated H100, Simulated H200"):
         join_logs(log.parts, log.path)
 
 
@@ -378,7 +378,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
-    assert {there.status for _, there in compared.only_b} == {"of a device that was never compared"}
+    assert {there.status for _, there in compared.only_b} == {"its device did not measure the reference"}
     assert len(compared.only_b) == last.count(True) and compared.pairs
 
 

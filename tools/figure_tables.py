@@ -27,7 +27,7 @@ from mamf.logs.compare import roofs_of_logs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.model.shapes import SIZES
+from mamf.operations.model.operation import SIZES
 from mamf.report.document import DASH, markdown, significant
 from mamf.report.rows import bests
 from mamf.report.shares import Shares
@@ -188,9 +188,9 @@ def single_figure(path: str, expression: str) -> str:
 
 
 def matrix_table(words: Sequence[str]) -> str:
-    """Rows by ``rows=`` fields, columns by a ``columns=`` field (``log``: a column a log), in each ``cell=`` (several
-    with a slash between). Of several logs the first that has a cell fills it; several rows of a log are given as their
-    span. Other words filter rows.
+    """Rows by ``rows=`` fields, columns by a ``columns=`` field (``log`` or ``card``: a column for each), in each
+    ``cell=`` (several with a slash between). Of several logs the first that has a cell fills it; several rows of a log
+    are given as their span. Other words filter rows.
     """
     paths, options = split_words(words)
     if not {"rows", "columns"} <= options.keys():
@@ -198,10 +198,14 @@ def matrix_table(words: Sequence[str]) -> str:
     row_names, (column_name,) = options.pop("rows"), options.pop("columns")
     cell_names, best = options.pop("cell", ["rate"]), options.pop("best", [])
     found: dict[tuple[str, ...], dict[str, list[tuple[Measurement, RunLog]]]] = {}
+    cards: dict[str, str] = {}
     for number, path in enumerate(paths, 1):
         log = read(path)
+        device = log.header["device"]
+        card = cards.setdefault(device["uuid_hash"], f"{device['name'].split()[1]}, card {len(cards) + 1}")
+        of_log = {"log": str(number), "card": card}
         for row in rows_of(log, options):
-            column = str(number) if column_name == "log" else field(row, column_name)
+            column = of_log.get(column_name) or field(row, column_name)
             cell = found.setdefault(tuple(field(row, name) for name in row_names), {}).setdefault(column, [])
             if all(other is log for _, other in cell):
                 cell.append((row, log))

@@ -20,8 +20,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import plan_of
-from mamf.operations.bandwidth.operation import Bandwidth
-from mamf.operations.bandwidth.shapes import BandwidthProblem
+from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import operation_called
 from mamf.plans import CEILINGS, FIND, Plan

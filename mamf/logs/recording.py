@@ -1,6 +1,7 @@
-"""The header of a run log, with its plan and the measured traits, and how a run ended. A header is declared here, as
-other records are in records.py. Plans have one form for every kind and operation; the operation reads and writes what
-belongs to it.
+"""The header of a run log with the plan and the measured traits, and the end of a run.
+
+The header is declared here as msgspec structs, like the other records in records.py. Plans of all kinds and operations
+have one form; shapes and problems in it are read and written by their operation.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Traits(Struct, kw_only=True):
     cache_bytes: Whole | None
 
 
-#: The options of each kind of run that has any.
+#: The class of a plan's options, for the kinds of runs that have options.
 OPTIONS: Mapping[str, type] = {
     SWEEP: SweepOptions,
     FIND: SearchOptions,
@@ -61,11 +62,11 @@ OPTIONS: Mapping[str, type] = {
     REPRODUCE: ReproduceOptions,
     VERIFY: VerifyOptions,
 }
-#: Logs name the kind of a plan so.
+#: The name of ``Plan.kind`` in a log.
 _KIND = "command"
-#: The types of values in a log, by their types in a plan.
+#: The type of a value in a log, by its type in a plan.
 _LOGGED_TYPES = {Shape: str, Problem: Fields, int: Whole}
-#: The same for single fields: JSON has no infinity, and earlier logs lack a claim's cycles.
+#: Fields with another type in a log: JSON has no infinity, and claims in earlier logs have no cycles.
 _LOGGED_OTHERWISE: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | Missing | None},
@@ -92,12 +93,12 @@ def _logged_type(kind: Any) -> Any:
 
 
 def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:
-    """Declare a record. A field whose type includes Missing may be missing."""
+    """Declare the struct of a record. A field whose type includes Missing may be missing from a log."""
     given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
     return defstruct(name, given, kw_only=True, module=__name__)
 
 
-#: Each kind of run has some of them.
+#: The options of all kinds of runs. Which of them a plan has depends on its kind: see OPTIONS.
 PlanOptions = _declare(
     "PlanOptions",
     {name: _logged_type(each) | Missing for kind in OPTIONS.values() for name, each in _types(kind).items()},
@@ -107,7 +108,7 @@ PlanOptions = _declare(
 #: The fields of a plan, without its kind.
 _PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches")}
 _PLAN |= {_KIND: str, "options": PlanOptions, "clock": str | Missing}
-#: A search that comes first in a run; no search comes before it.
+#: The plan of a search that a run begins with. It has no searches of its own.
 SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord]})  # type: ignore[valid-type]
 
@@ -132,7 +133,7 @@ class Header(Struct, kw_only=True):
 
 
 def traits_record(backend: Backend) -> dict[str, Any]:
-    """The traits of an opened device as JSON values; empty if they are its adapter's own."""
+    """Convert the traits of an opened device to JSON values; empty if they are constants of its adapter."""
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
         return {}
@@ -144,7 +145,7 @@ def traits_record(backend: Backend) -> dict[str, Any]:
 
 
 def apply_traits(backend: Backend, record: Mapping[str, Any]) -> None:
-    """Give an opened device the traits of a log, if the log has any."""
+    """Set the traits of an opened device to those in a log, if the log has any."""
     if record:
         backend.burst_traits = replace(backend.burst_traits, **record["burst"])
         backend.sustained_traits = replace(backend.sustained_traits, **record["sustained"])
@@ -159,7 +160,7 @@ def header_of(
     findings: Sequence[str] = (),
     notes: str = "",
 ) -> dict[str, Any]:
-    """``plan``: from mamf.logs.recording. ``findings``: the doctor's, one line each."""
+    """Make the header of a log. ``plan``: from ``plan_record``. ``findings``: what the doctor found, one line each."""
     sensors = backend.telemetry
     return {
         "tool": tool_version(),
@@ -180,7 +181,7 @@ def header_of(
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended: its status, why it ended early, after how many seconds, and how many steps are left."""
+    """How a run ended. ``reason``: why it ended early, if it did. ``left``: the number of steps not measured."""
 
     status: str
     reason: str = ""
@@ -188,7 +189,7 @@ class End:
     left: int = 0
 
     def summary(self, measured: int) -> dict[str, Any]:
-        """What the last record of every log says. ``measured``: rows with a figure."""
+        """Return what the last record of every log has. ``measured``: the number of rows with a figure."""
         return {
             "status": self.status,
             "reason": self.reason,
@@ -199,35 +200,35 @@ class End:
 
 
 class Record(NamedTuple):
-    """A record of a log that is not a measurement."""
+    """A record that is not a measurement: its name and its fields."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
 def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
-    """A field of the summary: the timer's overhead estimated again after the last row; empty if no row used it."""
+    """Estimate the timer's overhead again after the last row, as a field of the summary; empty if no row used it."""
     if not any(row.timer_overhead for row in rows):
         return {}
     try:
         after = backend.timer_overhead()
-    except Exception:  # a device that failed has ended the run already, with a reason
+    except Exception:  # the device failed, which has already ended the run with a reason
         return {}
     return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
 
 
 def sharing_after(backend: Backend) -> dict[str, Any]:
-    """A field of the summary: the ways in which the card is shared after the run and was not before; empty if none."""
+    """Return how the card is shared now and was not before the run, as a field of the summary; empty if unchanged."""
     try:
         now = backend.sharing()
-    except Exception:  # a device that failed has ended the run already, with a reason
+    except Exception:  # the device failed, which has already ended the run with a reason
         return {}
     new = [way for way in now if way not in shared_ways(backend.info.name)]
     return {"shared_after": new} if new else {}
 
 
 def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
-    """A warning if the overhead after the run is not the one subtracted in it, else an empty text."""
+    """Return a warning if the timer's overhead after the run differs from the one subtracted, else an empty string."""
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
     if after is None or not timed or abs(after - timed[-1].timer_overhead) <= LARGEST_SHIFT_SECONDS:
@@ -235,13 +236,13 @@ def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     before = timed[-1].timer_overhead
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
-        f"the timer's overhead moved from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
+        f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
         f"the shortest launches may be off by {share:.1%}; measure them again"
     )
 
 
 def host_seconds(backend: Backend) -> float:
-    """Backend time for a summary; 0 if the clock fails, which has already ended the run with a reason."""
+    """Return the backend's time for a summary; 0 if its clock fails, which has already ended the run with a reason."""
     try:
         return backend.now()
     except Exception:
@@ -249,7 +250,7 @@ def host_seconds(backend: Backend) -> float:
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values, with shapes as their operation prints them."""
+    """Convert a plan to JSON values. Shapes become the text that their operation prints."""
     of = operation_called(plan.operation)
     record = {name: _written(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
     options = _written(plan.options, of) or {}
@@ -275,7 +276,7 @@ def _written(value: Any, of: AnyOperation) -> Any:
 
 
 def plan_from_record(record: Mapping[str, Any]) -> Plan:
-    """The plan in the header of a log. Raises KeyError, TypeError or ValueError for a record that is not one."""
+    """Convert JSON values to a plan. Raises KeyError, TypeError or ValueError if they are not one."""
     of = operation_called(record["operation"])
     given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
     options = record["options"] and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
@@ -283,7 +284,7 @@ def plan_from_record(record: Mapping[str, Any]) -> Plan:
 
 
 def _read(value: Any, kind: Any, of: AnyOperation) -> Any:
-    """A JSON value as a value of this type."""
+    """Convert a JSON value to a value of type ``kind``."""
     if kind == Shape:
         return value if isinstance(of, Unknown) else of.parse_shape(value)
     if kind == Problem:

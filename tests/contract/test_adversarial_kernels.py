@@ -11,7 +11,7 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.engine.regimes.base import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm

@@ -17,8 +17,7 @@ from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import PluginError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
-from mamf.operations.decode.operation import Decode
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
 from mamf.operations.decode.torch_decode import BoundKernel
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract

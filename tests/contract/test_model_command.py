@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mamf.logs.run_log import read_run_log
-from mamf.operations.model.shapes import ModelShape
+from mamf.operations.model.operation import ModelShape
 from mamf.plugins.discovery import open_backend
 
 ON_CPU = ["model", "--backend", "cpu"]

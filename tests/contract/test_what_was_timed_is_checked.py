@@ -8,7 +8,7 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMm

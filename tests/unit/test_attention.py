@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_plans import kernels_plan, setup_of
+from refusals import assert_refused
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_ceiling
@@ -18,8 +19,7 @@ from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import PRESETS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import backend_class
 from mamf.statistics import Interval
@@ -164,11 +164,7 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     ],
 )
 def test_bad_input_is_one_line(attention, arguments, said):
-    code, out, err = attention(*arguments, "--backend", "mamf.testing:SimulatedBackend")
-    assert code == 2
-    assert out == ""
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
+    assert_refused(attention(*arguments, "--backend", "mamf.testing:SimulatedBackend"), said)
 
 
 def shapes_of(*asked):

@@ -10,7 +10,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import operation
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 

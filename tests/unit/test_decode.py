@@ -7,8 +7,7 @@ import pytest
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.decode.operation import Decode
-from mamf.operations.decode.shapes import PRESETS, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.operation import PRESETS, Decode, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
 from mamf.testing import SimulatedBackend
 from mamf.testing.simulated_kernels import Simulated
 

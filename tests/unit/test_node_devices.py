@@ -24,8 +24,7 @@ from mamf.node.logs import (
     read_node,
     read_nodes,
 )
-from mamf.node.report import node_chart
-from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, Device, judge
+from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, Device, judge, node_chart
 from mamf.operations import unknown
 from mamf.testing import Physics
 

@@ -73,25 +73,6 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
     assert all(row["layer"] for row in shown["measurements"])
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--preset", "moe"], "--operation grouped"),
-        (["--preset", "decode", "--n", "64"], "--preset decode cannot be combined with --n"),
-        (["--product", "grad-input"], "--preset"),
-        (
-            ["--operation", "grouped", "--preset", "moe", "--shapes", "e1t1n1k1"],
-            "--preset cannot be combined with --shapes",
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_in_a_line(run, given, told):
-    code, _, err = run("sweep", *given, "--dry-run")
-    assert code == 2
-    assert told in err
-    assert len(err.splitlines()) == 1
-
-
 class _AtFullSpeed:
     """Products at four fifths of the speed that a simulated device has at the clock that it requests."""
 

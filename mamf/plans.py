@@ -125,7 +125,7 @@ class Claim:
     - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed figure is its rounding.
     - ``error``: how much the figure differs between runs; None: unknown.
     - ``clock_hz``: the clock that was read during the measurement.
-    - ``cycles_used``: for a figure of another card, the share of cycles (mamf.cycles), which is compared in its place.
+    - ``cycles_used``: for a figure of another card, the share of cycles (mamf.plausibility), which is compared instead.
 
     Raises UsageError for an unknown regime or an invalid interval.
     """

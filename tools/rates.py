@@ -71,7 +71,7 @@ from mamf.node.verdict import (
     NodeVerdict,
     judge,
 )
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import counts

@@ -38,8 +38,8 @@ from mamf.kinds.driver import Run
 from mamf.logs.found import cache_ceiling
 from mamf.measurement import Measurement
 from mamf.operation import Operation, Parameter, Request, fields_of, plan_of, sizes_of
-from mamf.operations.attention.shapes import AttentionShape
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.attention.operation import AttentionShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape

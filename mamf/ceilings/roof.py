@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, ceiling_of
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"

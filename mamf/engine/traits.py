@@ -19,7 +19,7 @@ from mamf.backend import MIB, Advice, Backend
 from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.machine.environment import no_garbage_collection
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape

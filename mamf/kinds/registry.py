@@ -41,7 +41,7 @@ def chart_of(
     """The chart of a log. ``regime`` None: the first regime of an attention log, else all. ``directions`` None: all.
     Raises UsageError if the log does not have what was requested.
     """
-    from mamf.operations.attention.shapes import DIRECTIONS
+    from mamf.operations.attention.operation import DIRECTIONS
 
     for name in directions or ():
         require_known(("direction", name, DIRECTIONS))

@@ -17,7 +17,7 @@ from mamf.kinds.driver import Run
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
 from mamf.operation import plan_of
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan

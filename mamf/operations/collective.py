@@ -12,7 +12,7 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DeclaredProblem, Operation, describe
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)

@@ -16,7 +16,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import Sizes, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
 from mamf.operation import DeclaredProblem, Operation, describe
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.selection import kernel_for

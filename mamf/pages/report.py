@@ -19,14 +19,22 @@ from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
-from mamf.node.report import node_chart, node_document
-from mamf.node.verdict import judge
+from mamf.node.verdict import judge, node_chart, node_document
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
-from mamf.profiling.log import rank_log, rank_logs, read_profile_or_none, read_rank_logs
+from mamf.profiling.log import (
+    conclusion,
+    device_of,
+    milliseconds,
+    profile_document,
+    rank_log,
+    rank_logs,
+    ranks_document,
+    read_profile_or_none,
+    read_rank_logs,
+)
 from mamf.profiling.profile import Profile
-from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document, ranks_document
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.overlap import OTHER, PRODUCTS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.logs import failures, machine

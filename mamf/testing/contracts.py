@@ -17,7 +17,7 @@ from mamf.kernel import AnyKernel
 from mamf.logs.records import measurement_from_record, measurement_record
 from mamf.measurement import Measurement
 from mamf.operation import Operation
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
 from mamf.plugins.contracts import check_attribute, guard_method
 

@@ -16,8 +16,7 @@ from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.attention_reference import find_key_sum_error, relevant_share
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
 from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, kernel_of, open_backend

@@ -20,8 +20,7 @@ from mamf.kernel import Kernel, Verdict, Work
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
 from mamf.operations import unknown
-from mamf.operations.bandwidth.operation import Bandwidth
-from mamf.operations.bandwidth.shapes import BandwidthProblem
+from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem
 from mamf.plugins import discovery
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated_kernels import SimulatedBandwidth

@@ -17,7 +17,7 @@ from mamf.engine.regimes.base import Checked
 from mamf.engine.runner import Runner, Step, isolation_of
 from mamf.kernel import Verdict
 from mamf.operations import isolated
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.isolated import Channel, ChannelError
 from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm

@@ -14,7 +14,7 @@ from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.operation import ModelProblem, ModelShape
 from mamf.operations.model.torch_model import TorchModel, get_known_answers
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.testing.contracts import AnyKernelContract

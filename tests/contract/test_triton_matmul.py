@@ -100,8 +100,20 @@ def test_combinations_are_refused_in_a_line(device, problem, reason):
 def test_it_says_how_8_bit_floats_are_summed(fast, told):
     problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
     ran = {"configuration": "128x128x128/4w3s"}
-    assert kernel("triton[128x128x128/4w3s]").details(problem) == {**ran, **told}
-    assert kernel("triton[128x128x128/4w3s]").details(INT8) == ran
+    assert kernel("triton[128x128x128/4w3s]").details(problem, SHAPE) == {**ran, **told}
+    assert kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
+
+
+@pytest.mark.parametrize("schedule", ["", "/persistent"])
+@pytest.mark.parametrize(
+    ("shape", "ran"),
+    [((1024, 512, 64), "32 programs on at most 32 of 132 units"), ((2048, 2048, 64), None)],
+)
+def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
+    text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
+    assert device.info.compute_units == 132
+    configured = kernel(text).configured(device, MatmulProblem(), shape)
+    assert configured.details(MatmulProblem(), shape).get("ran") == ran
 
 
 @needs_triton
@@ -121,24 +133,6 @@ class Recorded:
 
     def __getitem__(self, grid):
         return lambda *arguments, **options: self.launches.append((grid, arguments, options))
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("text", "programs"), [("64x64x32/4w2s", 8), ("64x64x32/4w2s/persistent", 6), ("64x64x32/8w2s/persistent", 3)]
-)
-def test_persistent_programs_are_as_many_as_run_at_once(monkeypatch, text, programs):
-    recorded = Recorded()
-    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_by_pointers", recorded)
-    bound = TritonMatmul(text, compute_units=3)
-    a, b, c = torch.zeros(128, 64).half(), torch.zeros(64, 256).half(), torch.zeros(128, 256).half()
-    launch, _ = bound.bind(MatmulProblem("float16", "float16"), a, b, c)
-    launch()
-    ((grid, arguments, options),) = recorded.launches
-    assert grid == (programs,)
-    assert arguments[3:] == (128, 256, 64, 64, 1, 256, 1)
-    assert options["WHOLE_K"] is True
-    assert options["num_warps"] == int(text.split("/")[1][0])
 
 
 @needs_triton

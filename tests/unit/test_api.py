@@ -33,7 +33,7 @@ def test_a_call_that_is_broken_off_leaves_a_log_that_says_so(backend, tmp_path):
 
 def test_a_call_whose_rows_nobody_asks_for_lets_go_of_its_log(backend, tmp_path):
     rows = sweep_of(backend, log=tmp_path / "run.jsonl")
-    with pytest.raises(UsageError, match="is being written"):
+    with pytest.raises(UsageError, match="is writing"):
         RunLogWriter.resume(tmp_path / "run.jsonl")
     rows.close()
     log, writer = RunLogWriter.resume(tmp_path / "run.jsonl")

@@ -12,7 +12,7 @@ from mamf.contribution.collection import SHARES, ResultRate, read_collection, se
 from mamf.contribution.review import folder_name
 from mamf.contribution.tables import results_pages
 from mamf.logs.legacy import write_legacy_log
-from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.operation import AttentionProblem
 
 # -- submitting --------------------------------------------------------------------------------------------------------
 

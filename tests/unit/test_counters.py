@@ -7,7 +7,7 @@ import pytest
 
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.counts import (
+from mamf.profiling.counters.ncu import (
     CYCLES,
     DRAM_READ,
     L2_HIT,

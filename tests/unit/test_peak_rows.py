@@ -10,7 +10,7 @@ import pytest
 from mamf import peaks
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
 from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak, named_devices
 from mamf.plugins.discovery import operation
 

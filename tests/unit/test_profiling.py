@@ -280,7 +280,7 @@ def test_a_log_gives_back_what_was_written(tmp_path, profile):
     path = tmp_path / "step.jsonl"
     write_profile(path, "mamf profile train.py", "train.py", profile)
     assert read_profile_or_none(path) == ("train.py", profile)
-    with pytest.raises(RunLogError, match="a profile of a script; only 'mamf show' and 'mamf report' read it"):
+    with pytest.raises(RunLogError, match="a profile of a script: only 'mamf show' and 'mamf report' read it"):
         read_run_log(path)
 
 

@@ -12,8 +12,8 @@ from mamf.errors import UsageError
 from mamf.integrations.meter import ceiling_flops
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Rate, find_rate, label_dtype
-from mamf.operations.attention.shapes import AttentionProblem
-from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.attention.operation import AttentionProblem
+from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 
 PLAIN = ceiling(1000.0, problem=MatmulProblem("int8", "int32"))

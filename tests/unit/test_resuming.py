@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from refusals import assert_refused
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main
@@ -110,14 +111,6 @@ def resume(run, logs, tmp_path, monkeypatch):
         return found
 
     return resumed
-
-
-def assert_refused(found, *told):
-    code, out, err = found
-    assert (code, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1
-    for text in told:
-        assert text in err
 
 
 @pytest.mark.parametrize(("command", "changes"), [(command, each) for command, all in SAME.items() for each in all])

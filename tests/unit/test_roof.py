@@ -11,9 +11,8 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, level_of, make_roof_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.bandwidth.operation import Bandwidth
-from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw
 from mamf.report.roofline import points_of, roofline_chart, tracelens_arch

@@ -128,7 +128,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
     for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
         code, out, err = run(*command)
-        assert (code, out, "log.jsonl is a verification, which has no rates" in err) == (2, "", True)
+        assert (code, out, "log.jsonl is a verification and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")
     assert (code, out.count("error: "), "a log of 'mamf verify': results/ does not collect it" in out) == (1, 1, True)
 

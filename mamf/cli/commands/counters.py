@@ -74,8 +74,7 @@ class CountersSession(Session):
     """Measures kernels in burst, then reads the counters of each."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
-        from mamf.profiling.counters.counts import counted_in
-        from mamf.profiling.counters.ncu import Ncu
+        from mamf.profiling.counters.ncu import Ncu, counted_in
 
         super().__init__(request, options, *opened)
         if reason := self.backend.without_counters():

@@ -111,8 +111,7 @@ def _print_verdict(
     options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
 ) -> int:
     from mamf.node.logs import contributed_baseline
-    from mamf.node.report import node_document
-    from mamf.node.verdict import judge
+    from mamf.node.verdict import judge, node_document
     from mamf.report.formats import TABLE_ALONE
 
     verdict = judge(devices, baseline or contributed_baseline(devices), must_fit=baseline is not None)

@@ -206,8 +206,7 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
 
 def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
     """Write the log, and print the report on the first rank. ``name``: the script's file name."""
-    from mamf.profiling.log import write_profile
-    from mamf.profiling.report import profile_document
+    from mamf.profiling.log import profile_document, write_profile
     from mamf.profiling.running import rank
 
     if options.output:

@@ -154,8 +154,7 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
     """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
     that do not fit in the last-level cache, and the cache, with arrays that do.
     """
-    from mamf.operations.bandwidth.operation import power_of_two
-    from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
+    from mamf.operations.bandwidth.operation import UNTOLD_CACHE_BYTES, BandwidthShape, power_of_two
     from mamf.operations.matmul.operation import problem_for
 
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import Library, LibraryAttention, output_of, to_window_size
 
 _ARCHITECTURES = ("gfx942", "gfx950")

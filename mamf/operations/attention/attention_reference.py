@@ -24,7 +24,7 @@ import torch
 
 from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN
-from mamf.operations.attention.shapes import AttentionShape
+from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import float32_precision, fresh_integers, one_thread, verify_beside_special
 
 _ROWS = 1024

@@ -12,7 +12,7 @@ import torch
 from mamf.backend import Backend
 from mamf.errors import UnsupportedError
 from mamf.machine.environment import package_version
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     AbsentError,
     Capability,

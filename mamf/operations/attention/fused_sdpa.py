@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import LibraryAttention, output_of
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.machine.environment import package_version
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, output_of
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.attention.attention_reference import relevant_share
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, output_of
 
 _SHORTEST = 128
@@ -104,8 +104,8 @@ class _TopK(_Sparge):
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         share = relevant_share(problem.sparsity, shape.seqlen_k)
-        # The library truncates the share times the number of blocks to an integer. A quarter of a block more keeps
-        # rounding errors from losing a block.
+        # The library truncates share * blocks to an integer. Add a quarter of a block, so that no rounding error loses
+        # a block.
         return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}
 
 

@@ -30,7 +30,7 @@ from mamf.operations.attention.attention_reference import (
     find_key_sum_error,
     verify_special_attention,
 )
-from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Signs,

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.attention_reference import row_blocks
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.operations.operand_sets import split_sets, take_buffers

@@ -19,7 +19,7 @@ import torch
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.operations.attention.attention_reference import relative_error, to_float64, worst_relative_row
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, DrawnSequences
+from mamf.operations.decode.operation import DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import one_thread
 
 # Score elements that are computed at once, and the most key elements of one head that are copied to the host.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.decode.decode_reference import Operands, Tables
-from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import SAME, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 

@@ -18,7 +18,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.torch_attention import Library, get_tolerance
 from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
-from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Signs,
@@ -86,7 +86,7 @@ class TorchDecode(DecodeKernel):
                 f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
             ),
             (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: --lengths equal"),
-            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries everywhere"),
+            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries per sequence"),
             (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
             (not shape.is_latent and not self.has_heads, "needs a latent: --latent --kv-heads 1 --head-dims 576/512"),

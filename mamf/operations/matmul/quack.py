@@ -96,7 +96,7 @@ class Quack(TorchMatmul):
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
         return functools.partial(_launch, product, a, b, c, config), 1.0
 
-    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         return {"configuration": self._configuration}
 
     @property

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.operation import ModelProblem, ModelShape
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0

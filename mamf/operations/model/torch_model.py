@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, fill
-from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape, Phase
+from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
 from mamf.operations.unknown import operation_called
 from mamf.plugins.discovery import kernel_of

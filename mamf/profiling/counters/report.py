@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
-from mamf.profiling.counters.counts import (
+from mamf.profiling.counters.ncu import (
     BLOCKS,
     INSTRUCTIONS,
     L1_HIT,

@@ -14,9 +14,8 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, ceiling_of
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
-from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
-from mamf.operations.model.operation import Model
-from mamf.operations.model.shapes import PHASES, ModelProblem
+from mamf.operations.attention.operation import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
+from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel

@@ -21,6 +21,7 @@ from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.verdict import judge, node_chart, node_document
 from mamf.operations.unknown import is_of_products, operation_called
+from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import (
@@ -55,29 +56,35 @@ from mamf.report.document import (
     text_table,
 )
 from mamf.report.imported import beside_chart, beside_document, finder_document, shown_log, shown_run
+from mamf.report.overlap import kept_ranges
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
 
 #: At most so many figures in large type, and rows of a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
-#: If a log has more tables, they open on a click.
-_MAX_OPEN_TABLES = 8
+#: If a log has more tables or panels of pictures, they open on a click.
+_MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
 #: Headline figures are of these operands; others show what data cost.
 NORMAL = "normal"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A headline figure with its interval and notes. ``unit``: of ``point``."""
+    """A headline figure with its interval and notes. ``unit``: of ``point``. ``share``: the same as a share of a
+    ceiling, which is shown in its place.
+    """
 
     label: str
     unit: str
     point: RangePoint
     notes: Sequence[str] = ()
+    share: Fact | None = None
 
     @property
     def fact(self) -> Fact:
+        if self.share:
+            return self.share
         unit, factor = scaled_unit(self.unit, [self.point.value])
         notes = [note for note in self.notes if note]
         return Fact(self.label, significant(self.point.value * factor), unit, notes)
@@ -112,10 +119,11 @@ class Source:
             for block in self.document.visible_blocks
         ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
+        panels = sum(panel is not None for picture in self.pictures for row in picture.drawn_rows() for panel in row)
         return [
-            Section("Pictures", self.pictures),
+            Section("Pictures", self.pictures, is_open=panels <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
-            Section("Conditions", self.conditions),
+            Section("Conditions", self.conditions, is_open=is_short and panels <= _MAX_OPEN_PANELS),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
 
@@ -201,19 +209,37 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
 
 
 def _facts_of_several(sources: Sequence[Source]) -> Iterator[Fact]:
-    """Yield what each log answers: shares of a ceiling if it has any, else its figures."""
-    for source in sources:
+    """Yield what each log answers, with the name of its device, or of the log, where that tells them apart."""
+    titles = [source.title for source in sources]
+    names = [title.partition(": ")[0] for title in titles]
+    if len(set(names)) < len(names):
+        names = _short_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
+    for source, name in zip(sources, names, strict=True):
         facts = source.facts or [figure.fact for figure in source.figures]
-        yield from facts[: max(1, _MAX_FACTS // len(sources))]
+        for fact in facts[: max(1, _MAX_FACTS // len(sources))]:
+            yield replace(fact, label=f"{name}: {fact.label}") if name else fact
+
+
+def _short_names(sources: Sequence[Source]) -> list[str]:
+    """Return the names of the logs without the words that all begin with, so that they differ where they are cut."""
+    names = [Path(source.name).stem.split("-") for source in sources]
+    while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
+        names = [name[1:] for name in names]
+    return ["-".join(name) for name in names]
 
 
 def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     """Draw the headline figures of all logs that have the unit of the first."""
-    figures = [(source.name, figure) for source in sources for figure in source.figures]
+    names = zip(sources, _short_names(sources), strict=True)
+    figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
         return []
-    unit = figures[0][1].unit
-    rows = [RangeRow(figure.label, name, (figure.point,)) for name, figure in figures if figure.unit == unit]
+    unit = figures[0][2].unit
+    rows = [
+        RangeRow(figure.label, name, (figure.point,), style_name=log)
+        for name, log, figure in figures
+        if figure.unit == unit
+    ]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
     subtitle = intervals if any(has_interval) else ""
@@ -232,7 +258,7 @@ def _compared(sources: Sequence[Source]) -> Sequence[Block]:
     try:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
-        reason = str(error).partition("; use --")[0]
+        reason = str(error).partition("; --")[0]
         for log in logs:  # a page is passed on: it names no folder of this machine
             reason = reason.replace(str(log.path), log.path.name)
         return [Lines([f"not compared: {reason}"])]
@@ -331,11 +357,13 @@ def source_of_log(log: RunLog) -> Source:
         ],
         document,
         [] if log.counter_records else list(_pictures(log)),
-        list(_figures(log)),
+        [] if log.plan.kind == OVERLAP else list(_figures(log)),
         conditions_of(header),
         header["command"],
         log,
-        list(_share_facts(log)),
+        [Fact(f"{name} keeps of its rate alone", kept, "%") for name, kept in kept_ranges(log.measurements).items()]
+        if log.plan.kind == OVERLAP
+        else [],
     )
 
 
@@ -363,21 +391,10 @@ def _figures(log: RunLog) -> Iterable[Figure]:
 def _best_rows(log: RunLog) -> list[Measurement]:
     """Return the best row of each problem and regime."""
     best: dict[tuple[Any, str], Measurement] = {}
-    rows = ranked(log.measurements)
+    rows = ranked(row for row in log.measurements if row.operation == log.plan.operation)
     for row in [row for row in rows if _is_normal(row.problem)] or rows:
         best.setdefault((row.problem, row.regime), row)
     return list(best.values())[:_MAX_FACTS]
-
-
-def _share_facts(log: RunLog) -> Iterator[Fact]:
-    """Yield the best rows of a log as shares of the ceilings in it."""
-    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    for row in _best_rows(log) if operation_called(log.plan.operation).has_shares else ():
-        share = shares.mamfu(row)
-        if share is not None and share <= MAX_SHARE:
-            label = f"MAMFU of the best {log.plan.operation}, {described_title(row.regime, row.problem)}"
-            notes = [rate_text(row.best_rate, row.work.unit), f"at {row.shape} by {row.kernel}"]
-            yield Fact(label, percent(share), "%", notes)
 
 
 def _is_normal(problem: Any) -> bool:
@@ -411,7 +428,22 @@ def _of_row(row: Measurement, shares: Shares) -> Figure:
         f"at {row.shape} by {row.kernel}",
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    return Figure(f"best {described_title(row.regime, row.problem)}", row.work.unit, point, notes)
+    title = described_title(row.regime, row.problem)
+    return Figure(f"best {title}", row.work.unit, point, notes, _share_fact(row, shares, title, notes))
+
+
+def _share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
+    """Show a row as a share of its ceiling, if its operation is reported so and the ceiling is plausible."""
+    share = shares.mamfu(row) if operation_called(row.operation).has_shares else None
+    if share is None or share > MAX_SHARE:
+        return None
+    rest = [note for note in notes if note and note != shares.mamfu_text(row)]
+    return Fact(
+        f"MAMFU of the best {row.operation}, {title}",
+        percent(share),
+        "%",
+        [rate_text(row.best_rate, row.work.unit), *rest],
+    )
 
 
 def conditions_of(header: Mapping[str, Any]) -> list[Block]:

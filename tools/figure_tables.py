@@ -11,13 +11,16 @@ import functools
 import io
 import os
 import re
+import shlex
 import statistics
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
 import mamf
 from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
+from mamf.cli import call
 from mamf.cli import main as mamf_command
 from mamf.errors import MamfError
 from mamf.logs.compare import roofs_of_logs
@@ -41,6 +44,7 @@ _HEADS = {
     "page_size": "pages of",
 }
 _FENCE = "```"
+SIMULATED = "mamf.testing:SimulatedBackend"
 
 
 class FigureError(Exception):
@@ -378,6 +382,24 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
     return shown if "markdown" in words else f"{_FENCE}\n{shown}{_FENCE}\n"
 
 
+def simulated_table(words: Sequence[str]) -> str:
+    """What a command prints with the simulated device, on a terminal of 80 columns, from the first blank line on: what
+    is above it names the torch of this machine.
+    """
+    if SIMULATED not in words:
+        raise FigureError(f"the command does not measure on {SIMULATED}")
+    text = _Terminal()
+    with (
+        mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        call([*words, "--output", f"{folder}/run.jsonl"])
+    report = text.getvalue().partition("\n\n")[2].partition("\nlog: ")[0]
+    return f"{_FENCE}\n{report}\n{_FENCE}\n"
+
+
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "matrix": matrix_table,
     "winners": winners_table,
@@ -386,12 +408,13 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
     "terminal": terminal_table,
+    "simulated": simulated_table,
 }
 
 
 def table(what: str) -> str:
     """The table that the words of a marker name."""
-    name, *words = what.split()
+    name, *words = shlex.split(what)
     if name not in TABLES:
         raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
     try:

@@ -201,7 +201,7 @@ def test_bad_input_is_told_in_a_line(run, given, told):
     ("damage", "told"),
     [
         ({"cycles": ["many"]}, "field cycles[0]: expected `float`, got `str`"),
-        ({"cycles": [0]}, "cycles of a launch that are not a positive number"),
+        ({"cycles": [0]}, "the cycles of a launch must be above 0"),
         ({"kernels": [{"name": "x"}]}, "field kernels[0]: missing field `grid`"),
     ],
 )

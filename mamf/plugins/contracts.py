@@ -68,10 +68,6 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def _is_plain(values: Mapping[str, object]) -> bool:
-    return all(not describe_misfit(each, str | bool | int | float | None) for each in values.values())
-
-
 def _each(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
     return dict.fromkeys(names.split(), (description, is_met))
 
@@ -88,7 +84,11 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
     **_each("train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0),
     **_each("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
     **_each("default_shapes", "a list of at least one shape", len),
-    **_each("columns", "text and finite numbers by name", _is_plain),
+    **_each(
+        "columns",
+        "text and finite numbers by name",
+        lambda values: all(not describe_misfit(each, str | bool | int | float | None) for each in values.values()),
+    ),
     **_each("shape_record problem_record", "a dictionary that JSON can hold", _is_json),
 }
 

@@ -30,7 +30,7 @@ from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
 from mamf.operations.matmul.selection import kernel
 from mamf.plans import NODE_BUDGET_SECONDS
-from mamf.plugins.discovery import first_backend, open_backend
+from mamf.plugins.discovery import first_backend_name, open_backend
 
 #: The parent's answers to a child that waits: measure together with the others, or end.
 _GO, _END = "go", "end"
@@ -46,7 +46,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     """
     for name in options.kernel or ():
         kernel(name)
-    options.backend = options.backend or first_backend()
+    options.backend = options.backend or first_backend_name()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (own := find_rank_place(os.environ)) is not None:
         if options.overlap:

@@ -1,4 +1,4 @@
-"""Checks of the machine, each with its effect and the command that fixes it. Changes nothing."""
+"""Checks the machine's settings. Each finding has its cost and the command that fixes it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
 def diagnose(backend: Backend) -> list[Advice]:
-    """Run all checks of the backend, and for an accelerator also of the host."""
+    """Run the backend's checks, and for an accelerator also check whether the host is busy."""
     found = backend.advice()
     if backend.is_accelerator:
-        found.append(_host_load())
+        found.append(_check_host_load())
     return found
 
 
-def warnings(findings: list[Advice]) -> list[Advice]:
+def select_warnings(findings: list[Advice]) -> list[Advice]:
     return [finding for finding in findings if finding.verdict == "warning"]
 
 
-def _host_load() -> Advice:
-    import psutil  # lookups work without it
+def _check_host_load() -> Advice:
+    import psutil  # imported here because commands that measure nothing work without it
 
     busy = psutil.cpu_percent(interval=0.1)
     if busy < _BUSY_HOST_PERCENT:
         return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")
-    cost = "launches may come late, so small shapes scatter"
-    return Advice("host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # see what runs")
+    cost = "launches may be late, so the figures of small shapes are noisy"
+    return Advice(
+        "host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # shows what runs"
+    )
 
 
 def format_finding(finding: Advice) -> str:
-    """One finding in one line: verdict, check and finding; for a warning also its cost and fix."""
+    """Format a finding as one line: verdict, check and finding, and for a warning also its cost and fix."""
     line = f"{_MARKS[finding.verdict]} {finding.check}: {finding.finding}"
     if finding.cost and finding.verdict == "warning":
         line += f"; {finding.cost}"

@@ -1,4 +1,4 @@
-"""Describes machine and software for a log."""
+"""Describes the software and the operating system for a log."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-# Variables that torch reads on every device; each backend adds its vendor's.
+# Environment variables that torch reads for every device. Each backend adds those of its vendor.
 _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
-    """The software and operating system of this process, as JSON values."""
+    """Describe the software and operating system of this process as JSON values.
+
+    ``backend_variables``: names of further environment variables to record.
+    """
     names = [*_ENVIRONMENT_VARIABLES, *backend_variables]
     return {
         "python": platform.python_version(),
@@ -30,7 +33,7 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
 
 @functools.cache
 def version_in_use(name: str) -> str | None:
-    """The version of a package in this process. Cached: an upgrade during the run does not affect the process."""
+    """Return the version of a package in this process. Cached, because an upgrade does not affect a running process."""
     return package_version(name)
 
 
@@ -42,12 +45,12 @@ def package_version(name: str) -> str | None:
 
 
 def tool_version() -> dict[str, str | None]:
-    """mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
-    return {"name": "mamf", "version": version_in_use("mamf"), "commit": _commit()}
+    """Return mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
+    return {"name": "mamf", "version": version_in_use("mamf"), "commit": _read_commit()}
 
 
 @functools.cache  # a later commit does not affect this process
-def _commit() -> str | None:
+def _read_commit() -> str | None:
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():
         return None
@@ -63,6 +66,6 @@ def _commit() -> str | None:
         return None
 
 
-def command_line() -> str:
-    """The command line, quoted for a shell, without the path of the program."""
+def quote_command_line() -> str:
+    """Return the command line, quoted for a shell, without the path of the program."""
     return shlex.join(["mamf", *sys.argv[1:]])

@@ -1,6 +1,6 @@
-"""Selects the kernels to measure: those requested by name, or all registered kernels that work on a device.
+"""Selects the kernels to measure: those requested by name, or all registered kernels that are available on a device.
 
-A broken kernel is skipped with a warning, unless it was requested by name, which is an error.
+A broken kernel raises an error if it was requested by name. Otherwise it is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mamf.plugins.discovery import (
     entry_points,
     find_registered,
     is_path,
-    kernel_class,
-    kernel_names,
-    kernel_of,
+    load_kernel_class,
+    make_kernel,
     operation,
+    registered_kernel_names,
     skip_if_broken,
 )
 
@@ -32,17 +32,17 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     of: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """The named kernels of an operation, or all that are available here, each with the name that was requested.
+    """Return the named kernels of an operation, or all available ones, each with the name that was requested.
 
-    A kernel that is named in two ways appears once. Raises UnavailableError if there is none or a named kernel is not
-    available; PluginError if a named kernel is broken.
+    A kernel with two names is returned once. Raises UnavailableError if a named kernel is unavailable or none is
+    available, and PluginError if a named kernel is broken.
     """
     if names is None:
         return _find_available(of, backend)
     require_some("kernels", names, str)
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
-        each = kernel_of(of, name)
+        each = make_kernel(of, name)
         if reason := each.unavailable(backend):
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
         chosen.setdefault(each.name, (name, each))
@@ -64,18 +64,18 @@ def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKe
 
 
 def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
-    """All registered kernels that can be loaded."""
-    for name in kernel_names(of):
+    """Yield the name and kernel of all registered kernels that can be loaded."""
+    for name in registered_kernel_names(of):
         with skip_if_broken():
-            yield name, kernel_of(of, name)
+            yield name, make_kernel(of, name)
 
 
 def find_operation(name: str) -> AnyOperation:
-    """The operation of a kernel. Raises UnknownNameError for an unknown name, UsageError for a name that several
-    operations have, and PluginError if the kernel cannot be loaded.
+    """Find the operation of a kernel. Raises UnknownNameError for an unknown name, UsageError if several operations
+    have a kernel with this name, and PluginError if the kernel cannot be loaded.
     """
     if is_path(name):
-        return operation(check_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
+        return operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for of in find_registered(OPERATIONS):
@@ -85,5 +85,5 @@ def find_operation(name: str) -> AnyOperation:
     if not having:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(having) > 1:
-        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: choose one with --operation")
+        raise UsageError(f"{name} is a kernel of {' and '.join(sorted(having))}: choose one with --operation")
     return operation(having[0])

@@ -26,7 +26,7 @@ from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
-from mamf.plugins.discovery import is_loaded_by_path, kernel_of, open_backend, operation
+from mamf.plugins.discovery import is_loaded_by_path, make_kernel, open_backend, operation
 
 SHAPE = MatmulShape(96, 80, 64)
 
@@ -129,7 +129,7 @@ def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
 
 
 def by_path(kind, of="matmul"):
-    return kernel_of(operation(of), f"{__name__}:{kind.__name__}")
+    return make_kernel(operation(of), f"{__name__}:{kind.__name__}")
 
 
 @pytest.mark.parametrize("kind", [Passing, Judging])
@@ -203,7 +203,7 @@ def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, m
 
 def test_an_operation_whose_results_stay_on_the_device_says_so(process):
     of, cpu = operation("bandwidth"), open_backend("cpu")
-    kernel = kernel_of(of, "torch")
+    kernel = make_kernel(of, "torch")
     problem = of.problem_for(cpu, {"pattern": "copy"})
     row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
     assert row.remarks == ("not checked by a fresh process: results of bandwidth stay on the device",)
@@ -212,7 +212,7 @@ def test_an_operation_whose_results_stay_on_the_device_says_so(process):
 
 def test_what_is_loaded_by_path_is_known_by_its_class():
     assert is_loaded_by_path(by_path(Own))
-    assert not is_loaded_by_path(kernel_of(operation("matmul"), "torch.mm"))
+    assert not is_loaded_by_path(make_kernel(operation("matmul"), "torch.mm"))
 
 
 def test_a_cut_message_is_an_error():

@@ -58,7 +58,7 @@ def test_mamf_finders_spelling_works(sweep):
         (["--shapes", "1x2"], "write MxNxK"),
         (["--shapes", "1x2x3", "--m", "4"], "--shapes cannot be combined with --m"),
         (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
-        (["--dtype", "int8"], "multiplies no integers"),
+        (["--dtype", "int8"], "does not multiply integers"),
         (["--regime", "brust"], "did you mean burst?"),
         (["--precison", "1%"], "did you mean --precision?"),
         (["--precision", "3"], "share between 0 and 1"),

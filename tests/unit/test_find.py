@@ -576,7 +576,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(find, tmp_path):
         (["--kernel", "mamf.testing:SimulatedMatmul", "cublaslt"], "kernel cublaslt is not available on simulated"),
         (["--kernel", "torch.mm[3]"], "no algorithms to choose from"),
         (["--dtype", "bfloat61"], "did you mean 'bfloat16'"),
-        (["--dtype", "int8"], "multiplies no integers"),
+        (["--dtype", "int8"], "does not multiply integers"),
         (["--m", "4096"], "unknown option '--m'"),
         (["--bugdet", "20s"], "did you mean --budget?"),
         (["--precision", "3"], "share between 0 and 1"),

@@ -11,7 +11,7 @@ from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, Us
 from mamf.limits import require_some
 from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.operation import Matmul
-from mamf.plugins.discovery import is_path, kernel_of, skip_if_broken
+from mamf.plugins.discovery import is_path, make_kernel, skip_if_broken
 from mamf.plugins.selection import choose_kernels, registered_kernels
 
 
@@ -20,7 +20,7 @@ def kernel(name: str) -> MatmulKernel:
 
     Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
     """
-    return kernel_of(Matmul(), name)  # type: ignore[return-value]
+    return make_kernel(Matmul(), name)  # type: ignore[return-value]
 
 
 def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:

@@ -18,8 +18,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import package_version
 from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class
-from mamf.torch_backend import TorchOperandPool, hash_identifier, torch_dtype
-from mamf.torch_streams import StreamedBackend
+from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, torch_dtype
 
 Answer = TypeVar("Answer")
 _NAME = "accelerator"

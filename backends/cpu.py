@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Queue, Reading, Telemetry, Unavailable
-from mamf.regime_traits import BurstTraits, SustainedTraits
+from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

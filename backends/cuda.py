@@ -17,10 +17,9 @@ from mamf_backends._cuda_stamps import CudaStamps, open_stamps
 from mamf_backends._nvml import NvmlSensors, device_advice, index_of_smi, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
+from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.machine.environment import version_in_use
-from mamf.regime_traits import BurstTraits, SustainedTraits
-from mamf.torch_backend import hash_identifier
-from mamf.torch_streams import StreamedBackend
+from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
 _CAPABILITY_WITH_FP8 = (8, 9)
@@ -30,7 +29,7 @@ class CudaBackend(StreamedBackend):
     name = "cuda"
     runtime = "cuda"
     device_type = "cuda"
-    # The constants of mamf.regime_traits were measured on these devices.
+    # The constants of mamf.calibration were measured on these devices.
     burst_traits = BurstTraits()
     sustained_traits = SustainedTraits()
     has_graphs = True

@@ -15,8 +15,7 @@ import torch
 from mamf_backends._card_sharing import amd_processes, partition_advice, partition_of
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import hash_identifier
-from mamf.torch_streams import StreamedBackend
+from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 of one die, but not the last level, which is the Infinity Cache (ROCm/ROCm#4203).

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import hash_identifier
-from mamf.torch_streams import StreamedBackend
+from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _EXTENSION = "intel_extension_for_pytorch"
 

@@ -37,7 +37,7 @@ nitpick_ignore = [
     ("py:class", "mamf.logs.decision.Together"),
     ("py:class", "mamf.logs.entries.Entry"),
     ("py:class", "mamf.operation.Preset"),
-    ("py:class", "mamf.parameters.Parameter"),
+    ("py:class", "mamf.operation.Parameter"),
     ("py:class", "mamf.plans.StepKey"),
     ("py:class", "mamf.testing.physics.Scatter"),
 ]

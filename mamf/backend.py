@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
-from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 
 #: The backend that computes times instead of measuring them, for tests.
 SIMULATED = "simulated"

@@ -1,7 +1,7 @@
 """The contract of a kernel: one implementation of an operation.
 
 ``prepare`` compiles, tunes and lays out operands. The launches that it returns take no argument and allocate nothing,
-so a timed launch contains only the kernel. Timed results are verified: see mamf.engine.regimes.checking.
+so a timed launch contains only the kernel. Timed results are verified: see mamf.engine.regimes.base.
 """
 
 from __future__ import annotations
@@ -11,12 +11,88 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.work import Work
-from mamf.wrong_tiles import WrongCells
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one launch.
+
+    - ``flop``, ``nbytes``: FLOP, and bytes read plus written (each operand once), by the named ``convention``.
+    - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
+    - ``has_products``: whether the FLOP are those of matmul, so that the matmul ceiling limits them. Always True if the
+      rate counts FLOP.
+    """
+
+    flop: float
+    nbytes: int
+    convention: str
+    unit: str = "TFLOPS"
+    has_products: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_products", self.has_products or self.unit == "TFLOPS")
+
+    @property
+    def amount(self) -> float:
+        """The FLOP or bytes that the rate counts."""
+        return float(self.flop if self.unit == "TFLOPS" else self.nbytes)
+
+
+#: Rows and columns of a cell.
+CELL = 64
+# Cells along a side of a tile, the fewest tiles that show a period, and how many tiles are named.
+_SIDES, _MIN_FOR_PERIOD, _MAX_NAMED = (4, 2, 1), 3, 4
+
+
+@dataclass(frozen=True)
+class WrongCells:
+    """The cells of an output that have a wrong value.
+
+    - ``cells``: the number in the batch, row and column of each, from 0.
+    - ``rows``, ``columns``: the size of one matrix, in values. ``values``: the number of values in the whole output.
+    """
+
+    cells: frozenset[tuple[int, int, int]]
+    rows: int
+    columns: int
+    values: int = 0
+
+
+def describe_wrong_cells(wrong: WrongCells) -> str:
+    """Describe the wrong tiles in one line: their size, their place in the grid of tiles, and their period."""
+    down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
+    sides = sorted(product(_SIDES, _SIDES), key=lambda side: -side[0] * side[1])
+    fitting = (side for side in sides if side == (1, 1) or (side[0] <= down and side[1] <= across))
+    height, width = next(side for side in fitting if _is_made_of(wrong, *side, down, across))
+    tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
+    down, across = -(-down // height), -(-across // width)
+    numbers = {
+        "rows": sorted((b * down + row) * across + column for b, row, column in tiles),
+        "columns": sorted((b * across + column) * down + row for b, row, column in tiles),
+    }
+    period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
+    has_period = len(tiles) >= _MIN_FOR_PERIOD and period > 1
+    rule = f"; every {period}th tile by {order}, from number {numbers[order][0]}" if has_period else ""
+    named = ", ".join(f"row {row} column {column} of product {b}" for b, row, column in tiles[:_MAX_NAMED])
+    more = ", ..." if len(tiles) > _MAX_NAMED else ""
+    return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"
+
+
+def _is_made_of(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
+    """Whether wrong cells form whole tiles of ``height`` x ``width`` cells; the output has ``down`` x ``across``."""
+    tiles = {(b, row // height * height, column // width * width) for b, row, column in wrong.cells}
+    return all(
+        (b, row, column) in wrong.cells
+        for b, top, left in tiles
+        for row in range(top, min(top + height, down))
+        for column in range(left, min(left + width, across))
+    )
+
 
 DATA = ("normal", "uniform", "zeros", "integers")
 #: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo, shared_ways
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError
+from mamf.errors import UsageError, shorten
 from mamf.files import packaged_rows
-from mamf.limits import shorten
-from mamf.rate import DATASHEET, Rate
+from mamf.measurement import DATASHEET, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
 #: The file of confirmed ceilings in this package, which ``mamf results table`` writes.

@@ -1,15 +1,15 @@
-"""The plan of a run, as data: its kind, its steps and its budget."""
+"""The plan of a run, as data: its kind, its steps and its budget; and the names of the regimes."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from mamf.errors import UsageError
-from mamf.limits import (
+from mamf.errors import (
     LARGEST_SEED,
+    UsageError,
     require_known,
     require_seconds,
     require_share,
@@ -17,8 +17,29 @@ from mamf.limits import (
     require_steps,
     whole_number,
 )
-from mamf.regime_names import BURST, CEILINGS, CLASSIC, CLASSIC_WARMUP_SECONDS, NAMES, SUSTAINED, require_regime
 from mamf.statistics import FigureError, Interval
+
+BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
+#: The warm-up of mamf-finder.
+CLASSIC_WARMUP_SECONDS = 30.0
+#: Regimes that check results instead of measuring: with a rest before each launch, or back to back at the power limit.
+SPACED, LOADED = CHECKING = ("spaced", "loaded")
+NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING)
+#: The statistic that ranks rows.
+BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest", SPACED: "median", LOADED: "median"}
+#: The regimes of ceilings: burst gives MAMF, sustained gives MSMF.
+CEILINGS = (BURST, SUSTAINED)
+
+
+def asked_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
+    """The requested regimes, else ``default``, in the order of ``known`` (if empty: of ``default``)."""
+    return tuple(name for name in known or default if name in (asked or default))
+
+
+def require_regime(name: str) -> None:
+    """Raises UnknownNameError unless ``name`` is a regime."""
+    require_known(("regime", name, NAMES))
+
 
 #: Kinds of runs: rows of given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one matmul on
 #: several kinds of data; rows compared with a baseline; claims measured again; matmul at the same time as other work;
@@ -104,6 +125,7 @@ class Claim:
     - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed figure is its rounding.
     - ``error``: how much the figure differs between runs; None: unknown.
     - ``clock_hz``: the clock that was read during the measurement.
+    - ``cycles_used``: for a figure of another card, the share of cycles (mamf.plausibility), which is compared instead.
 
     Raises UsageError for an unknown regime or an invalid interval.
     """
@@ -113,6 +135,7 @@ class Claim:
     interval: Interval
     error: FigureError | None = None
     clock_hz: float | None = None
+    cycles_used: float | None = None
 
     def __post_init__(self) -> None:
         require_known(("regime", self.step[0], NAMES))

@@ -6,6 +6,7 @@ statistics (``torch.cuda``, ``torch.xpu``, ``torch.hpu``), else from ``HostTimed
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import statistics
 import zlib
@@ -16,7 +17,7 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Telemetry, Unavailable, shared_name
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry, Unavailable, shared_name
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
@@ -290,3 +291,35 @@ class AcceleratorBackend(TorchBackend):
 
     def release_memory(self) -> None:
         self.vendor().empty_cache()
+
+
+class StreamQueue(Queue):
+    """A stream as the second queue of an accelerator. ``mark``: the backend's method."""
+
+    def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
+        self._vendor, self._stream, self._mark = vendor, vendor.Stream(index), mark
+
+    def fork(self) -> None:
+        self._stream.wait_stream(self._vendor.current_stream())
+
+    def launch(self, call: Callable[[], object]) -> None:
+        with self._vendor.stream(self._stream):
+            call()
+
+    def mark(self) -> Any:
+        with self._vendor.stream(self._stream):
+            return self._mark()
+
+    def join(self) -> None:
+        self._vendor.current_stream().wait_stream(self._stream)
+
+
+class StreamedBackend(AcceleratorBackend):
+    """A device with streams."""
+
+    @functools.cached_property
+    def _stream_queue(self) -> StreamQueue:
+        return StreamQueue(self.vendor(), self.index, self.mark)
+
+    def second_queue(self) -> Queue | None:
+        return self._stream_queue if hasattr(self.vendor(), "Stream") else None

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from mamf.engine.search.search import find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.report.text import table
+from mamf.report.document import table
 
 # -- landscapes --------------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.plans import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, known_median, summarize
 
 _MIN_ROWS, _MIN_ROUNDS = 8, 6

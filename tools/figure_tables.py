@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import os
 import re
 import statistics
@@ -25,10 +24,10 @@ from mamf.logs.compare import roofs_of_logs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.model.shapes import SIZES
+from mamf.operations.model.operation import SIZES
+from mamf.report.document import DASH, markdown, significant
 from mamf.report.rows import bests
 from mamf.report.shares import Shares
-from mamf.report.text import DASH, markdown, significant
 from mamf.text import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -300,51 +299,7 @@ def repeats_table(words: Sequence[str]) -> str:
     return markdown(heads, lines, {"", "TFLOPS"})
 
 
-def pairs_table(words: Sequence[str]) -> str:
-    """Logs two by two, of the same card: how the rows that both hold repeat, by regime."""
-    paths, lines = split_words(words)[0], []
-    for one, other in zip(paths[::2], paths[1::2], strict=True):
-        first = {_key(row): row for row in rows_of(read(one), {})}
-        again = [(first[key], row) for row in rows_of(read(other), {}) if (key := _key(row)) in first]
-        for regime in dict.fromkeys(row.regime for row, _ in again):
-            pairs = [(row, repeat) for row, repeat in again if row.regime == regime]
-            ratios = [repeat.best_rate / row.best_rate for row, repeat in pairs]
-            holding = sum(row.interval.low <= repeat.seconds <= row.interval.high for row, repeat in pairs)
-            close = sum(abs(ratio - 1) <= 0.01 for ratio in ratios)
-            within = [f"{number} of {len(pairs)}" for number in (close, holding)]
-            lines.append([pairs[0][0].operation, regime, f"{statistics.geometric_mean(ratios):.4f}", *within])
-    heads = ["operation", "regime", "mean ratio", "repeats within 1 %", "within the interval"]
-    return markdown(heads, lines, {"operation", "regime"})
-
-
-def _key(row: Measurement) -> tuple[object, ...]:
-    return row.regime, row.kernel, row.shape, row.problem
-
-
 # -- runs of mamf-finder -----------------------------------------------------------------------------------------------
-
-
-def finder_table(words: Sequence[str]) -> str:
-    """A log of mamf-finder beside those of sweeps over the same shapes: the best by each figure, and the median ratio
-    to mamf-finder's figure over all shapes.
-    """
-    finder, *others = map(read_any, split_words(words)[0])
-    if not isinstance(finder, FinderRun):
-        raise FigureError("the first log is not of mamf-finder")
-    seen = {name: {row.shape: row.tflops[name] for row in finder.rows if name in row.tflops} for name in finder.best}
-    lines = []
-    for name, best in finder.best.items():
-        where = [str(best.shape or DASH), str(finder.tried or DASH)]
-        lines.append([f"mamf-finder {finder.version}", name, significant(best.tflops[name]), *where, DASH])
-    for log in others:
-        assert isinstance(log, RunLog)
-        for regime, name in itertools.product(bests(log.measurements), ("mean", "median", "fastest")):
-            rates = {str(row.shape): row.rate(name) for row in rows_of(log, {"regime": [regime]})}
-            shape = max(rates, key=rates.__getitem__)
-            ratios = [rates[each] / rate for each, rate in seen.get(name, {}).items() if each in rates]
-            ratio = f"{statistics.median(ratios):.3f}" if ratios else DASH
-            lines.append([f"mamf, {regime}", name, significant(rates[shape]), str(shape), str(len(rates)), ratio])
-    return markdown(["", "figure", "best TFLOPS", "at", "shapes", "median ratio"], lines, {"", "figure", "at"})
 
 
 def finder_repeats_table(words: Sequence[str]) -> str:
@@ -424,8 +379,6 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "winners": winners_table,
     "cards": cards_table,
     "repeats": repeats_table,
-    "pairs": pairs_table,
-    "finder": finder_table,
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
     "terminal": terminal_table,

@@ -27,8 +27,7 @@ from figure_tables import ROOT, read
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import roofs_of_logs
 from mamf.node.logs import log_path, read_nodes
-from mamf.node.report import node_chart
-from mamf.node.verdict import judge
+from mamf.node.verdict import judge, node_chart
 from mamf.report.charts.clocks import clock_chart
 from mamf.report.charts.picture import Picture, draw
 from mamf.report.roofline import points_of, roofline_chart

@@ -23,8 +23,8 @@ from typing import Any
 from mamf.contribution.known_ceilings import FIGURES, SHIPPED
 from mamf.errors import UsageError
 from mamf.files import write_whole
+from mamf.measurement import PUBLISHED, Rate
 from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, listed_peak
-from mamf.rate import PUBLISHED, Rate
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Accelerators that share rows of peaks.csv, or the name, with another device.

@@ -29,9 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import MamfError, UsageError
+from mamf.errors import MamfError, UsageError, shorten
 from mamf.files import create_whole, make_folder
-from mamf.limits import shorten
 from mamf.text import visible
 
 # GitHub lists no more files of a comparison.

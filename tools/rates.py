@@ -45,11 +45,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.calibration import find_calibration
-from mamf.cli.options import duration
+from mamf.cli.terminal import duration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
-from mamf.engine.strategies.guard import GuardStrategy
-from mamf.engine.strategies.verify import VerifyStrategy, verify_plan
+from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
 from mamf.logs.decision import SEPARATE, Design, decision_error
@@ -72,11 +71,9 @@ from mamf.node.verdict import (
     NodeVerdict,
     judge,
 )
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plans import GUARD, MATMUL, SWEEP, GuardOptions, Plan
-from mamf.regime_names import BEST_BY, BURST, SUSTAINED
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
+from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import counts
 from mamf.statistics import Interval, Summary, figure_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend

@@ -24,7 +24,7 @@ from mamf.logs.legacy import OF_HEADER, OF_SUMMARY, FinderRun, Reported
 from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
 from mamf.logs.records import RECORDS, RepeatabilityRecord, Tool
 from mamf.logs.run_log import SCHEMA
-from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.statistics import Repeatability
 
 MEANINGS = Path(__file__).with_name("meanings.toml")

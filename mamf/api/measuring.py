@@ -33,24 +33,19 @@ from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import fit_traits
-from mamf.errors import DeviceError, MamfWarning, UsageError
+from mamf.errors import DeviceError, MamfWarning, UsageError, require_some
 from mamf.kinds.driver import Run
-from mamf.limits import require_some
 from mamf.logs.found import cache_ceiling
 from mamf.measurement import Measurement
-from mamf.operation import Operation, Request, fields_of, plan_of, sizes_of
-from mamf.operations.attention.shapes import AttentionShape
-from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operation import Operation, Parameter, Request, fields_of, plan_of, sizes_of
+from mamf.operations.attention.operation import AttentionShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul
 from mamf.operations.matmul.selection import kernel_for, reference_kernels
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.parameters import Parameter
-from mamf.plans import BEST_CLOCK, SHUFFLED, Plan, SweepOptions
-from mamf.plugins.discovery import open_backend, operation
-from mamf.plugins.selection import choose_kernels
-from mamf.regime_names import BURST
-from mamf.report.text import counted
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
+from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
+from mamf.plugins.discovery import choose_kernels, open_backend, operation
+from mamf.report.document import counted
 
 _Value = TypeVar("_Value")
 _Parameters = ParamSpec("_Parameters")

@@ -15,13 +15,21 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.calibration import find_calibration
-from mamf.errors import IncomparableError, UsageError
+from mamf.errors import IncomparableError, UsageError, is_number, require_seconds
 from mamf.kernel import Problem
-from mamf.limits import is_number, require_seconds
-from mamf.measurement import TERA, Conditions, Measurement, Tabular
-from mamf.plans import Plan
-from mamf.rate import Rate, Rates, RateSource, RateT, find_rate, label_dtype
-from mamf.regime_names import SUSTAINED
+from mamf.measurement import (
+    TERA,
+    Conditions,
+    Measurement,
+    Rate,
+    Rates,
+    RateSource,
+    RateT,
+    Tabular,
+    find_rate,
+    label_dtype,
+)
+from mamf.plans import SUSTAINED, Plan
 from mamf.statistics import (
     FigureError,
     Interval,

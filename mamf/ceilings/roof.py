@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, ceiling_of
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.shapes import READS, BandwidthProblem, BandwidthShape
-from mamf.operations.matmul.kernel import MatmulProblem
+from mamf.operations.bandwidth.operation import READS, BandwidthProblem, BandwidthShape
+from mamf.operations.matmul.shapes import MatmulProblem
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
 #: Where bytes come from: the last-level cache, if the arrays fit in it, or memory, if a pass moves many times its size.

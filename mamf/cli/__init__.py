@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.interruption import EXIT_CODE
 from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
-from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError
-from mamf.limits import shorten
+from mamf.cli.watching import EXIT_CODE
+from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
 from mamf.text import wrapped
 
 #: How long threads may keep running after a command has ended.

@@ -18,15 +18,13 @@ from mamf.engine.search.shares import name_of
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.measurement import find_rate
 from mamf.operation import plan_of
-from mamf.operations.bandwidth.operation import Bandwidth
-from mamf.operations.bandwidth.shapes import BandwidthProblem
+from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import operation_called
-from mamf.plans import FIND, Plan
-from mamf.plugins.selection import choose_kernels
-from mamf.rate import find_rate
-from mamf.regime_names import CEILINGS
+from mamf.plans import CEILINGS, FIND, Plan
+from mamf.plugins.discovery import choose_kernels
 
 #: Seconds to find the ceilings of a dtype, by the number of regimes: burst only, or burst and sustained.
 _SECONDS = {1: 12.0, 2: 57.0}

@@ -1,6 +1,6 @@
-"""Runs that several devices share (``--devices``): one process and one log per device, reported as one run.
+"""Runs that use several devices: one process and one log per device, reported as one run.
 
-``mamf node`` starts its processes with the functions of this module too.
+``--devices`` shares the shapes of a run. ``mamf node`` measures each device alone and all of them together.
 """
 
 from __future__ import annotations
@@ -13,25 +13,30 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mamf.backend import LEADER
-from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import ALL, RANKS
 from mamf.cli.progress import Phases, heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
-from mamf.cli.terminal import note_stream, print_document, reports_to, say, stdout, warn
+from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
+from mamf.cli.watching import EXIT_CODE, Interruption
+from mamf.engine.runner import crashes_of
+from mamf.engine.traits import fit_traits
 from mamf.errors import (
     DeviceError,
+    LogChangedWarning,
     LogMismatchError,
     MamfError,
+    RunLogWriteError,
     UnavailableError,
+    UnsupportedError,
     UsageError,
     describe_error,
     plugin_errors,
@@ -41,20 +46,36 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_rest, read_run, share_paths
-from mamf.node.children import ENDED_WELL, FAILURE, PHASE, WARNING, ChildEvent, Children, ChildWatch, watch_until_end
-from mamf.plans import SWEEP, VERIFY
-from mamf.plugins.discovery import first_backend_name, load_backend_class
+from mamf.node.children import (
+    ADDRESS,
+    ENDED_WELL,
+    FAILURE,
+    PHASE,
+    WAITS,
+    WARNING,
+    ChildEvent,
+    Children,
+    ChildWatch,
+    watch_until_end,
+)
+from mamf.node.device import DeviceRun
+from mamf.node.group import find_rank_place
+from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
+from mamf.node.verdict import Device
+from mamf.operations.matmul.selection import kernel
+from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
+from mamf.plugins.discovery import first_backend_name, load_backend_class, open_backend
 
 #: Sends a record to the parent.
 Send = Callable[[Mapping[str, Any]], None]
-Run = Callable[[argparse.Namespace], int]
+RunCommand = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed, or nothing was measured; a check found a wrong result.
 _FAILED, WRONG = 1, 3
 # The time that a process has to end its log after its parent is gone.
 _GRACE_SECONDS = 15.0
 
 
-def measure(options: argparse.Namespace, run: Run) -> int:
+def measure(options: argparse.Namespace, run: RunCommand) -> int:
     """Run a command that measures, in this process or in one process per device; return its exit code."""
     if options.share:
         return run_child(lambda send: _measure_share(options, run, send))
@@ -234,7 +255,7 @@ def _share_of(log: RunLog) -> list[int]:
 # -- the process of a device -------------------------------------------------------------------------------------------
 
 
-def _measure_share(options: argparse.Namespace, run: Run, send: Send) -> int:
+def _measure_share(options: argparse.Namespace, run: RunCommand, send: Send) -> int:
     """Run the command on one device, for its parent process; return the exit code."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
@@ -258,7 +279,7 @@ def _end_with_parent() -> None:
     os._exit(EXIT_CODE)
 
 
-def _measure_rank(options: argparse.Namespace, run: Run) -> int:
+def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
     """Run the command as one of the processes that torchrun or srun started; return the exit code."""
     from mamf.node.group import require_rank_place  # imports torch
 
@@ -345,3 +366,113 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
         except plugin_errors() as error:  # including any error of a vendor's library
             send({FAILURE: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
+
+
+#: The parent's answers to a child that waits: measure together with the others, or end.
+_GO, _END = "go", "end"
+
+
+# -- the parent --------------------------------------------------------------------------------------------------------
+
+
+def choose_devices(options: argparse.Namespace) -> list[int]:
+    """Return the indices of the devices to measure; none if another process of the launcher measures this machine.
+
+    Sets the backend and the output folder in the options; one of several machines gets a subfolder.
+    """
+    for name in options.kernel or ():
+        kernel(name)
+    options.backend = options.backend or first_backend_name()
+    options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
+    if (own := find_rank_place(os.environ)) is not None:
+        if options.overlap:
+            raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
+        if own.index > 0:
+            return []
+        options.output_folder /= f"node{own.node}"
+    return device_indices(options.backend, options.devices or [ALL])
+
+
+def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[Device]]:
+    """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
+    folder = options.output_folder
+    make_empty_folder(folder, "--output-folder")
+    run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
+    run.write(folder)
+    with Interruption():
+        try:
+            _watch_children(options, folder, run, watch)
+            run.is_over = True
+        except KeyboardInterrupt:
+            pass
+    run.failures = watch.failures
+    try:
+        run.write(folder)
+    except (RunLogWriteError, UsageError) as error:  # the verdict is still printed
+        warn(str(error))
+    _, devices = read_node(folder, known=run)
+    return folder, run, [replace(device, address=watch.addresses.get(device.index)) for device in devices]
+
+
+def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
+    commands = {index: _node_command(options, folder, len(run.devices), index) for index in run.devices}
+
+    def let_waiting_go(children: Children) -> None:
+        if watch.failures:
+            run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failures))} failed"
+        for index in watch.running:
+            children.send(index, _END if run.not_together else _GO)
+
+    watch_children(watch, commands, let_waiting_go)
+
+
+def _node_command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(devices)),
+        *("--output-folder", str(folder), "--backend", options.backend),
+        *(("--dtype", options.dtype) if options.dtype else ()),
+        *(("--budget", f"{options.budget:g}s") if options.budget else ()),
+        *(("--verify", f"{options.verify:g}s") if options.verify else ()),
+        *(("--kernel", *options.kernel) if options.kernel else ()),
+    ]
+
+
+# -- a device's process ------------------------------------------------------------------------------------------------
+
+
+def measure_device(options: argparse.Namespace) -> int:
+    """Measure one device and report to the parent; return the exit code. The logs are kept whatever happens."""
+    return run_child(lambda send: _measure_device(options, send), _describe_failure)
+
+
+def _measure_device(options: argparse.Namespace, send: Send) -> int:
+    index, devices = options.led
+    warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
+    send({PHASE: "opening the device"})
+    backend = open_backend(options.backend, index)
+    fit_traits(backend)
+    # Before each launch, so that a crash names its kernel; None after the last one.
+    crashes_of(backend).keep = lambda row: send({PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"})
+    send({ADDRESS: backend.bus_address()})
+
+    def meet() -> bool:
+        """Wait for the other devices; return False if one of them has failed."""
+        send({PHASE: WAITS})
+        return sys.stdin.readline().strip() == _GO
+
+    budget = options.budget or NODE_BUDGET_SECONDS
+    run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
+    run.on_progress, run.meet = lambda text: send({PHASE: text}), meet
+    run.measure_alone()
+    if devices > 1:
+        run.measure_together()
+    return 0
+
+
+def _describe_failure(error: BaseException) -> str:
+    """Describe why a device's run ended. A full disk, a log that another program changed, or a wrong request is marked
+    as not the device's fault.
+    """
+    if isinstance(error, (LogChangedWarning, RunLogWriteError)):
+        return f"{UNWRITTEN}: {error}"
+    return f"{UNMEASURABLE}: {error}" if isinstance(error, (UsageError, UnsupportedError)) else describe_error(error)

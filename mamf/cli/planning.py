@@ -1,7 +1,7 @@
 """Makes a plan from options: the parameters of an operation become options, whose values give problems and shapes.
 
 This module knows no particular operation. The fields of an operation's shapes and problems declare the name, the help
-and the allowed values of each option (``mamf.parameters``).
+and the allowed values of each option (``mamf.operation``).
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.options import OPTIONS, add, bound, read
 from mamf.cli.parser import Parser, filled, value_of
-from mamf.cli.terminal import warn
-from mamf.errors import UnknownNameError, UsageError
-from mamf.limits import count_values, require_known, require_steps
-from mamf.operation import Operation, Preset, Request, fields_of, plan_of, sizes_of
-from mamf.parameters import Parameter, parse_range
-from mamf.plans import Plan
-from mamf.regime_names import asked_regimes
+from mamf.cli.terminal import OPTIONS, add, bound, read, warn
+from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
+from mamf.operation import Operation, Parameter, Preset, Request, fields_of, parse_range, plan_of, sizes_of
+from mamf.plans import Plan, asked_regimes
 
 AnyOperation = Operation[Any, Any]
 #: The field values that each value of a switch stands for.
@@ -57,7 +53,7 @@ def launched_operation(words: Sequence[str]) -> AnyOperation | None:
         return asked_operation(words)
     if {"-h", "--help", "--help-all"}.intersection(words[1:2]):
         return None
-    from mamf.plugins.selection import find_operation
+    from mamf.plugins.discovery import find_operation
 
     # A word that follows an option is usually its value, so try the other words first.
     pairs = itertools.pairwise(words)

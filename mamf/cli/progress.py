@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
-from mamf.report.text import significant
+from mamf.report.document import significant
 
 _LISTENERS: list[Callable[[str], object]] = []
 

@@ -15,12 +15,11 @@ from tqdm import tqdm
 
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
-from mamf.errors import RunLogError
-from mamf.limits import MAX_LOG_BYTES, TOO_LONG
+from mamf.errors import MAX_LOG_BYTES, TOO_LONG, RunLogError
 from mamf.logs.compare import roofs_of_logs
 from mamf.logs.run_log import RunLog, Seen
 from mamf.logs.shared_runs import read_run
-from mamf.machine.garbage import no_garbage_collection
+from mamf.machine.environment import no_garbage_collection
 
 _PATIENCE_SECONDS = 30.0
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mamf.backend import Backend
 from mamf.cli import watching
-from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import warn
+from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import crashes_of
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed

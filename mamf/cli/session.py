@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.interruption import EXIT_CODE, Interruption
 from mamf.cli.terminal import note_stream, print_document, say, warn
+from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.plans import FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
@@ -55,7 +55,7 @@ def run_kernels(
 
 def _require_effect(options: argparse.Namespace) -> None:
     """Raises UsageError for an option that has no effect on the run."""
-    from mamf.regime_names import BURST, CEILINGS, CLASSIC
+    from mamf.plans import BURST, CEILINGS, CLASSIC
 
     of_regimes = {"no_flush": BURST, "num_iterations": CLASSIC, "num_warmup_iterations": CLASSIC}
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
@@ -148,8 +148,7 @@ class Session:
     def open_kernels(self) -> Sequence[Named]:
         """Open the kernels; return each with its name in the options."""
         from mamf.cli.resuming import require_same_kernels
-        from mamf.plugins.discovery import make_kernel
-        from mamf.plugins.selection import choose_kernels
+        from mamf.plugins.discovery import choose_kernels, make_kernel
 
         if self.before is None:
             return choose_kernels(self.of, self.backend, self.asked_kernels())
@@ -232,7 +231,7 @@ class Session:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import note_run
-        from mamf.machine.doctor import format_finding, select_warnings
+        from mamf.machine.environment import format_finding, select_warnings
 
         run = self.driven
         run.on_phase = lambda text: progress.phase(text)
@@ -285,7 +284,7 @@ class Session:
 
     def report(self, log: RunLog) -> int:
         """Print the report that 'mamf show' prints for this log; return the exit code."""
-        from mamf.machine.doctor import format_finding, select_warnings
+        from mamf.machine.environment import format_finding, select_warnings
 
         code = 0
         try:
@@ -308,7 +307,7 @@ class Session:
 def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[Plan] = ()) -> None:
     """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
     from mamf.engine.estimate import kernels_seconds
-    from mamf.report.text import counted
+    from mamf.report.document import counted
 
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     say(f"kernels: {', '.join(plan.kernels)}")

@@ -1,19 +1,25 @@
-"""Prints lines and reports, which no other module does. Control characters in third-party text are escaped.
+"""What commands share: their options, each with one meaning and one help text, and what they print.
 
-After ``keep_stdout``, whatever plugins and libraries print to stdout appears on stderr.
+No other module prints. Control characters in third-party text are escaped. After ``keep_stdout``, whatever plugins and
+libraries print to stdout appears on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from mamf.backend import Backend
+from mamf.errors import FORMATS, PATIENCE_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
+from mamf.plans import CEILINGS, CLOCKS
 from mamf.text import visible, visible_lines, wrapped
 
 if TYPE_CHECKING:
@@ -133,3 +139,239 @@ def say_memory(needed: int, of: str, backend: Backend) -> None:
     say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", {free / 1e9:.1f} GB free" if free else ""))
     if free and needed > free:
         say("        this will give out_of_memory; smaller shapes are measured")
+
+
+Value = TypeVar("Value")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+#: Values of --devices: every device of the backend; the device of each process that a launcher started.
+ALL, RANKS = -1, -2
+
+
+def duration(text: str) -> float:
+    """Read a duration such as ``90``, ``90s``, ``5m`` or ``1.5h``, in seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a duration; write 90s, 5m or 1.5h")
+    return seconds
+
+
+def share(text: str) -> float:
+    """Read a share between 0 and 1, such as ``0.3%`` or ``0.003``."""
+    return read(parse_share, text)
+
+
+def size(text: str) -> int:
+    """Read a dimension or a count, which is at least 1."""
+    return read(parse_size, text)
+
+
+def bound(text: str) -> int:
+    """Read a bound of a range, which may be negative: the range checks its sizes later."""
+    if not text.isascii() or not text.removeprefix("-").isdigit():
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number")
+    return -_number(text[1:]) if text.startswith("-") else _number(text)
+
+
+def _number(digits: str) -> int:
+    return read(parse_digits, digits)
+
+
+def read(parse: Callable[[str], Value], text: str) -> Value:
+    """Read the value of an option; a UsageError becomes an error that argparse reports."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def index(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 0")
+    return _number(text)
+
+
+def device_index(text: str) -> int:
+    """Read the index of a device, ``all`` (ALL) or ``ranks`` (RANKS)."""
+    return {"all": ALL, "ranks": RANKS}[text] if text in ("all", "ranks") else index(text)
+
+
+def row_count(text: str) -> int | None:
+    """Read the number of rows to print; ``all`` gives None."""
+    return None if text == "all" else index(text)
+
+
+class Shared(NamedTuple):
+    """A shared option. ``default``: as help prints it for most commands. ``keywords``: further arguments of
+    add_argument.
+    """
+
+    help: str
+    default: str = ""
+    keywords: Mapping[str, Any] = MappingProxyType({})
+
+
+_SWITCH = {"action": "store_true"}
+_FILE, _FOLDER = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
+OPTIONS: Mapping[str, Shared] = {
+    "--anyway": Shared("accept figures from another device or other settings; the report says so", "", _SWITCH),
+    "--backend": Shared("backend name from 'mamf backends', or package.module:Class", "auto, the first accelerator"),
+    "--budget": Shared(
+        "time limit, such as 90s or 5m; the first measurement always completes",
+        "none",
+        {"type": duration, "metavar": "TIME"},
+    ),
+    "--ceiling": Shared(
+        "logs of 'mamf find' or 'mamf roofline' to read ceilings from",
+        "",
+        {"type": Path, "nargs": "+", "metavar": "LOG"},
+    ),
+    "--device": Shared("index of the device to use", "0", {"type": index, "metavar": "N"}),
+    "--devices": Shared(
+        "devices to use: indices, 'all', or 'ranks' (one device for each process that torchrun or srun starts)",
+        "only --device",
+        {"type": device_index, "nargs": "+", "metavar": "N"},
+    ),
+    "--dry-run": Shared("print what would be done, then stop", "", _SWITCH),
+    "--dtype": Shared(
+        "dtype of the operands: bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, or a scaled format "
+        "such as fp8_rowwise, mxfp8 or nvfp4",
+        "bfloat16, or float16 if the device lacks it",
+        {"nargs": "+"},
+    ),
+    "--format": Shared("format of the report", "table", {"choices": FORMATS, "default": "table"}),
+    "--from": Shared("do not measure; report on the logs in these folders", "", _FOLDER),
+    "--isolate": Shared(
+        "check results in a separate process that the kernel cannot tamper with",
+        "only for kernels given as package.module:Class",
+        {"action": argparse.BooleanOptionalAction, "default": None},
+    ),
+    "--kernel": Shared(
+        "kernel name from 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}
+    ),
+    "--dtypes": Shared("also report the dtypes of parameters, outputs, logits, loss and gradients", "", _SWITCH),
+    "--launches": Shared("number of launches of each kernel", "", {"type": size, "metavar": "N"}),
+    "--notes": Shared(
+        "free text to store in the log, such as how the device is cooled", "", {"type": str, "default": ""}
+    ),
+    "--operation": Shared("name of the operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
+    "--memory": Shared("save a CUDA memory snapshot to FILE, and report what causes the peak", "", _FILE),
+    "--nvtx": Shared("mark each module as a range for nsys or rocprofv3", "", _SWITCH),
+    "--output": Shared("run log to write; a folder if several devices share the run", "a name with the date", _FILE),
+    "--output-folder": Shared("folder to write to", "", _FOLDER),
+    "--overwrite": Shared("overwrite existing files", "", _SWITCH),
+    "--patience": Shared(
+        "time without progress after which a device counts as hung, such as 10m",
+        "5m",
+        {"type": duration, "default": PATIENCE_SECONDS, "metavar": "TIME"},
+    ),
+    "--picture": Shared("picture file to write, .png or .svg", "none", _FILE),
+    "--precision": Shared(
+        "target half-width of the 95%% interval of each row", "0.3%%", {"type": share, "metavar": "SHARE"}
+    ),
+    "--regime": Shared(
+        "burst: short trains of launches with rests; sustained: continuous load until clock and power settle",
+        "burst",
+        {"choices": CEILINGS, "nargs": "+"},
+    ),
+    "--requeue": Shared(
+        "like --resume, but start a new run if the file does not exist: for jobs that a queue restarts"
+    ),
+    "--resume": Shared("run log, or folder of a shared run, to continue: only what is missing is measured", "", _FILE),
+    "--set": Shared(
+        "set fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
+    ),
+    "--shape": Shared("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
+    "--shapes": Shared("complete shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}),
+    "--time-limit": Shared(
+        "maximum time per row; when it is up, 3 launches are enough",
+        "1s in burst, 6s in sustained",
+        {"type": duration, "metavar": "TIME"},
+    ),
+    "--top": Shared(
+        "number of rows to print per table, best first, or 'all'",
+        "10",
+        {"type": row_count, "default": 10, "metavar": "N"},
+    ),
+    "--wide": Shared("print all columns, even if the terminal is too narrow", "", _SWITCH),
+}
+
+
+class _Requeue(argparse.Action):
+    """Store the path as --resume does, and note that a missing file begins a run."""
+
+    def __call__(self, parser: Any, options: argparse.Namespace, path: Any, option: str | None = None) -> None:
+        options.resume, options.requeues = path, True
+
+
+def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
+    """Add shared options. ``default_text``: the default, as help prints it. Other ``changes`` replace keywords of
+    add_argument.
+    """
+    for name in names:
+        help, default, keywords = OPTIONS[name]
+        default = changes.pop("default_text", default)
+        help += f" (default: {default})" if default else ""
+        group.add_argument(name, **{"help": help, **keywords, **changes})
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    add(parser.add_argument_group("device"), "--backend", "--device")
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--format", "--top", "--wide")
+
+
+def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--budget"].default) -> None:
+    """Add the options of every command that measures. ``budget``: its default, as help prints it."""
+    group = parser.add_argument_group("run")
+    add(group, "--budget", default_text=budget)
+    add(group, "--dry-run", "--output", "--resume")
+    add(group, "--requeue", dest="resume", action=_Requeue, **_FILE)
+    add(group, "--notes", "--isolate")
+
+
+def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS["--devices"].default) -> None:
+    """Add the options of a run that several devices share. ``devices``: the default, as help prints it."""
+    group = parser.add_argument_group(
+        "several devices", "Each has its own process and log; shapes are dealt out in turn."
+    )
+    add(group, "--devices", default_text=devices)
+    add(group, "--patience")
+    group.add_argument("--share", nargs=2, type=index, help=argparse.SUPPRESS)
+
+
+def add_measuring_options(
+    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = CEILINGS
+) -> argparse._ArgumentGroup:
+    """Add the options that say how rows are measured. ``regimes``: the default, as help prints it. ``known``: all
+    regimes to choose from.
+    """
+    group = parser.add_argument_group("measuring")
+    add(group, "--regime", default_text=regimes, choices=known)
+    add(group, "--precision", "--time-limit")
+    group.add_argument(
+        "--no-flush", action="store_true", default=None, help="burst: do not flush the cache between launches"
+    )
+    group.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        help="rows for which to measure the clock during launches and the share of cycles used (default: the best of "
+        "each shape or problem)",
+    )
+    return group
+
+
+def add_session_options(
+    parser: argparse.ArgumentParser,
+    budget: str = OPTIONS["--budget"].default,
+    regimes: str = OPTIONS["--regime"].default,
+) -> None:
+    """Add the options for measuring, devices, run and report. ``budget``, ``regimes``: their defaults in help."""
+    add_measuring_options(parser, regimes)
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser, budget)
+    add_output_options(parser)

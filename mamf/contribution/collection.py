@@ -17,16 +17,14 @@ from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
 from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Conditions, Measurement, group_pairs
+from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_dtype
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.plans import SWEEP
+from mamf.plans import NAMES, SWEEP
 from mamf.plugins.discovery import is_own_kernel
-from mamf.rate import Rate, label_dtype
-from mamf.regime_names import NAMES
+from mamf.report.document import label_kernel
 from mamf.report.rows import bests
 from mamf.report.shares import problem_title
-from mamf.report.text import label_kernel
 
 #: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
 TABLES = PRODUCTS, SHARES, OTHERS = "products", "shares", "other operations"

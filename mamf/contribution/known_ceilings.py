@@ -20,11 +20,20 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.choices import PEAK_SOURCES, PeakSource
 from mamf.dtypes import canonical_name
-from mamf.errors import IncomparableError, MamfWarning, RunLogError, UnavailableError, UsageError
+from mamf.errors import (
+    PEAK_SOURCES,
+    IncomparableError,
+    MamfWarning,
+    PeakSource,
+    RunLogError,
+    UnavailableError,
+    UsageError,
+    require_known,
+    shorten,
+)
 from mamf.files import packaged_rows
-from mamf.limits import require_known, shorten
+from mamf.measurement import DATASHEET, PUBLISHED, Rate
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import is_of_products
 from mamf.peaks import (
@@ -37,9 +46,8 @@ from mamf.peaks import (
     find_peak,
     listed_peak,
 )
+from mamf.plans import CEILINGS
 from mamf.plugins.discovery import open_backend
-from mamf.rate import DATASHEET, PUBLISHED, Rate
-from mamf.regime_names import CEILINGS
 
 FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED = "published.csv"

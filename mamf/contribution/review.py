@@ -22,10 +22,9 @@ from mamf.contribution.rules import (
     check_legacy_run,
     check_private_texts,
 )
-from mamf.errors import RunLogError, UsageError
+from mamf.errors import RunLogError, UsageError, shorten
 from mamf.files import numbered
 from mamf.kinds.registry import kind_of
-from mamf.limits import shorten
 from mamf.logs.legacy import TIER, FinderRun, legacy_run
 from mamf.logs.run_log import (
     MALFORMED,
@@ -40,8 +39,7 @@ from mamf.logs.run_log import (
 from mamf.operations.unknown import is_of_products
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import own_operation_names
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.text import counted
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted
 
 # Windows reserves these names, so no folder can have them.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")

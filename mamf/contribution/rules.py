@@ -18,7 +18,6 @@ from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType
 
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
-from mamf.cycles import cycles_used
 from mamf.dtypes import DTYPES
 from mamf.files import packaged_rows
 from mamf.kinds.registry import kind_of
@@ -34,9 +33,8 @@ from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
-from mamf.plans import EXPLAIN, FIND, ROOFLINE, Plan
-from mamf.plausibility import split_impossible, why_implausible
-from mamf.regime_names import BEST_BY
+from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
+from mamf.plausibility import cycles_used, split_impossible, why_implausible
 from mamf.timers import find_timer, is_credible
 
 TIERS = ("complete", "interrupted", "legacy")

@@ -27,11 +27,10 @@ from mamf.contribution.review import folder_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
-from mamf.regime_names import CEILINGS
-from mamf.report.document import Column, Table, sensor_columns
+from mamf.plans import CEILINGS
+from mamf.report.document import Column, Table, csv_text, interval_cell, sensor_columns, significant, work_line
 from mamf.report.formats import table_text
 from mamf.report.shares import described_title, share_of
-from mamf.report.text import csv_text, interval_cell, significant
 from mamf.text import Markup, markdown_line, markdown_text
 
 _NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -207,8 +206,7 @@ def attention_columns() -> list[Column[ResultRate]]:
 
 
 def _kernel_section(title: str, entries: Sequence[ResultRate]) -> str:
-    works = dict.fromkeys((entry.row.work.unit, entry.row.work.convention) for entry in entries)
-    counts = " ".join(markdown_line(f"{unit}: {convention}.") for unit, convention in works)
+    counts = markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
     columns = [*kernel_columns(), log_column()]
     return _section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 

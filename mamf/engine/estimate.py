@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import Burst, Classic, Sustained
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.errors import (
     DeviceError,
     MamfError,
@@ -20,13 +20,11 @@ from mamf.errors import (
     plugin_errors,
 )
 from mamf.kernel import Prepared
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.measurement import label_dtype
 from mamf.operations.matmul.selection import kernels_for
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import contributed_for
-from mamf.plans import Plan, StepKey, SweepOptions
-from mamf.rate import label_dtype
-from mamf.regime_names import BURST
+from mamf.plans import BURST, Plan, StepKey, SweepOptions
 
 #: M = N = K of a probe's first and of its largest matmul. A CPU starts smaller: it emulates some dtypes, and would take
 #: a minute for a matmul that takes other devices a millisecond.

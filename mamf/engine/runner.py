@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
-from mamf.engine.clocks import ClockChoice
 from mamf.engine.isolation import isolation_of
-from mamf.engine.measure import find_limit, is_cut_short, measure
+from mamf.engine.measure import ClockChoice, find_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASHED,

@@ -16,15 +16,14 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
+from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
-from mamf.machine.garbage import no_garbage_collection
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.machine.environment import no_garbage_collection
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.selection import kernel_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import operation
-from mamf.plugins.selection import choose_kernels
-from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
+from mamf.plugins.discovery import choose_kernels, operation
 
 Launch = Callable[[], object]
 _SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)

@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, resolve_backend
 from mamf.dtypes import canonical_name
-from mamf.errors import MamfError, MamfWarning, UsageError
+from mamf.errors import MamfError, MamfWarning, UsageError, shorten, whole_number
 from mamf.integrations.model_flops import model_flops
-from mamf.limits import shorten, whole_number
-from mamf.measurement import TERA
-from mamf.rate import Rate
+from mamf.measurement import TERA, Rate
 
 #: FLOP in one dtype, or FLOP by dtype.
 Flops = float | Mapping[str, float]

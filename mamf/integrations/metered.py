@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error
+from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error, shorten, whole_number
 from mamf.integrations.flop_counter import StepCounter
 from mamf.integrations.meter import Meter, check_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
-from mamf.limits import shorten, whole_number
 from mamf.text import visible
 
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")

@@ -16,8 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mamf.errors import UnsupportedError
-from mamf.limits import is_number, shorten
+from mamf.errors import UnsupportedError, is_number, shorten
 
 #: By layer type: the field of a configuration with the number of keys that such a layer sees.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}

@@ -19,8 +19,7 @@ from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_a
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, add_record, with_device_speeds, with_sharing
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.doctor import diagnose, format_finding
-from mamf.machine.environment import tool_version
+from mamf.machine.environment import diagnose, format_finding, tool_version
 from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM
 

@@ -1,19 +1,30 @@
-"""The interface of kinds of runs: how a kind is measured, and how its logs are reported."""
+"""Kinds of runs: how a kind is measured and how its logs are reported.
+
+Here are the interface, and the kinds that measure the kernels of one operation: rows of given shapes (sweep), and
+confirmed ceilings (find).
+"""
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, mamfu, why_hopeless
+from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.plans import Plan
+from mamf.operations.unknown import operation_called
+from mamf.plans import FIND, SWEEP, Plan
+from mamf.report.ceilings import devices_document, find_document, find_summary_record
 from mamf.report.document import Document
+from mamf.report.kernels import kernels_document, kernels_summary_record
+from mamf.report.rows import flat_device, summary_record
+from mamf.report.shares import Shares
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
@@ -84,3 +95,149 @@ class Kind(ABC):
     @abstractmethod
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
         """The last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""
+
+
+class KernelRows(Kind):
+    """Rows of kernels of one operation, ranked together."""
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.rows import RowsStrategy
+
+        return RowsStrategy(setup)
+
+    def document(self, log: RunLog, view: View) -> Document:
+        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _own_roofs(log))
+        own = log.own_ceilings if self.has_ceilings else None
+        rows, end, baseline = log.measurements, log.summary, view.baseline
+        return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        from mamf.report.charts.logs import kernels_chart
+
+        drawing.require_no_direction(log)
+        return kernels_chart(log.measurements, log.header, drawing.regime)
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        return kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
+
+
+class Sweep(KernelRows):
+    """Rows of given shapes."""
+
+    name = SWEEP
+    noun = "a sweep"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.strategies.rows import OneKernelStrategy
+
+        of = operation_called(setup.plan.operation)
+        return super().strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
+
+    def command(self, plan: Plan) -> str:
+        return operation_called(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        from mamf.report.charts.decode import decode_chart
+        from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
+
+        rows, header, of = log.measurements, log.header, operation_called(log.plan.operation)
+        if of.chart == "lengths":
+            return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
+        drawing.require_no_direction(log)
+        if of.chart == "caches":
+            own = [row for row in rows if row.operation == of.name]
+            return decode_chart(own, _own_roofs(log), header, drawing.regime)
+        if of.chart == "phases":
+            return model_chart(rows, log.known_ceilings, header, drawing.regime)
+        if of.chart == "shapes":
+            return sweep_chart(rows, header, drawing.regime)
+        return super().chart(log, drawing)
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        of = operation_called(plan.operation)
+        if of.has_shares and not of.has_memory_shares:
+            return shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
+        return super().summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
+
+
+class Find(KernelRows):
+    """Confirmed ceilings, from a search on a grid or from the best of given shapes."""
+
+    name = FIND
+    has_ceilings = True
+    noun = "a find"
+
+    def strategy(self, setup: Setup) -> Strategy:
+        from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
+
+        return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
+
+    def count_left(self, setup: Setup) -> int:
+        """The number of unconfirmed ceilings, of problems that some kernel supports."""
+        plan, found = setup.plan, setup.confirmed
+        if why_hopeless(setup.rows):
+            return 0
+        failed = {step for step, row in setup.answers.items() if not row.ok}
+        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.steps(failed)}
+        return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
+
+    def is_cut_short(self, setup: Setup, left_out: int) -> bool:
+        return bool(left_out if why_hopeless(setup.rows) else self.count_left(setup))
+
+    def command(self, plan: Plan) -> str:
+        return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
+
+    def document(self, log: RunLog, view: View) -> Document:
+        if log.parts:
+            return devices_document(log)
+        if log.plan.is_search:
+            return find_document(log.measurements, log.ceilings, log.header, log.summary)
+        return super().document(log, view)
+
+    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+        if log.parts:
+            raise UsageError(f"{log.path} has one find per device: draw one of its logs")
+        if not log.plan.is_search:
+            return super().chart(log, drawing)
+        from mamf.report.charts.logs import find_chart
+
+        drawing.require_no_direction(log)
+        return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
+
+    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+        """``ceilings``: by problem and regime."""
+        if plan.is_search:
+            return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
+        return super().summary(plan, rows, ceilings, end)
+
+
+def _own_roofs(log: RunLog) -> Roofs | None:
+    """The roofs that a log has confirmed, if memory may limit its rows; else None."""
+    if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
+        return None
+    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
+    return build_roofs(ceilings, log.header["device"]["cache_bytes"])
+
+
+def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:
+    """The last record of a log: the best kernel of each regime, dtype and direction, with its share of the ceiling."""
+    measured = [row for row in rows if row.ok and not row.is_reference]
+    best: dict[str, Measurement] = {}
+    for row in measured:
+        key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
+        if key not in best or row.rank > best[key].rank:
+            best[key] = row
+    shares = {key: mamfu(row, ceilings) for key, row in best.items()}
+    return {
+        **end.summary(len(measured)),
+        "best": {
+            key: {
+                "kernel": row.kernel,
+                "shape": str(row.shape),
+                "tflops": round(row.best_rate, 3),
+                "mamfu": None if (share := shares[key]) is None else round(share, 4),
+                **flat_device(row),
+            }
+            for key, row in best.items()
+        },
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.choices import DEFAULT_TOLERANCE
+from mamf.errors import DEFAULT_TOLERANCE
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of
 from mamf.logs.compare import Comparison

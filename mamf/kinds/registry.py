@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.kinds.kind import Drawing, Kind
-from mamf.kinds.rows import Find, Sweep
-from mamf.limits import require_known
+from mamf.errors import require_known
+from mamf.kinds.kind import Drawing, Find, Kind, Sweep
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP, Plan
 
@@ -42,7 +41,7 @@ def chart_of(
     """The chart of a log. ``regime`` None: the first regime of an attention log, else all. ``directions`` None: all.
     Raises UsageError if the log does not have what was requested.
     """
-    from mamf.operations.attention.shapes import DIRECTIONS
+    from mamf.operations.attention.operation import DIRECTIONS
 
     for name in directions or ():
         require_known(("direction", name, DIRECTIONS))

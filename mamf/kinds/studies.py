@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.kinds.kind import AnyCeilings, Drawing, Kind, View
-from mamf.kinds.rows import Find, KernelRows
+from mamf.kinds.kind import AnyCeilings, Drawing, Find, KernelRows, Kind, View
 from mamf.logs.compare import Difference, roofs_of_logs
 from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
 from mamf.logs.recording import End
@@ -20,12 +19,26 @@ from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    end_line,
+    interval_cell,
+    interval_columns,
+    machine_line,
+    percent,
+    rate_text,
+    scaled_unit,
+    significant,
+)
 from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
 from mamf.report.overlap import overlap_chart, overlap_document
 from mamf.report.roofline import roofline_chart, roofline_document
 from mamf.report.shares import described_title
-from mamf.report.text import end_line, interval_cell, machine_line, rate_text, scaled_unit, significant
 from mamf.report.verification import counts, verification_document
 
 if TYPE_CHECKING:
@@ -61,7 +74,7 @@ class Guard(KernelRows):
     noun = "a guard"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.guard import GuardStrategy
+        from mamf.engine.strategies.studies import GuardStrategy
 
         return GuardStrategy(setup)
 
@@ -76,7 +89,7 @@ class Overlap(KernelRows):
     noun = "an overlap"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.overlap import DEFAULT_SECONDS, OverlapStrategy, cells_of
+        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, cells_of
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
@@ -112,7 +125,7 @@ class Verify(Kind):
     is_collected = False  # it has no rates
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.verify import VerifyStrategy
+        from mamf.engine.strategies.studies import VerifyStrategy
 
         return VerifyStrategy(setup)
 
@@ -137,7 +150,7 @@ class Reproduce(KernelRows):
     is_collected = False  # its rows were chosen by a claim
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.reproduce import ReproduceStrategy
+        from mamf.engine.strategies.studies import ReproduceStrategy
 
         return ReproduceStrategy(setup)
 
@@ -182,7 +195,9 @@ def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
         *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
-        *interval_columns(lambda each: each.pair and each.pair.b.interval, "here_{}", interval),
+        *interval_columns(lambda each: each.here and each.here.interval, "here_{}", interval),
+        Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], percent),
+        Column("here_cycles_used", "here", lambda each: each.cycles[1], percent),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
         *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
@@ -202,14 +217,18 @@ def _label(each: JudgedClaim) -> str:
 def _remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
         yield "the claim has no samples: its interval is its rounding, and it is assumed to scatter like the run here"
+    if any(each.cycles):
+        yield "the cards differ: here/claimed is that of the cycles used, which are the kernel's own"
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
 def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
-    if each.pair:
+    if each.pair and each.here:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
-        change = f", {rate_text(each.pair.b.tflops or 0.0, unit)} here: {change}"
+        then, now = each.cycles
+        cycles = f"; {percent(then)} % of the units' cycles claimed, {percent(now)} % here" if then and now else ""
+        change = f", {rate_text(each.here.tflops or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
     return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"

@@ -1,16 +1,18 @@
 """Compares two run logs row by row: which rows are faster, slower, or undecided. Pure.
 
-Rows compared. Sweeps and attention: every measured row, without visits of a reference or the search for a ceiling. Two
-finds: their ceilings, one row per regime, because which of several tied shapes a find names is chance. A find and
-another kind of run: the candidates that the find confirmed. Scouts are never compared: the best of many is biased
-upwards (the winner's curse), while confirming rounds are fresh samples. Guards: if the first visit of a row raised a
-doubt, only its fresh visits count.
+Which rows are compared:
 
-Confidence. B/A scatters by the error of each run: a shift shared by all rows of the run, and a part for each row
-(mamf.logs.decision); if both temperatures are known, it is wider by what they may explain. The interval of a row has
-95 % confidence. SAME is an equivalence test: two one-sided tests at 5 %, so the 90 % interval is within the tolerance.
-SLOWER, FASTER and regressions need more: by Bonferroni, if nothing changed, the chance that any row is called slower is
-at most 0.5 %, and so is the chance for the pooled rows; 1 % in total.
+- Sweeps, including attention: every measured row, except visits of a reference and the search for a ceiling.
+- Two finds: their ceilings, one row per regime. Which of several tied shapes a find names is chance.
+- A find and another kind of run: the candidates that the find confirmed. Scouts are never compared, because the best of
+  many is biased upward (the winner's curse); the rounds of a confirmation are fresh samples.
+- Guards: the fresh visits of a row if its first visit raised a doubt, else the first visit.
+
+How sure a verdict is: the error of B/A has a part that all rows of a run share and a part per row
+(mamf.logs.decision). If both temperatures are known, the interval is widened by what they may explain. The interval of
+a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the
+tolerance. SLOWER, FASTER and regressions are corrected for the number of rows (Bonferroni): if nothing changed, the
+chance that any row is called slower is at most 0.5 %, and so is that for all rows together, 1 % in total.
 """
 
 from __future__ import annotations
@@ -23,8 +25,7 @@ from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.choices import DEFAULT_TOLERANCE
-from mamf.errors import IncomparableError, LogMismatchError, UsageError
+from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
 from mamf.logs.entries import CYCLES, Entry, Fields, entries, is_find, mean_entries
 from mamf.logs.run_log import RunLog
@@ -35,16 +36,16 @@ from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# Three samples on each side. Fewer give no usable interval: that of a single sample has no width.
+# That of three samples on each side. Fewer have no usable interval: that of a single sample has no width.
 MIN_COVERAGE = 0.5
-# Joint coverage of two 95 % intervals, less rounding.
+# The joint coverage of two 95 % intervals, minus rounding.
 _USUAL = 0.9 - 1e-9
 _EQUIVALENCE = 0.90
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row that both sides measured. Ratios are of speeds: above 1, B is faster.
+    """A row that both sides measured. Its ratio is that of the speeds, B/A: above 1, B is faster.
 
     ``design``: how the runs of both sides were interleaved. ``rows``: the number of rows in the comparison.
     """
@@ -66,29 +67,29 @@ class Pair:
 
     @property
     def change(self) -> Change:
-        """The row as input to the pooled test of all rows."""
+        """The row as input for the test of all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         common, own, degrees = max(a.common, b.common), math.hypot(a.own, b.own), min(a.degrees, b.degrees)
-        ratio = min(max(self.ratio, 1e-300), 1e300)  # of crafted logs, too
+        ratio = min(max(self.ratio, 1e-300), 1e300)  # a crafted log may have any ratio
         rates = self.a.rates, self.b.rates
         return Change(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
 
     @property
     def by_temperature(self) -> float:
-        """The share that the temperatures of both sides may explain; 0 if one is unknown."""
+        """The relative difference that the temperatures may explain; 0 if one is unknown."""
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
         return max(self.a.per_degree, self.b.per_degree) * abs(self.a.celsius - self.b.celsius)
 
     @property
     def interval(self) -> Interval:
-        """95 % interval of the ratio."""
+        """The 95 % interval of the ratio."""
         return self._around(CONFIDENCE)
 
     @property
     def equivalence_interval(self) -> Interval:
-        """90 % interval of the ratio, for two one-sided tests at 5 %."""
+        """The 90 % interval of the ratio, for two one-sided tests at 5 %."""
         return self._around(_EQUIVALENCE)
 
     def _around(self, confidence: float) -> Interval:
@@ -101,9 +102,9 @@ class Pair:
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
-        """SAME: within the tolerance. FASTER, SLOWER: by any amount, beyond doubt. UNDECIDED otherwise."""
+        """Return SAME within the tolerance, FASTER or SLOWER for a certain difference of any size, else UNDECIDED."""
         interval = self.equivalence_interval
-        # With this confidence the intervals of all rows contain their ratios at once.
+        # At this confidence the intervals of all rows contain their ratios at the same time.
         sure = self._around(1 - FALSE_ALARMS / self.rows)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
@@ -114,15 +115,15 @@ class Pair:
         return "SLOWER" if sure.high < 1 else "UNDECIDED"
 
     def is_too_short(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Whether no ratio of this row can be SAME, because its interval is wider than the tolerance."""
+        """Return whether the interval is wider than the tolerance, so that the row can never be SAME."""
         return self.equivalence_interval.half_width > tolerance * self.ratio
 
     def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Whether the row is SLOWER and its median by more than the tolerance."""
+        """Return whether the row is SLOWER, and its figure by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
     def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
-        """The pair as named columns; rates in TFLOPS, or in the unit that a column names."""
+        """Return the pair as named columns. Rates are in TFLOPS, or in the unit in the column ``unit``."""
         a, b, interval = self.a, self.b, self.interval
         assert a.interval is not None and b.interval is not None, "only measured rows are paired"
         rate = "tflops" if a.unit == "TFLOPS" else "rate"
@@ -151,13 +152,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """Two sides, row by row. ``a``, ``b``: the first run of each side. ``names``: the paths of all, as given, because
-    logs in different folders often share a file name. ``pairs``: slowest first. ``together``: all rows of a regime as
-    one figure.
+    """Two sides compared row by row.
 
-    ``only_a`` (``only_b``): rows with a figure in A (B) alone, each with its counterpart, if any. ``dropped``: fields
-    in which the logs differ and which pairing ignored. ``noted``: other differences. ``forced``: differences that made
-    the logs incomparable.
+    - ``a``, ``b``: the first run of each side. ``names``: the paths of all runs, as given, because logs in different
+      folders often have the same file name.
+    - ``pairs``: the rows that both sides measured, slowest in B first. ``together``: all rows of a regime as one.
+    - ``only_a``, ``only_b``: rows with a figure on this side only, each with the other side's row, if there is one.
+    - ``dropped``: fields in which the logs differ and that pairing ignored. ``noted``: other differences. ``forced``:
+      differences because of which the logs are not comparable, if they were compared anyway.
     """
 
     a: RunLog
@@ -177,40 +179,40 @@ class Comparison(Tabular):
         return f"Comparison({self.names[0]} against {self.names[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
-        """Each pair as one flat mapping: ``pandas.DataFrame(comparison.rows())``."""
+        """Return each pair as one flat mapping, for ``pandas.DataFrame(comparison.rows())``."""
         return [pair.flat(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
-        """Rows by verdict, every verdict named."""
+        """Return the number of rows by verdict, for all verdicts."""
         found = Counter(pair.verdict(tolerance) for pair in self.pairs)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def is_of_cycles(self) -> bool:
-        """Whether the figures are shares of the compute units' cycles, not rates."""
+        """Whether the figures are shares of the compute units' cycles instead of rates."""
         return any(pair.a.unit == CYCLES for pair in self.pairs)
 
     @property
     def geometric_mean_ratio(self) -> float:
-        """Of B to A over all pairs."""
+        """The geometric mean of B/A over all pairs."""
         return geometric_mean([pair.ratio for pair in self.pairs])
 
     def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[Pair]:
-        """Pairs that are surely slower in B, and by more than the tolerance; slowest first."""
+        """Return the pairs that are certainly slower in B, and by more than the tolerance; slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
     def is_slower(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Whether a row is a regression, or all rows of a regime together are."""
+        """Return whether a row is a regression, or all rows of a regime together."""
         return bool(self.regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.together)
 
 
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
-    """Pair the rows of two logs, or of several equal runs per side.
+    """Compare two logs, or several equal runs per side, row by row.
 
-    Runs of different cards are compared by the cycles that kernels used, where both have them.
+    Runs of different cards are compared by the cycles that kernels used, if both sides have them.
 
-    Raises IncomparableError if devices, dtypes, regimes or cache states differ, or the software of runs on one side,
-    unless ``anyway`` is set; and always if the logs have no row in common.
+    Raises IncomparableError if devices, dtypes, regimes or cache states differ, or the software of the runs on one
+    side. ``anyway``: compare them nevertheless. It is always raised if the logs have no row in common.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
@@ -234,7 +236,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
-            f"{first.path} and {other.path} are not comparable: {reasons}; use --anyway to compare them"
+            f"{first.path} and {other.path} are not comparable: {reasons}; --anyway compares them nevertheless"
         )
     comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
@@ -252,10 +254,10 @@ def _has_cycles(rows: Iterable[Entry]) -> bool:
 
 
 def judge_rows(comparison: Comparison, design: Design) -> Comparison:
-    """The comparison with the design of its runs, and the pooled test of its rows."""
+    """Add the design of the runs to a comparison, and the test of all rows together."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
-    # With fewer than two rows of one device the pooled test adds nothing.
+    # With fewer than two rows of one device, a test of all rows together adds nothing.
     of_one = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
     chance = FALSE_ALARMS / 2 / max(1, len(found))
@@ -264,7 +266,7 @@ def judge_rows(comparison: Comparison, design: Design) -> Comparison:
 
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry]) -> Comparison:
-    """Pair the rows of two logs that may be compared. There may be no pair."""
+    """Pair the rows of two logs that are comparable. There may be no pair."""
     dropped = droppable_fields(rows_a, rows_b)
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without(ignored) for row in rows)} for rows in (rows_a, rows_b))
@@ -286,21 +288,21 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[En
 def _describe_rows(log: RunLog, rows: Sequence[Entry]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
-        return f"{log.path} has none"
+        return f"{log.path} has no measured row"
     example = measured[0]
-    return f"{log.path} has {len(measured)}, the first {example.shape} by {example.kernel}"
+    return f"{log.path} has {len(measured)}, for example {example.shape} with {example.kernel}"
 
 
 # -- what may be compared, and by which fields -------------------------------------------------------------------------
 
 _UNKNOWN = "unknown"
-# May differ without a remark: kernels are paired by name if possible.
+# May differ between the logs without being noted. Kernels are paired by name if possible.
 _ALWAYS_DROPPED = "kernel"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that differs between A and B. ``is_of_card``: cycles used can be compared in spite of it."""
+    """Something that differs between A and B. ``is_of_card``: cycles used can still be compared."""
 
     what: str
     a: str
@@ -316,39 +318,40 @@ def listed_difference(what: str, a: Sequence[object], b: Sequence[object]) -> Di
 
 
 def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Differences between two headers that forbid a comparison: device and cache state. Raises IncomparableError if
-    the operations differ.
+    """Return the differences between two headers that rule out a comparison: device and cache state.
+
+    Raises IncomparableError if the operations differ.
     """
     kinds = a["plan"]["operation"], b["plan"]["operation"]
     if kinds[0] != kinds[1]:
-        raise IncomparableError(f"A measured {kinds[0]}, B {kinds[1]}: they have no row in common")
+        raise IncomparableError(f"A measured {kinds[0]} and B {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
     found = [Difference("device", *names, is_of_card=not any(map(shared_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
-        # Cards of the same model differ by several percent.
+        # Cards of one model differ by several percent.
         found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_of_products(kinds[0]):
-        # Without flushes in burst, the rate of a kernel can be several times as high.
+        # In burst without flushes, a kernel can be several times as fast.
         caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
         found.append(Difference("caches", *caches))
     return [each for each in found if each.a != each.b]
 
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Differences between two runs that may explain those of their figures, and are often the reason to compare."""
+    """Return differences between two runs that may explain different figures; often they are why one compares."""
     return value_differences(circumstances(a), circumstances(b))
 
 
 def value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
-    """Values that differ, by name."""
+    """Return the values that differ, by name."""
     names = dict.fromkeys([*a, *b])
     found = (Difference(name, a.get(name, _UNKNOWN), b.get(name, _UNKNOWN)) for name in names)
     return [each for each in found if each.a != each.b]
 
 
 def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
-    """Software, settings and limits of a run, by name."""
+    """Return the software, settings and limits of a run, by name."""
     device, environment = header["device"], header["environment"]
     watts = device.get("power_limit_watts")
     tool = header["tool"]
@@ -368,12 +371,12 @@ def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def values(rows: Iterable[Entry], name: str) -> list[object]:
-    """The distinct values of a field, in log order."""
+    """Return the distinct values of a field, in the order of the log."""
     return list({row.fields[name]: None for row in rows if name in row.fields})
 
 
 def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
-    """Fields of the regime and the problem in which A and B have no value in common."""
+    """Return the fields, other than shape and kernel, in which A and B have no value in common."""
     if not a or not b:
         return []
     names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
@@ -382,7 +385,7 @@ def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference
 
 
 def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
-    """Fields to ignore when pairing rows: those with one value throughout A and another throughout B."""
+    """Return the fields to ignore when pairing rows: those that have one value in all of A and another in all of B."""
     apart = [each for each in field_differences(a, b) if len(values(a, each.what)) == len(values(b, each.what)) == 1]
     kernels = values(a, _ALWAYS_DROPPED), values(b, _ALWAYS_DROPPED)
     if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
@@ -391,16 +394,16 @@ def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]
 
 
 def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
-    """The roofs given by the ceilings in logs of finds and rooflines.
+    """Build the roofs from the ceilings in logs of finds and rooflines.
 
-    Raises UsageError for a log that holds none, IncomparableError for those of several cards, unless ``anyway``.
+    Raises UsageError for a log without a ceiling, IncomparableError for logs of several cards, unless ``anyway``.
     """
     logs = list(logs)
     for log in logs:
         if not log.all_ceilings and not log.own_ceilings:
             raise UsageError(
-                f"{log.path} holds no ceiling: give logs of 'mamf find', of 'mamf find --operation bandwidth' or of "
-                "'mamf roofline'; logs whose rows are placed stand before --ceiling"
+                f"{log.path} has no ceiling: after --ceiling give logs of 'mamf find', 'mamf find --operation "
+                "bandwidth' or 'mamf roofline', and before it the logs with the rows to place"
             )
     ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
@@ -408,16 +411,16 @@ def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
 
 
 def require_same_card(log: RunLog, roofs: Roofs) -> None:
-    """Raises IncomparableError for a log of another card than the roofs'."""
+    """Raise IncomparableError if a log is of another card than the roofs."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 
 
 def require_device_of_log(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
-    """Figures of two devices or two software stacks do not belong in one log. Raises LogMismatchError."""
+    """Raise LogMismatchError if the device or software is not that of a log: its figures do not belong in that log."""
     names = ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
     values = [(f"device {name}", getattr(then, name), getattr(now, name)) for name in names]
     torch = log.header["environment"].get("packages", {}).get("torch")
     for what, before, after in [*values, ("torch", torch, describe_environment()["packages"].get("torch"))]:
         if before != after:
-            raise LogMismatchError(f"{log.path} was measured with {what} {before}, not {after}; start a new log")
+            raise LogMismatchError(f"{log.path} was measured with {what} {before}, not {after}: start a new log")

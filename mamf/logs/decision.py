@@ -1,8 +1,8 @@
-"""Do two sets of runs differ by more than equal runs do? Errors of figures, and the pooled test of all rows. Pure.
+"""Decides whether two sets of runs differ by more than equal runs do: errors of figures, a test of all rows. Pure.
 
-Two runs of the same kernels differ by a shift that all rows of a run share and by a separate error of each row. Both
-are estimated from pairs of equal runs in results/: ``tools/rates.py compare`` prints them. More rows do not reduce the
-shift; only more interleaved runs do.
+Two runs of the same kernels differ by a shift that all rows of a run share, and by an error of each row. Both are
+estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints them. More rows do not reduce the
+shift. Only more runs do, if those of both sides take turns.
 """
 
 from __future__ import annotations
@@ -14,43 +14,45 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
-from mamf.regime_names import SUSTAINED
+from mamf.plans import SUSTAINED
 from mamf.statistics import FigureError, Interval, geometric_mean, student_t
 
-#: Chance of a false alarm in a whole comparison: half of it for single rows, half for the pooled rows.
+#: The chance of a false alarm in a whole comparison: half of it for single rows, half for all rows together.
 FALSE_ALARMS = 0.01
-#: A loss common to all rows counts as a regression above this share of the tolerance.
+#: A loss of all rows together is a regression above this share of the tolerance.
 TOGETHER = 0.25
-#: Largest exponent whose exponential is finite: a crafted log may claim any error.
+#: The largest exponent with a finite exponential. It is a limit because a crafted log may state any error.
 WIDEST = 700.0
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
-# Runs separated by more than this gap differ this much more than runs of one session.
+# Runs with more than this gap between them differ by this factor more than runs without.
 _APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
-# Degrees of freedom of a run's shift: 26 in results/, fewer here because of its tails. If the runs of a side differ by
-# twice the calibrated shift, their own spread replaces the calibration.
+# Degrees of freedom of the shift of a run: 26 pairs in results/, taken as 20 because of heavy tails. If the runs of a
+# side differ by more than twice the calibrated shift, their own spread replaces the calibration.
 _COMMON_DEGREES, _CONTRADICTION = 20, 2.0
-# Run-to-run deviation of the timer correction in seconds, in logs with device events.
+# Standard deviation of the timer correction between runs, in seconds, in logs timed by device events.
 _TIMER_SECONDS = 2.8e-7
-# Degrees of freedom of the Student's t that matches the tails of rows in sustained (True) and elsewhere (False).
+# Degrees of freedom of Student's t that match the tails of row errors: in sustained (True) and elsewhere (False).
 _DEGREES = {True: 16, False: 8}
-# In sustained a visit falls into one of two states of the power controller, 1.1 % apart: at most half of that.
+# In sustained a visit is in one of two states of the power controller that differ by 1.1 %: an error of half of that.
 _STATES = 0.0055
 # The shift that all rows of a sustained run share.
 _SUSTAINED_SHIFT = 0.0012
 
 
 def decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
-    """The error of a figure over ``visits`` visits for decisions: its tails are as heavy as those of measured pairs."""
+    """Return the error of a figure from ``visits`` visits, for decisions: with tails as heavy as measured ones."""
     is_sustained = regime == SUSTAINED
     own = max(known.own, _STATES / math.sqrt(visits) if is_sustained else 1e-6)
-    own = min(own, 10.0)  # whatever a crafted log claims
+    own = min(own, 10.0)  # a crafted log may state any error
     common = max(known.common, _SUSTAINED_SHIFT) if is_sustained else known.common
     return FigureError(common, own, _DEGREES[is_sustained])
 
 
 class Design(NamedTuple):
-    """How the runs of both sides were interleaved. ``factor``: ratio of the shift between the sides to that of one run.
-    ``spare``: number of runs beyond the first of each side.
+    """How the runs of both sides were interleaved.
+
+    ``factor``: the shift between the sides, as a multiple of the shift of one run. ``spare``: the number of runs beyond
+    the first of each side.
     """
 
     label: str
@@ -63,7 +65,7 @@ SEPARATE = Design("separate visits", math.sqrt(2) * _APART, 0)
 
 
 def design_of(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
-    """The design, from the start times and durations in the logs. Only interleaved runs average out drift."""
+    """Find the design from the start times and durations in the logs. Only runs that take turns average out drift."""
     runs = sorted((_span(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _VISIT_GAP for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE._replace(spare=len(runs) - 2)
@@ -74,7 +76,7 @@ def design_of(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
 
 
 def _span(log: RunLog) -> tuple[datetime, datetime]:
-    """Start and end of a run; in the distant past if the log does not say."""
+    """Return when a run began and ended; in the distant past if the log does not say."""
     try:
         begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
@@ -83,8 +85,10 @@ def _span(log: RunLog) -> tuple[datetime, datetime]:
 
 
 class Together(NamedTuple):
-    """All rows of a regime pooled: the weighted geometric mean of B/A. ``chance``: of a false alarm.
-    ``by_temperature``: the share that the temperatures of both sides may explain.
+    """All rows of a regime together: ``ratio`` is the weighted geometric mean of B/A.
+
+    ``deviation``, ``degrees``: the standard deviation of its logarithm, with degrees of freedom. ``chance``: the chance
+    of a false alarm. ``by_temperature``: the relative difference that the temperatures may explain.
     """
 
     regime: str
@@ -97,22 +101,22 @@ class Together(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """Interval of B/A; each end misses the true value with probability ``chance``."""
+        """The interval of B/A. Each end misses the true value with probability ``chance``."""
         half_width = student_t(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
         factor = math.exp(min(half_width, WIDEST))
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
     def is_regression(self, tolerance: float) -> bool:
-        """Whether it is slower beyond doubt, and by more than a quarter of the tolerance."""
+        """Return whether B is certainly slower, and by more than a quarter of the tolerance."""
         return self.interval.high < 1 and self.ratio < 1 - TOGETHER * tolerance
 
     def smallest_loss(self, tolerance: float) -> float:
-        """The smallest loss common to all rows that is detected with 95 % probability, as a share."""
+        """Return the smallest loss of all rows, as a share, that would be detected with a probability of 95 %."""
         needed = min(1 - TOGETHER * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-student_t(self.degrees, 0.9) * self.deviation)
 
     def flat(self, tolerance: float) -> dict[str, Any]:
-        """As named columns."""
+        """Return the figure and its verdict as named columns."""
         return {
             **self._asdict(),
             "ratio_interval_low": self.interval.low,
@@ -123,8 +127,11 @@ class Together(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A row's B/A: its logarithm, the shift of a run, the row's own error with its degrees of freedom, seconds per
-    launch, the rates of each side's runs, and what the temperatures may explain.
+    """The change of a row between A and B.
+
+    ``logarithm``: of B/A. ``common``: the shift that all rows of a run share. ``own``: the error of the row, with
+    ``degrees`` of freedom. ``seconds``: per launch. ``rates``: those of the runs on each side. ``by_temperature``: the
+    relative difference that the temperatures may explain.
     """
 
     logarithm: float
@@ -137,10 +144,10 @@ class Change(NamedTuple):
 
 
 def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
-    """Pool the rows of a regime, weighted by their inverse variances.
+    """Combine the rows of a regime, weighted by their inverse variances. ``chance``: the chance of a false alarm.
 
-    The spread of the runs on a side updates the calibrated shift by its degrees of freedom, or replaces it if they
-    contradict each other.
+    The spread of the runs on each side is averaged with the calibrated shift, weighted by degrees of freedom. If it is
+    much larger than the calibration, it replaces it.
     """
     total = math.fsum(each.own**-2 for each in changes)
     weights = [each.own**-2 / total for each in changes]

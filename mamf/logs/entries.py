@@ -1,4 +1,4 @@
-"""The comparable parts of a log as entries: rows, candidates or ceilings, each with rate and interval. Pure."""
+"""What a comparison takes from a log: rows, candidates or ceilings as entries, each with rate and interval. Pure."""
 
 from __future__ import annotations
 
@@ -23,29 +23,33 @@ from mamf.errors import UsageError
 from mamf.logs.decision import decision_error
 from mamf.logs.run_log import RunLog, context_of, device_speeds
 from mamf.measurement import Measurement, group_pairs
-from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, VERIFY, StepKey
 from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geometric_mean, known_median
 
-# Half the width of a 95 % interval in standard deviations.
+# Half the width of a 95 % interval, in standard deviations.
 _NORMAL = 1.96
 #: The unit of an entry whose figure is a share of cycles.
 CYCLES = "% of cycles"
-#: The fields that rows are paired by: regime, problem, shape and kernel, by name.
+#: Values by the name of the field: regime, the fields of the problem, shape and kernel. Rows are paired by them.
 Fields = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of one log: the fields it is paired by, and its rate. Without a figure it is None; ``status`` says why.
+    """A row of a log, as it is compared with rows of another log.
 
-    ``rounds``: the number of fresh visits behind a guard's figure. ``error``: of the figure between runs, if known.
-    ``cycles_used``: the share of the compute units' cycles, if known (mamf.cycles), and ``cycles_error``: its error
-    between cards. ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
-    ``seconds``: per launch. ``rates``: one per run, if several. ``device``: uuid or else index, if it is not the run's
-    first device. ``device_speed``: relative to the run's first device, None if unknown, with the half width of its
-    interval as a share.
+    - ``fields``: what it is paired by.
+    - ``tflops``: the figure, in ``unit``; None without one, and ``status`` says why. ``interval``: its repeat interval.
+    - ``rounds``: in a guard, the number of fresh visits that the figure is from.
+    - ``error``: the error of the figure between runs, if known. ``seconds``: seconds per launch.
+    - ``rates``: the figure of each run, if several runs were averaged.
+    - ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
+    - ``cycles_used``, ``cycles_error``: the share of the compute units' cycles, if known (mamf.plausibility), and
+      its error between cards.
+    - ``device``: uuid, or else index, of a device that is not the run's first. ``device_speed``: its speed relative to
+      the first, None if unknown. ``device_speed_half_width``: half its interval, as a share.
     """
 
     fields: Fields
@@ -74,12 +78,13 @@ class Entry:
         return frozenset(self.fields.items())
 
     def without(self, names: Collection[str]) -> Entry:
-        """The row, paired without these fields."""
+        """Return the row without these fields, so that it is not paired by them."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
 
     def in_cycles(self) -> Entry:
-        """The row with the share of cycles in percent as its figure, which is the same on every card of an
-        architecture; without a figure if its clock was not measured.
+        """Return the row with its share of cycles, in percent, as the figure.
+
+        This share is the same on all cards of an architecture. Without a measured clock the row has no figure.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
@@ -89,13 +94,14 @@ class Entry:
         return replace(self, tflops=percent, unit=CYCLES, interval=interval, error=error, rates=(), per_degree=0.0)
 
     def as_on(self, other: Entry) -> Entry:
-        """The row at the speed of another row's device, by the reference that both devices measured. It has no figure
-        if one of them did not measure it.
+        """Return the row scaled to the speed of another row's device, by the reference that both devices measured.
+
+        It has no figure if one of them did not measure the reference.
         """
         if self.device == other.device or self.tflops is None:
             return self
         if not (self.device_speed and other.device_speed):
-            return replace(self, tflops=None, status="of a device that was never compared")
+            return replace(self, tflops=None, status="its device did not measure the reference")
         assert self.interval is not None and self.error is not None, "a figure has both"
         factor = other.device_speed / self.device_speed
         interval = replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor)
@@ -109,13 +115,16 @@ def is_find(log: RunLog) -> bool:
 
 
 def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
-    """The entries of a log. ``as_ceilings``: those of a find are its ceilings (see compare.py)."""
+    """Return the entries of a log. ``as_ceilings``: those of a find are its ceilings (compare.py says when).
+
+    Raises UsageError for a log that has nothing to compare.
+    """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
     if log.parts and is_find(log):
-        raise UsageError(f"{log.path} has a find of each device: compare single logs of it")
+        raise UsageError(f"{log.path} has one find per device: compare its logs one by one")
     if plan.kind == VERIFY:
-        raise UsageError(f"{log.path} is a verification, which has no rates: 'mamf show' prints it")
+        raise UsageError(f"{log.path} is a verification and has no rates: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):
         return [visited_entry(same) for same in by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
@@ -129,9 +138,9 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
-@functools.lru_cache(1024)  # the rows of a log share few problems
+@functools.lru_cache(1024)  # the many rows of a log have few problems
 def problem_fields(problem: Any) -> Fields:
-    """Fields a problem is paired by: all but the seed and, for a forward pass, the FLOP count of a backward pass."""
+    """Return what a problem is paired by: all fields but the seed and, in a forward pass, ``backward_count``."""
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
     fields = operation_called(problem.operation).problem_record(problem)
@@ -139,7 +148,7 @@ def problem_fields(problem: Any) -> Fields:
 
 
 def fields_of(step: StepKey) -> Fields:
-    """Fields a row of this step is paired by."""
+    """Return the fields that a row of this step is paired by."""
     regime, problem, shape, kernel = step
     return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
 
@@ -153,7 +162,7 @@ def _row_entry(row: Measurement) -> Entry:
 
 
 def _with_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
-    """The entry with the error of the combined figure of these visits of one run, and their temperature."""
+    """Add to an entry the error, temperature and cycles of the visits of one run that its figure combines."""
     return replace(
         entry,
         error=decision_error(error_of(visits), visits[0].regime, len(visits)),
@@ -166,7 +175,7 @@ def _with_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
 
 
 def _cycles_error(regime: str, problem: Any) -> FigureError | None:
-    """The error of cycles used between cards, by their calibration; None for a regime without one."""
+    """Return the calibrated error of cycles used between cards; None in a regime without a calibration."""
     if regime not in KERNEL_REGIMES:
         return None
     known = find_calibration("", f"{regime} cycles", problem)
@@ -174,7 +183,7 @@ def _cycles_error(regime: str, problem: Any) -> FigureError | None:
 
 
 def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
-    """Entries of rows. Entries from other devices than the run's first name their device and its relative speed."""
+    """Make the entries of rows. Those of devices other than the run's first name the device and its relative speed."""
     found = [_row_entry(row) for row in rows]
     if not log.devices:
         return found
@@ -193,14 +202,14 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
 
 
 def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
-    """The visits of each step."""
+    """Group rows by step: the visits of each."""
     return group_pairs((row.step, row) for row in rows)
 
 
 def visited_entry(visits: Sequence[Measurement]) -> Entry:
-    """A guard's row from its visits: the fresh visits combined if there are any, else the first.
+    """Combine the visits of a row to an entry: the fresh visits if there are any, else the first visit.
 
-    A wrong result in any visit makes the row wrong.
+    A wrong result in any visit makes the entry wrong.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
     fresh = [row for row in visits if row.phase == CONFIRM]
@@ -215,7 +224,7 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
 
 
 def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
-    """Confirmed candidates; each round is a sample."""
+    """Yield the confirmed candidates of a find. Each round is one sample."""
     for visits in by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
@@ -240,7 +249,7 @@ def _ceiling_entry(ceiling: Ceiling) -> Entry:
 
 
 def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """Rows averaged over several equal runs: the geometric mean of each row's figures."""
+    """Average the rows of several equal runs: the geometric mean of each row's figures."""
     if len(runs) == 1:
         return list(runs[0])
     found = group_pairs((row.key, row) for row in itertools.chain(*runs))
@@ -248,7 +257,7 @@ def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
 
 
 def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
-    """The mean of a row over all runs; without a figure if any run lacks it."""
+    """Return the mean of a row over all runs; without a figure if a run has none."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:
         statuses = [row.status for row in rows if row.tflops is None]

@@ -1,7 +1,7 @@
-"""Reads the text logs of mamf-finder, versions 2 to 4, and the node summaries of mamf-finder-all-gpus: best effort.
+"""Reads the text logs of mamf-finder, versions 2 to 4, and the node summaries of mamf-finder-all-gpus.
 
-The script has no machine-readable output. Lines are matched one by one, wherever they stand; a line with a figure that
-no pattern matches is counted, and the run says how many there were. Facts that a log lacks stay unknown.
+These scripts have no machine-readable output, so lines are matched one by one, in any order. Lines with a figure that
+match no pattern are counted, and a remark of the run gives the count. What a log does not say stays unknown.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mamf.logs.legacy import FinderRun, Reported
 from mamf.logs.run_log import Seen
 from mamf.machine.privacy import scrub
 
-#: The longest log, unpacked: a million rows.
+#: The largest log, unpacked: about a million rows.
 MAX_BYTES = 128 << 20
-#: More runs than this in one file are refused, because each becomes a log.
+#: The most runs in one file, because each becomes a log.
 MAX_RUNS = 1000
 _MAX_LINE = 4000
 _GZIP = b"\x1f\x8b"
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # a redirect of PowerShell
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # from a redirect in PowerShell
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _MARKDOWN = re.compile(r"^[ \t]*```.*$|^(?:> ?)+|^(?:\^C)+|\\(?=[*_|~])", re.MULTILINE)
-#: The ends of a line that was not cut: half a number is a wrong number.
+#: The end of a line that was not cut off. A cut line may end with half a number, which is a wrong number.
 _WHOLE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
 _SHAPE = r"(?P<shape>\d{1,9}x\d{1,9}x\d{1,9})"
 _FIGURE = r"(?:\d+(?:\.\d+)?|nan|inf)"
@@ -41,8 +41,8 @@ _RUN = re.compile(r"^(?=.*Benchmark started on \d|\s*\*\* Node results \()", re.
 
 
 def read_finder_logs(path: Path, seen: Seen = lambda count: None) -> list[FinderRun]:
-    """All runs in a file, usually one; gzip is supported. ``seen`` is called with the number of characters read. Raises
-    RunLogError for a file without a run.
+    """Read all runs in a file, plain or gzip; usually there is one. ``seen`` is called with the number of characters
+    read. Raises RunLogError for a file without a run.
     """
     try:
         return parse(_read(path), seen)
@@ -57,19 +57,21 @@ def _read(path: Path) -> str:
         if content.startswith(_GZIP):
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_BYTES + 1)
     except (EOFError, zlib.error) as error:
-        raise RunLogError(f"cannot be unpacked ({error}): give the log itself") from None
+        raise RunLogError(f"cannot be unpacked ({error}): unpack it yourself") from None
     except OSError as error:
         raise RunLogError(f"cannot be read ({error.strerror or error})") from None
     if len(content) > MAX_BYTES:
-        raise RunLogError(f"has more than {MAX_BYTES >> 20} MiB: no log of mamf-finder is that long")
+        raise RunLogError(f"has more than {MAX_BYTES >> 20} MiB, so it is not a log of mamf-finder")
     text = content.decode("utf-16" if content.startswith(_UTF16) else "utf-8-sig", errors="replace")
     if "\0" in text:
-        raise RunLogError("binary, not a log of mamf-finder; give the file named by its --output_file")
+        raise RunLogError("is binary: pass the text file that mamf-finder wrote to its --output_file")
     return text
 
 
 def parse(text: str, seen: Seen = lambda count: None) -> list[FinderRun]:
-    """All runs in a text. ``seen`` is called with the number of characters read. Raises RunLogError without a run."""
+    """Parse all runs in a text. ``seen`` is called with the number of characters read. Raises RunLogError without a
+    run.
+    """
     text = _MARKDOWN.sub("", _ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     if not text.endswith("\n") and not _WHOLE_END.search(text[-_MAX_LINE:]):
         text = text[: text.rfind("\n") + 1]
@@ -81,16 +83,16 @@ def parse(text: str, seen: Seen = lambda count: None) -> list[FinderRun]:
         seen(len(part))
     if not any(run.rows or run.best or run.tried is not None for run in runs):
         raise RunLogError(
-            "holds nothing that mamf-finder 2 to 4 prints: no row, no summary; give the file named by its --output_file"
+            "has no row or summary of mamf-finder 2 to 4: pass the text file that it wrote to its --output_file"
         )
     if len(runs) > MAX_RUNS:
-        raise RunLogError(f"holds more than {MAX_RUNS} runs: split it")
+        raise RunLogError(f"has more than {MAX_RUNS} runs: split it")
     return runs
 
 
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
-#: The line that uname printed, and the name of the host in it.
+#: A line printed by uname, with the name of the host.
 _UNAME = re.compile(
     r"^[\s-]*(?:Linux|Darwin|Windows|FreeBSD) (?!\d+\.\d)(\S+)(?= .*(?:#\d|x86_64|aarch64|arm64))", re.M
 )
@@ -101,13 +103,13 @@ _MAX_NAMES = 1000
 
 
 def _scrubber(text: str) -> Callable[[str], str]:
-    """A function that removes the hosts and users that the log itself names, card ids and paths from a string."""
+    """Return a function that removes private texts from a string: hosts and users that the log names, uuids, paths."""
     hosts = _UNAME.findall(text)
     names = dict.fromkeys((name for host in hosts for name in (host, host.split(".")[0])), "<host>")
     names |= dict.fromkeys(_HOME.findall(text), "<user>")
     if len(names) > _MAX_NAMES:
-        raise RunLogError(f"names more than {_MAX_NAMES} hosts and users: not the log of one machine")
-    # The longest first: a short host name is a part of the long one.
+        raise RunLogError(f"names more than {_MAX_NAMES} hosts and users, so it is not the log of one machine")
+    # The longest first, because a short host name is part of the long one.
     private = sorted((name for name in names if len(name) > 2 and name.lower() not in _HARMLESS), key=len, reverse=True)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, private)) or '(?!)'})(?!\w)")
     return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda found: names[found[0]], scrub(string)))
@@ -152,7 +154,7 @@ def _rows_of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
     if gpu["MAMF"]:
         yield Reported({"MAMF": float(gpu["MAMF"])}, gpu["MAMF_shape"], "confirm", label)
     if gpu["MSMF"]:
-        # Watts, clock and temperature of this table are the sustained ones.
+        # Watts, clock and temperature in this table are those of the sustained measurement.
         yield Reported(
             {"MSMF": float(gpu["MSMF"])},
             gpu["MSMF_shape"],
@@ -171,7 +173,7 @@ _TELEMETRY = re.compile(
     r"(?<![\w.])(?=\d+(?:W|MHz)\b)(?:(?P<watts>\d+)W)?\s*(?:(?P<mhz>\d+)MHz)?(?:\s+(?P<celsius>\d+)C)?"
 )
 _ROW = re.compile(rf"(?<![\w.])\d+ \|\s*(?P<tag>[a-z][\w-]*\s)?(?P<figures>[^@|]*)@ {_SHAPE}\s*\|(?P<rest>.*)")
-#: Rows of tables, each with the stage that it belongs to.
+#: Patterns for the rows of tables, each with the stage that it belongs to.
 _TABLES = (
     (
         "scout",
@@ -214,7 +216,7 @@ _IDENTIFYING = re.compile(r"^(?:uuid|pci_.*|serial.*)$")
 
 
 def _number(text: str | None) -> float | None:
-    """A figure; None for nan and inf, which mean that nothing was measured, and for a missing one."""
+    """Read a figure; None if it is missing, or nan or inf, which mean that nothing was measured."""
     value = math.nan if text in (None, "", "-") else float(str(text))
     return value if math.isfinite(value) else None
 
@@ -231,7 +233,7 @@ class _RunReader:
     def __init__(self, scrubber: Callable[[str], str]) -> None:
         self._scrub = scrubber
         self._section = ""
-        self._headline = ""  # of the table of confirms that is being read
+        self._headline = ""  # MAMF or MSMF: what the table of confirms being read is about
         self._locked_shape = ""
         self._is_reduction_second = False
         self._is_platform_known = False
@@ -252,9 +254,9 @@ class _RunReader:
         is_staged, has_headline = bool(stages - {""}), bool({"MAMF", "MSMF"} & set(self._best))
         why = self._interruption(is_staged, has_headline)
         if self._is_reduction_second:
-            self._remarks.append("the log prints the reduction second: shapes are MxNxK here")
+            self._remarks.append("the log prints shapes as MxKxN; they are MxNxK here")
         if self._not_understood:
-            self._remarks.append(f"imported: lines with figures that were not understood: {self._not_understood}")
+            self._remarks.append(f"import: {self._not_understood} lines with figures were not understood")
         stage = "confirm" if has_headline else "scout" if is_staged else ""
         return FinderRun(
             **{"version": None, **self._known},
@@ -269,17 +271,17 @@ class _RunReader:
         )
 
     def _interruption(self, is_staged: bool, has_headline: bool) -> str:
-        """Why the run is not complete; empty if it is."""
+        """Return why the run is not complete; empty if it is."""
         if self._known.get("tried") == 0:
             return "interrupted before the first shape was measured"
         if not self._best:
-            return "no summary: the log is cut, or the run was killed"
+            return "no summary: the log was cut off, or the run was killed"
         if is_staged and not has_headline:
-            return "no confirms: its best figures are of scouts, and no ceilings"
+            return "not confirmed: its best figures are of scouts, not ceilings"
         return ""
 
     def _shape(self, printed: str) -> str | None:
-        """The first logs of version 2 print the reduction second."""
+        """Return a printed shape as MxNxK. The first logs of version 2 print MxKxN."""
         if not printed:
             return None
         first, second, third = map(int, printed.split("x"))
@@ -290,7 +292,7 @@ class _RunReader:
     # -- rows and summary ----------------------------------------------------------------------------------------------
 
     def _take(self, line: str) -> bool:
-        """Whether a line is a row, or belongs to the summary."""
+        """Take a row or a line of the summary. Return whether the line was one."""
         if row := _ROW.search(line):
             return self._take_row(row)
         for stage, pattern in _TABLES:
@@ -300,7 +302,7 @@ class _RunReader:
         return self._take_summary(line)
 
     def _take_row(self, found: re.Match[str]) -> bool:
-        """Of version 2, and of the scouts before version 4 had tables."""
+        """Take a row of version 2, or of the scouts before version 4 had tables. Return whether it was one."""
         printed = _NAMED.findall(found["figures"])
         figures = {_STATISTIC[name]: value for text, name in printed if (value := _number(text)) is not None}
         if len(printed) < 3:  # version 1
@@ -315,7 +317,7 @@ class _RunReader:
 
     def _take_table(self, stage: str, found: re.Match[str]) -> None:
         groups, rest = found.groupdict(), found["rest"] or ""
-        if "<-" in rest:  # the winner of a phase is printed once more
+        if "<-" in rest:  # a repetition: the winner of a phase
             return
         if stage != "confirm":
             figures = {name: value for name in _STATISTIC.values() if (value := _number(groups.get(name))) is not None}
@@ -333,7 +335,7 @@ class _RunReader:
         figure = _number(found["headline"])
         row = Reported(
             {} if figure is None else {name: figure},
-            # A rank is a second long and only chooses who is measured properly.
+            # A ``rank`` takes a second and only chooses what is confirmed.
             stage="screen" if flag == "rank" else "confirm",
             remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,
@@ -407,7 +409,7 @@ class _RunReader:
 
 
 def _dtype_name(text: str) -> str:
-    """mamf's name of a dtype; one that mamf has no name for stays as printed."""
+    """Return mamf's name of a dtype, or the printed name if mamf does not know it."""
     bare = text.strip().removeprefix("torch.")
     try:
         return canonical_name(bare)

@@ -1,7 +1,8 @@
-"""The user's cache of ceilings: ``mamf find`` writes its logs there and ``mamf.peak`` reads them.
+"""The user's cache of ceilings: ``mamf find`` copies its logs there, and ``mamf.peak`` reads them.
 
-File names hash the uuid, unit count, power limit, driver, torch version, operand dtype and output dtype: a ceiling
-counts only where all of them are the same. Of two finds of one regime the better one is kept, by ``_value``.
+A ceiling is used only if backend, device, uuid, number of compute units, power limit, driver, torch version, operand
+dtype and result dtype are all the same: file names are a hash of them. If there are two finds, ``_value`` decides which
+one is kept.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from mamf.errors import MamfError, first_line
 from mamf.files import make_folder, write_whole
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import version_in_use
-from mamf.rate import label_dtype
+from mamf.measurement import label_dtype
 
 VARIABLE = "MAMF_CACHE"
-#: Whether the interval of the ceiling is known, whether the find is complete, and when it started.
+#: Whether the interval of a ceiling is known, whether its find is complete, and when that started.
 _Value = tuple[bool, bool, str]
 
 
 def folder() -> Path:
-    """The folder in MAMF_CACHE, else ``mamf`` in the platform's cache folder."""
+    """Return the folder named by MAMF_CACHE, or ``mamf`` in the platform's cache folder."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     if sys.platform == "win32":
@@ -44,24 +45,25 @@ def folder() -> Path:
 
 
 def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to where ``cached_ceiling`` looks, once for each of its ceilings. Warns of each ceiling
-    that is not kept. Ceilings of simulated devices never are.
+    """Copy the log of a find to the cache, once per ceiling. Call ``warn`` for each ceiling that is not kept.
+
+    Ceilings of simulated devices are never kept, without a warning.
     """
     try:
         for reason in _copy_to_cache(path):
-            warn(f"not kept for mamf peak: {reason}")
+            warn(f"not cached for mamf peak: {reason}")
     except (MamfError, OSError) as error:
-        warn(f"not kept for mamf peak: {first_line(error)}")
+        warn(f"not cached for mamf peak: {first_line(error)}")
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Yields why a ceiling is not kept."""
+    """Copy the log to the cache, and yield a reason for each ceiling that is not kept."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED:
         return
     if log.plan.problem.data != "normal":
-        yield f"the operands are {log.plan.problem.data}, and a ceiling is of normally distributed values"
+        yield f"its operands are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
     make_folder(folder(), f"; name another folder by {VARIABLE}")
@@ -76,10 +78,10 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
                 target.unlink()
             write_whole(target, content)
         else:
-            reasons = ("the interval of this one is unknown", "this find was interrupted", "that one is newer")
+            reasons = ("its interval is unknown", "its find was interrupted", "it is older")
             differs = [ours != theirs for ours, theirs in zip(_value(own), _value(kept), strict=True)]
-            there = f"the one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit}) is there"
-            yield f"the {regime} ceiling, because {there} and {reasons[differs.index(True)]}"
+            cached = f"the cached one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
+            yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} stays"
 
 
 def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
@@ -87,14 +89,15 @@ def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
 
 
 def _value(ceiling: Ceiling) -> _Value:
-    """The rule of the cache: a known interval beats an unknown one, then a complete find an interrupted one, then a
-    newer one an older one.
+    """Return what decides which ceiling is kept: the greater value.
+
+    A known interval beats an unknown one; then a complete find beats an interrupted one; then the newer find wins.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
 
 def _read(path: Path, regime: str) -> Ceiling | None:
-    """A link counts as missing: in a shared folder, somebody else may have made it."""
+    """Read a cached ceiling; None if there is none. A symbolic link counts as none, because others may have made it."""
     if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)
@@ -103,12 +106,12 @@ def _read(path: Path, regime: str) -> Ceiling | None:
 
 
 def cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
-    """The cached ceiling of this device for the dtypes of a problem. Raises RunLogError for a damaged log."""
+    """Return the cached ceiling of a device for a problem's dtypes, or None. Raises RunLogError for a damaged log."""
     return _read(_file(info, version_in_use("torch"), problem, regime), regime)
 
 
 def _file(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:
-    # A device without a uuid is identified by host and index: machines may share a home folder.
+    # A device without a uuid is identified by host and index, because machines may share a home folder.
     card = info.uuid_hash or [platform.node(), info.index]
     key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch]
     key += [label_dtype(problem), problem.out_dtype]

@@ -1,13 +1,13 @@
-"""Verdicts on rows that are measured again: those of a guard against their baseline, and claims of other runs. Pure.
+"""Verdicts on rows that are measured again: rows of a guard against their baseline, and claims of other runs. Pure.
 
-A first visit never fails a guard, it only raises a doubt. Doubtful rows are visited again, interleaved, and these fresh
-visits alone decide: the slowest of many first visits is slow by chance too (the winner's curse). They go on until the
-interval of their ratio to the baseline lies on one side of the tolerance, or the rounds end.
+Guards. A first visit never fails a guard; it only raises a doubt. Doubtful rows are visited again, in turns, and only
+these fresh visits decide, because the slowest of many first visits is also slow by chance (the winner's curse). Visits
+go on until the interval of the ratio to the baseline is on one side of the tolerance, or there are no rounds left.
 
-The ceilings of a find are claims as they are: fresh rounds gave their figures. The best rows of other logs were chosen
-for being fast, so verdicts count how many rows they were chosen from. A claim and its visits here are two runs, which
-scatter as calibrated; a printed figure is taken as a run like the one here. Visits of a claim have the phase
-``confirm`` and are numbered.
+Claims. The ceilings of a find are from fresh rounds, so they are claims without a correction. The best rows of other
+logs were selected for being fast, so a verdict accounts for how many rows they were selected from. A claim and its
+visits here are two runs, which differ as calibrated. The error of a figure without one is taken to be that of the run
+here. Visits of a claim have the phase ``confirm`` and are numbered.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
 
 
-#: What a guard compares: rates, of one card, or the cycles used, of any card of its architecture.
+#: What a guard compares: rates, on one card, or cycles used, on all cards of an architecture.
 RATE, BY_CYCLES = BY = ("rate", "cycles")
 
 
 class GuardKeys(Struct, kw_only=True):
-    """The keys of a guard file."""
+    """The keys of a guard file, with their defaults."""
 
     operation: str
     kernels: list[str]
@@ -55,24 +55,25 @@ class GuardKeys(Struct, kw_only=True):
     problem: Fields = field(default_factory=dict)
 
 
-# A first visit is doubted from this share of the tolerance on: a visit may be a percent faster than its kernel is.
+# A first visit raises a doubt if it is slower by this share of the tolerance. It is not 1, because a single visit may
+# be a percent faster than the kernel is.
 _DOUBT = 0.5
-# A failure may be transient: it is tried once more.
+# The number of failures after which a row has failed. One may be transient, so the row is tried once more.
 _FAILURES = 2
 
-#: failed (it has no figure any more) and regression fail a guard. undecided: the row scatters too much for the
-#: tolerance, or no fresh visits confirmed a suspicion. new has no baseline. The worst first.
+#: Outcomes, the worst first. ``failed`` (a row without a figure that had one) and ``regression`` fail a guard.
+#: ``undecided``: the row is too noisy for the tolerance, or has too few fresh visits. ``new``: it has no baseline.
 Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 def guarded_entries(log: RunLog, by: str) -> list[Entry]:
-    """The rows of a log by what a guard compares, one of BY."""
+    """Return the rows of a log with the figures that a guard compares. ``by``: one of BY."""
     return [each.in_cycles() for each in entries(log)] if by == BY_CYCLES else entries(log)
 
 
 def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
-    """Whether a row with these visits needs another, given its baseline."""
+    """Return whether a row with these visits needs another visit."""
     now = visited_entry(visits)
     now = now.in_cycles() if baseline.unit == CYCLES else now
     before = baseline.as_on(now)
@@ -88,7 +89,7 @@ def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float
 
 @dataclass(frozen=True)
 class Judged:
-    """A guard's verdict on a row. ``pair``: None if there is nothing to compare it with."""
+    """A row of a guard with its outcome. ``pair``: the row and its baseline; None if one of them has no figure."""
 
     entry: Entry
     outcome: Outcome
@@ -97,7 +98,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A guard's log compared with its baseline. ``rows``: worst first. ``unfinished``: why it ended early, if so."""
+    """A guard's log compared with its baseline.
+
+    ``rows``: worst first. ``unfinished``: why the run ended early; empty if it did not.
+    """
 
     comparison: Comparison
     rows: tuple[Judged, ...]
@@ -105,7 +109,7 @@ class Guarded:
     unfinished: str
 
     def counts(self) -> dict[Outcome, int]:
-        """Rows by outcome, every outcome named."""
+        """Return the number of rows by outcome, for all outcomes."""
         found = [row.outcome for row in self.rows]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
@@ -133,9 +137,9 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = RATE)
 
 
 def outcome_of(pair: Pair, tolerance: float) -> Outcome:
-    """The outcome of a pair, from its fresh visits or else its first visit.
+    """Return the outcome of a row: ``regression`` if it is slower with 95 % confidence and by more than the tolerance.
 
-    A regression is slower at 95 % confidence and by more than the tolerance.
+    Without enough fresh visits, such a row is ``undecided``.
     """
     if is_too_wide(pair, tolerance):
         return "undecided"
@@ -145,14 +149,14 @@ def outcome_of(pair: Pair, tolerance: float) -> Outcome:
 
 
 def is_too_wide(pair: Pair, tolerance: float) -> bool:
-    """Whether a row may be slower by more than the tolerance only because its interval is wider than that."""
+    """Return whether the interval of a row is so wide that nothing can be said about the tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
 
 
 def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
-    """Rows whose own interval is wider than the tolerance, by its half width as a share; the widest first."""
+    """Return the rows with an interval wider than the tolerance, each with its half width as a share; widest first."""
     known = [(each.interval.half_width / each.tflops, each) for each in entries(log) if each.tflops and each.interval]
     return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
 
@@ -160,34 +164,35 @@ def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, 
 # -- reproductions ----------------------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
-#: By what ``mamf compare`` says of such a pair.
+#: The verdict on a claim, by the verdict of ``mamf compare``.
 _VERDICTS = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
-# Half the width of a 95 % interval in standard deviations; clocks that differ by less are equal.
+# Half the width of a 95 % interval in standard deviations; the relative difference below which clocks count as equal.
 _NORMAL, _SAME_CLOCK = 1.96, 0.005
 
 
 def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
-    """``top``: how many rows of each problem and regime, best first; None: all. Raises UsageError for a log without a
-    figure to measure again.
+    """Make claims of the best rows of a log, to be measured again.
+
+    ``top``: how many rows of each problem and regime; None: all. Raises UsageError for a log without a figure.
     """
     ceilings = entries(log, as_ceilings=True) if is_find(log) and top == 1 else []
     rows = {frozenset(fields_of(row.step).items()): row for row in log.measurements if row.ok and not row.is_reference}
     claims = [
-        Claim(row.step, entry.tflops, entry.interval, error=entry.error, clock_hz=row.conditions.clock_hz)
+        Claim(row.step, entry.tflops, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
         for entry in (ceilings or entries(log) if not log.counter_records else ())
         if entry.tflops and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
     ]
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
-        raise UsageError(f"{log.path} holds no measured rate of {log.plan.operation}, so nothing can be reproduced")
+        raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
     best = tuple(claim for same in groups.values() for claim in same[:top])
     recorded = tuple(_circumstances_of(log.header).items())
     return ReproduceOptions(best, log.path.name, recorded, 1 if ceilings else len(claims))
 
 
 def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """The device, its software, settings and limits, by name."""
+    """Return the device, its software, settings and limits, by name."""
     device, clock = header["device"], header["device"].get("max_clock_hz")
     return {
         "device": device["name"],
@@ -199,7 +204,11 @@ def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim and its figure here. ``here``: None if it was not tried; ``pair``: None without a figure."""
+    """A claim and what was measured here.
+
+    ``here``: None if it was not tried. ``pair``: None without a figure here; of cycles used if the claim is of another
+    card and the cycles of both are known.
+    """
 
     claim: Claim
     tolerance: float
@@ -212,13 +221,20 @@ class JudgedClaim:
         return NOT_MEASURED if self.pair is None else _VERDICTS[self.pair.verdict(self.tolerance)]
 
     @property
+    def cycles(self) -> tuple[float | None, float | None]:
+        """The cycles used in the claim and here, as shares; None unless they are compared."""
+        if self.here is None or self.pair is None or self.pair.a.unit != CYCLES:
+            return None, None
+        return self.claim.cycles_used, self.here.cycles_used
+
+    @property
     def is_slower(self) -> bool:
-        """Whether it is surely slower, and by more than the tolerance."""
+        """Whether it is certainly slower here, and by more than the tolerance."""
         return self.pair is not None and self.pair.is_regression(self.tolerance)
 
 
 def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
-    """The verdict on each claim, in their order. ``rows``: of a reproduction, as far as it is."""
+    """Judge each claim, in their order. ``rows``: those that the reproduction has measured so far."""
     return [
         _judge_visits(options, claim, [row for row in rows if row.phase == CONFIRM and row.step == claim.step])
         for claim in options.claims
@@ -234,6 +250,8 @@ def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Meas
     scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
     error = claim.error or replace(here.error, own=scatter)
     there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
+    if claim.cycles_used and here.cycles_used and here.cycles_error:
+        there, here = (each.in_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
     pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
     clock_hz = summarize_conditions([row for row in visits if row.ok]).clock_hz
     return replace(judged, pair=pair, clock_hz=clock_hz)
@@ -242,7 +260,7 @@ def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Meas
 def differences_here(
     options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
 ) -> list[Difference]:
-    """What the claims record of their run and is different in the run here."""
+    """Return what differs between the run that the claims are from and the run here."""
     clocks = [
         Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
         for each in judged

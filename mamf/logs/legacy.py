@@ -1,7 +1,7 @@
-"""Runs of mamf-finder, the predecessor, as run logs of tier legacy. Facts missing from its logs stay unknown.
+"""Runs of mamf-finder, the predecessor of mamf, as run logs of tier ``legacy``.
 
-Its figures have no samples, intervals or verification, so they are never ranked with measurements of mamf: they are
-``reported`` records instead of ``measurement`` records.
+Its figures have no samples, no intervals and no verification, so they are never ranked with measurements of mamf. Their
+records are named ``reported``, not ``measurement``. What mamf-finder did not print stays unknown.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from mamf.machine.environment import tool_version
 from mamf.machine.privacy import scrub, scrub_record
 
 TIER = "legacy"
-#: What mamf-finder calls its figures: of a loop (``stated``: by version 1, which does not say which), and its ceilings.
+#: The names of mamf-finder's figures: statistics of a loop, and its two ceilings. ``stated``: version 1 does not say
+#: which statistic it printed.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
 class Reported(Struct, frozen=True):
-    """One figure or line of figures as printed.
+    """A line with one or several figures of a shape, as mamf-finder printed it.
 
-    ``tflops``: by name in STATISTICS. ``shape``: MxNxK, None where the log does not say which shape was tried.
-    ``stage``: ``scout``, ``screen`` or ``confirm`` where the version has stages, else empty. ``label``: ``GPU 3`` in a
-    node's summary.
+    - ``tflops``: by name in STATISTICS. ``shape``: MxNxK; None if the log does not say it.
+    - ``stage``: ``scout``, ``screen`` or ``confirm``; empty in versions without stages.
+    - ``label``: such as ``GPU 3``, in the summary of a node.
     """
 
     tflops: Mapping[str, float]
@@ -47,12 +48,13 @@ class Reported(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FinderRun:
-    """One run of mamf-finder. None, or empty: the log does not say.
+    """A run of mamf-finder. A field is None or empty if the log does not say it.
 
-    ``version``: as printed, such as ``v4``. ``started``: local time of that machine, without a zone.
-    ``dtype``: mamf's name. ``device_properties``: as printed. ``best``: by name in STATISTICS, as the log sums it up.
-    ``tried``: how many shapes by the summary. ``means``: ``arithmetic`` and ``geometric`` in TFLOPS. ``is_complete``:
-    False when it was interrupted; its best are scouts then, and no ceilings.
+    - ``version``: as printed, such as ``v4``. ``started``: local time of that machine, without a time zone.
+    - ``dtype``: by mamf's name. ``device_properties``: as printed.
+    - ``best``: the best figures in the log's summary, by name in STATISTICS. ``tried``: how many shapes it says it
+      tried. ``means``: the ``arithmetic`` and ``geometric`` mean, in TFLOPS.
+    - ``is_complete``: False if it was interrupted. Its best figures are then of scouts, not ceilings.
     """
 
     version: str | None
@@ -71,26 +73,28 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: Fields of a run that its summary holds; ``rows`` are records, and the others make its header.
+#: Fields of a run that are in the summary record. ``rows`` are records of their own; other fields are in the header.
 OF_SUMMARY = ("tried", "elapsed_seconds", "means", "best")
 OF_HEADER = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*OF_SUMMARY, "rows", "is_complete", "version")
 )
 _ENCODER = json.JSONEncoder(allow_nan=False)
-# The same remark stands in thousands of rows.
+# Cached, because thousands of rows may have the same remark.
 _scrubbed = functools.lru_cache(4096)(scrub)
 _NOT_WHOLE = "not a whole imported log"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
-    """Raises UsageError when the file exists or cannot be created, RunLogWriteError when the disk is full; then nothing
-    is left.
+    """Write a run as a log.
+
+    Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full. No partial file is
+    left.
     """
     create_whole(path, (f"{_ENCODER.encode(record)}\n" for record in _records(run)))
 
 
 def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
-    """What the log printed is scrubbed."""
+    """Yield the records of a run. Private texts are scrubbed."""
     yield {
         "record": "header",
         "schema": SCHEMA,
@@ -115,7 +119,7 @@ def _reported_record(row: Reported) -> dict[str, Any]:
 
 
 def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
-    """An imported run, or None for a log of mamf's own. Raises RunLogError when the file cannot be read."""
+    """Read an imported run; None if the log is mamf's own. Raises RunLogError if the file cannot be read."""
     try:
         header = parse_record(next(lines_of(path)))
     except ValueError:
@@ -124,7 +128,7 @@ def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | Non
 
 
 def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
-    """The run of the records in a file, each taken once. Raises RunLogError saying what is wrong with them."""
+    """Build a run from the records of a file, which are read once. Raises RunLogError that says what is wrong."""
     try:
         header = next(records)
         if why := why_unreadable(path, header.get("schema")):

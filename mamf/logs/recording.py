@@ -1,6 +1,7 @@
-"""The header of a run log, with its plan and the measured traits, and how a run ended. A header is declared here, as
-other records are in records.py. Plans have one form for every kind and operation; the operation reads and writes what
-belongs to it.
+"""The header of a run log with the plan and the measured traits, and the end of a run.
+
+The header is declared here as msgspec structs, like the other records in records.py. Plans of all kinds and operations
+have one form; shapes and problems in it are read and written by their operation.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, defstruct
 from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
-from mamf.logs.records import Fields, Tool, Whole, utc_now
+from mamf.calibration import BurstTraits, SustainedTraits
+from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import Measurement
-from mamf.operations.matmul.shapes import SearchOptions
+from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
 from mamf.plans import (
     FIND,
@@ -27,6 +29,7 @@ from mamf.plans import (
     REPRODUCE,
     SWEEP,
     VERIFY,
+    Claim,
     GuardOptions,
     Plan,
     Problem,
@@ -35,8 +38,6 @@ from mamf.plans import (
     SweepOptions,
     VerifyOptions,
 )
-from mamf.regime_traits import BurstTraits, SustainedTraits
-from mamf.statistics import FigureError, Interval
 from mamf.timers import LARGEST_SHIFT_SECONDS
 
 
@@ -53,77 +54,63 @@ class Traits(Struct, kw_only=True):
     cache_bytes: Whole | None
 
 
-class Grid(Struct, kw_only=True):
-    m: list[Whole]
-    n: list[Whole]
-    k: list[Whole]
-    most_flop: float | None
+#: The class of a plan's options, for the kinds of runs that have options.
+OPTIONS: Mapping[str, type] = {
+    SWEEP: SweepOptions,
+    FIND: SearchOptions,
+    GUARD: GuardOptions,
+    REPRODUCE: ReproduceOptions,
+    VERIFY: VerifyOptions,
+}
+#: The name of ``Plan.kind`` in a log.
+_KIND = "command"
+#: The type of a value in a log, by its type in a plan.
+_LOGGED_TYPES = {Shape: str, Problem: Fields, int: Whole}
+#: Fields with another type in a log: JSON has no infinity, and claims in earlier logs have no cycles.
+_LOGGED_OTHERWISE: Mapping[type, dict[str, Any]] = {
+    MatmulGrid: {"most_flop": float | None},
+    Claim: {"cycles_used": CyclesUsed | Missing | None},
+}
 
 
-class Step(Struct, kw_only=True):
-    regime: str
-    problem: Fields
-    shape: str
-    kernel: str
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
-class Claim(Struct, kw_only=True):
-    step: Step
-    rate: float
-    interval: Interval
-    error: FigureError | None
-    clock_hz: float | None
+def _logged_type(kind: Any) -> Any:
+    """Return the type that a value of a plan has in a log."""
+    if kind in _LOGGED_TYPES:
+        return _LOGGED_TYPES[kind]
+    if get_origin(kind) is tuple:
+        return list[_logged_type(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) in (Union, types.UnionType):
+        return Union[tuple(map(_logged_type, get_args(kind)))]  # noqa: UP007  (of types that are not known here)
+    if not is_dataclass(kind) and not hasattr(kind, "_fields"):
+        return kind
+    declared = {name: _logged_type(each) for name, each in _types(kind).items()} | _LOGGED_OTHERWISE.get(kind, {})
+    return kind if declared == _types(kind) else _declare(kind.__name__, declared)
 
 
-class PlanOptions(Struct, kw_only=True):
-    """Each kind of run has some of them: mamf.logs.recording says which."""
-
-    order: str | Missing = UNSET
-    reference: str | Missing | None = UNSET
-    reference_every: Whole | Missing = UNSET
-    rank: Whole | Missing = UNSET
-    ranks: Whole | Missing = UNSET
-    warmup_launches: Whole | Missing = UNSET
-    timed_launches: Whole | Missing = UNSET
-    grid: Grid | Missing = UNSET
-    scouts: Whole | Missing = UNSET
-    refinements: Whole | Missing = UNSET
-    priors: list[str] | Missing = UNSET
-    is_quick: bool | Missing = UNSET
-    rounds: Whole | Missing = UNSET
-    claims: list[Claim] | Missing = UNSET
-    source: str | Missing = UNSET
-    recorded: list[list[str]] | Missing = UNSET
-    chosen_from: Whole | Missing = UNSET
-    tolerance: float | Missing = UNSET
-    number: Whole | Missing = UNSET
-    operations: list[str] | Missing = UNSET
+def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:
+    """Declare the struct of a record. A field whose type includes Missing may be missing from a log."""
+    given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
+    return defstruct(name, given, kw_only=True, module=__name__)
 
 
-class PlanFields(Struct, kw_only=True):
-    command: str
-    operation: str
-    problems: list[Fields]
-    kernels: list[str]
-    shapes: list[str]
-    regimes: list[str]
-    precision: float
-    seconds: float | None
-    budget_seconds: float | None
-    flush: bool
-    clock: str | Missing = UNSET
-    layers: list[str]
-    options: PlanOptions
+#: The options of all kinds of runs. Which of them a plan has depends on its kind: see OPTIONS.
+PlanOptions = _declare(
+    "PlanOptions",
+    {name: _logged_type(each) | Missing for kind in OPTIONS.values() for name, each in _types(kind).items()},
+)
 
 
-class SearchRecord(PlanFields, kw_only=True):
-    """A search that comes first in a run; no search comes before it."""
-
-    searches: list[dict[str, Any]] | Missing = UNSET
-
-
-class PlanRecord(PlanFields, kw_only=True):
-    searches: list[SearchRecord]
+#: The fields of a plan, without its kind.
+_PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches")}
+_PLAN |= {_KIND: str, "options": PlanOptions, "clock": str | Missing}
+#: The plan of a search that a run begins with. It has no searches of its own.
+SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
+PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord]})  # type: ignore[valid-type]
 
 
 class Header(Struct, kw_only=True):
@@ -138,7 +125,7 @@ class Header(Struct, kw_only=True):
     traits: Traits | Missing = UNSET
     sensors: str | Missing = UNSET
     kernel: str
-    plan: PlanRecord
+    plan: PlanRecord  # type: ignore[valid-type]
     settings: dict[str, Any] | Missing = UNSET
     environment: Environment
     findings: list[str] | Missing = UNSET
@@ -146,7 +133,7 @@ class Header(Struct, kw_only=True):
 
 
 def traits_record(backend: Backend) -> dict[str, Any]:
-    """The traits of an opened device as JSON values; empty if they are its adapter's own."""
+    """Convert the traits of an opened device to JSON values; empty if they are constants of its adapter."""
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
         return {}
@@ -158,7 +145,7 @@ def traits_record(backend: Backend) -> dict[str, Any]:
 
 
 def apply_traits(backend: Backend, record: Mapping[str, Any]) -> None:
-    """Give an opened device the traits of a log, if the log has any."""
+    """Set the traits of an opened device to those in a log, if the log has any."""
     if record:
         backend.burst_traits = replace(backend.burst_traits, **record["burst"])
         backend.sustained_traits = replace(backend.sustained_traits, **record["sustained"])
@@ -173,7 +160,7 @@ def header_of(
     findings: Sequence[str] = (),
     notes: str = "",
 ) -> dict[str, Any]:
-    """``plan``: from mamf.logs.recording. ``findings``: the doctor's, one line each."""
+    """Make the header of a log. ``plan``: from ``plan_record``. ``findings``: what the doctor found, one line each."""
     sensors = backend.telemetry
     return {
         "tool": tool_version(),
@@ -194,7 +181,7 @@ def header_of(
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended: its status, why it ended early, after how many seconds, and how many steps are left."""
+    """How a run ended. ``reason``: why it ended early, if it did. ``left``: the number of steps not measured."""
 
     status: str
     reason: str = ""
@@ -202,7 +189,7 @@ class End:
     left: int = 0
 
     def summary(self, measured: int) -> dict[str, Any]:
-        """What the last record of every log says. ``measured``: rows with a figure."""
+        """Return what the last record of every log has. ``measured``: the number of rows with a figure."""
         return {
             "status": self.status,
             "reason": self.reason,
@@ -213,35 +200,35 @@ class End:
 
 
 class Record(NamedTuple):
-    """A record of a log that is not a measurement."""
+    """A record that is not a measurement: its name and its fields."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
 def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
-    """A field of the summary: the timer's overhead estimated again after the last row; empty if no row used it."""
+    """Estimate the timer's overhead again after the last row, as a field of the summary; empty if no row used it."""
     if not any(row.timer_overhead for row in rows):
         return {}
     try:
         after = backend.timer_overhead()
-    except Exception:  # a device that failed has ended the run already, with a reason
+    except Exception:  # the device failed, which has already ended the run with a reason
         return {}
     return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
 
 
 def sharing_after(backend: Backend) -> dict[str, Any]:
-    """A field of the summary: the ways in which the card is shared after the run and was not before; empty if none."""
+    """Return how the card is shared now and was not before the run, as a field of the summary; empty if unchanged."""
     try:
         now = backend.sharing()
-    except Exception:  # a device that failed has ended the run already, with a reason
+    except Exception:  # the device failed, which has already ended the run with a reason
         return {}
     new = [way for way in now if way not in shared_ways(backend.info.name)]
     return {"shared_after": new} if new else {}
 
 
 def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
-    """A warning if the overhead after the run is not the one subtracted in it, else an empty text."""
+    """Return a warning if the timer's overhead after the run differs from the one subtracted, else an empty string."""
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
     if after is None or not timed or abs(after - timed[-1].timer_overhead) <= LARGEST_SHIFT_SECONDS:
@@ -249,33 +236,21 @@ def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     before = timed[-1].timer_overhead
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
-        f"the timer's overhead moved from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
+        f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
         f"the shortest launches may be off by {share:.1%}; measure them again"
     )
 
 
 def host_seconds(backend: Backend) -> float:
-    """Backend time for a summary; 0 if the clock fails, which has already ended the run with a reason."""
+    """Return the backend's time for a summary; 0 if its clock fails, which has already ended the run with a reason."""
     try:
         return backend.now()
     except Exception:
         return 0.0
 
 
-#: The options of each kind of run that has any.
-OPTIONS: Mapping[str, type] = {
-    SWEEP: SweepOptions,
-    FIND: SearchOptions,
-    GUARD: GuardOptions,
-    REPRODUCE: ReproduceOptions,
-    VERIFY: VerifyOptions,
-}
-#: Logs name the kind of a plan so.
-_KIND = "command"
-
-
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values, with shapes as their operation prints them."""
+    """Convert a plan to JSON values. Shapes become the text that their operation prints."""
     of = operation_called(plan.operation)
     record = {name: _written(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
     options = _written(plan.options, of) or {}
@@ -301,20 +276,15 @@ def _written(value: Any, of: AnyOperation) -> Any:
 
 
 def plan_from_record(record: Mapping[str, Any]) -> Plan:
-    """The plan in the header of a log. Raises KeyError, TypeError or ValueError for a record that is not one."""
+    """Convert JSON values to a plan. Raises KeyError, TypeError or ValueError if they are not one."""
     of = operation_called(record["operation"])
     given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
     options = record["options"] and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
     return Plan(**{**given, "kind": record[_KIND], "options": options or None})
 
 
-@functools.cache
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
 def _read(value: Any, kind: Any, of: AnyOperation) -> Any:
-    """A JSON value as a value of this type."""
+    """Convert a JSON value to a value of type ``kind``."""
     if kind == Shape:
         return value if isinstance(of, Unknown) else of.parse_shape(value)
     if kind == Problem:

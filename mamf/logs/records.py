@@ -1,8 +1,7 @@
-"""The records of a run log after its header. Each is declared once, by a msgspec struct: its schema, its
-reader and its writer.
+"""The records that follow the header of a run log. Each is declared once, as a msgspec struct.
 
-``results check`` and the schema in the docs read the same declarations. A field with the default UNSET may be missing.
-Readers ignore fields that are not declared here.
+Reader, writer, ``results check`` and the schema in the docs all use these declarations. A field with the default UNSET
+may be missing from a log. Readers ignore fields that are not declared.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from msgspec import UnsetType as Missing
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measurement import Conditions, Measurement, Status
+from mamf.measurement import Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import operation_called
-from mamf.plans import MATMUL
-from mamf.rate import Rate
-from mamf.regime_names import require_regime
+from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 from mamf.timers import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS
 
@@ -33,21 +30,21 @@ RecordT = TypeVar("RecordT")
 
 # -- types of fields ---------------------------------------------------------------------------------------------------
 
-#: JSON has whole numbers of any length; this is the range of what a computer counts.
+#: A whole number of 64 bits. JSON itself has no limit.
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-#: Sensors report whole numbers too, and a log keeps them as such.
+#: A reading of a sensor. Whole numbers stay whole in the log.
 Sensor = Whole | float | None
-#: A field of a shape or of a problem.
+#: The value of a field of a shape or problem.
 Plain = str | bool | Whole | float | None
 Fields = dict[str, Plain | list[Plain]]
-# An attosecond and thirty years: beyond them rates, or squares of samples, leave what a float holds.
+# From an attosecond to thirty years. Outside, rates or squares of samples would not fit in a float.
 Seconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
-#: In megahertz, far beyond any device's; and as a share, of which 1 is all.
+#: In megahertz, with a limit far above any device's; and as a share, where 1 is all cycles.
 TrueClock = Annotated[float, Meta(gt=0, lt=1e6)]
 CyclesUsed = Annotated[float, Meta(gt=1e-9, lt=1e3)]
-#: A timer that missed a launch reads zero or less.
+#: Seconds. A timer that missed a launch reads zero or less.
 TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
-#: The mean, median, fastest and slowest rate, and the interval of the figure.
+#: The rates ``mean``, ``median``, ``fastest`` and ``slowest``, and the ``interval`` of the figure: [low, high].
 Rates = dict[str, float | list[float]]
 
 
@@ -66,7 +63,7 @@ class RepeatabilityRecord(Struct, kw_only=True):
     ignores_within: bool | Missing = UNSET
     usual_celsius: float | Missing = UNSET
     per_degree: float | Missing = UNSET
-    # Earlier logs.
+    # Only in earlier logs.
     visit: float | Missing = UNSET
     degrees: Whole | Missing = UNSET
     is_whole: bool | Missing = UNSET
@@ -117,7 +114,7 @@ class MeasurementRecord(Struct, kw_only=True):
 
 
 class CeilingRecord(Struct, kw_only=True):
-    """Products have a rate in TFLOPS and do not name their operation; other operations name it and their unit."""
+    """A ceiling. Those of matmuls have ``tflops``; others have ``operation``, ``rate`` and ``unit``."""
 
     operation: str | Missing = UNSET
     regime: str
@@ -147,7 +144,7 @@ class CeilingRecord(Struct, kw_only=True):
 
 
 class KernelCounters(Struct, kw_only=True):
-    """What a kernel of the device counted (mamf.profiling.counters)."""
+    """The hardware counters of one device kernel (mamf.profiling.counters)."""
 
     name: str
     grid: str
@@ -185,7 +182,10 @@ class Summary(Struct, kw_only=True):
 
 
 class KnownCeiling(Struct, kw_only=True):
-    """What the shares of rows are of, where the run did not measure it: a mamf.rate.Rate."""
+    """A ceiling that rows are a share of and that this run did not measure: a mamf.measurement.Rate.
+
+    ``told``: its description.
+    """
 
     dtype: str
     regime: str
@@ -201,7 +201,7 @@ class Resume(Struct, kw_only=True):
     notes: str | Missing = UNSET
 
 
-#: By the name of a record after the header.
+#: The struct of each record after the header, by its name.
 RECORDS: Mapping[str, type] = {
     "measurement": MeasurementRecord,
     "ceiling": CeilingRecord,
@@ -213,8 +213,9 @@ RECORDS: Mapping[str, type] = {
 
 
 def read_record(record: object, kind: type[RecordT], prefix: str = "") -> RecordT:
-    """The record as an object of ``kind``, from JSON values. Raises ValueError naming the first wrong field; ``prefix``
-    comes before its name.
+    """Convert JSON values to an object of type ``kind``.
+
+    Raises ValueError that names the first wrong field, with ``prefix`` before its name.
     """
     try:
         return msgspec.convert(record, kind)
@@ -225,7 +226,7 @@ def read_record(record: object, kind: type[RecordT], prefix: str = "") -> Record
 
 
 def json_values(record: Struct) -> dict[str, Any]:
-    """A record as JSON values, without the fields that are UNSET."""
+    """Convert a record to JSON values, without the fields that are UNSET."""
     return {
         name: json_values(value) if isinstance(value, Struct) else value
         for name in record.__struct_fields__
@@ -241,7 +242,7 @@ def utc_now() -> str:
 
 
 def measurement_record(row: Measurement) -> dict[str, Any]:
-    """A measurement as JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
+    """Convert a measurement to JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
     of, work = operation_called(row.operation), row.work
     record = MeasurementRecord(
         operation=row.operation,
@@ -262,7 +263,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         timer_accuracy_seconds=row.timer_accuracy,
         samples_seconds=list(row.samples),
         implausible_samples_seconds=list(row.implausible_samples),
-        # An output with NaN in it has no error to speak of; the reason says so.
+        # An output with NaN has no finite error; the reason says so.
         relative_error=row.error if row.error is not None and math.isfinite(row.error) else None,
         throttle_shares=dict(row.conditions.throttle_shares),
         remarks=list(row.remarks),
@@ -293,12 +294,12 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
 
 
 def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
-    """Raises KeyError or ValueError for a record that cannot be a measurement of this run."""
+    """Convert JSON values to a measurement. Raises KeyError or ValueError if they are not one of this run."""
     read = read_record(record, MeasurementRecord)
     require_regime(read.regime)
     of = operation_called(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
-    # Early logs of schema 5 name a better accuracy than the timer has.
+    # Early logs of schema 5 state a better accuracy than the timer has.
     accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, MIN_ACCURACY_SECONDS)
     return Measurement(
         shape=of.shape_from_record(read.shape),
@@ -329,19 +330,19 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
 
 
 def significant_digits(value: float) -> float:
-    """Round to six significant digits: a CPU has a few thousandths of a TFLOPS."""
+    """Round to six significant digits, not decimals, because a CPU may have only some thousandths of a TFLOPS."""
     return float(f"{value:.6g}")
 
 
 def as_logged(ceiling: Ceiling) -> Ceiling:
-    """A ceiling with the digits that its log holds, so that a run and its log print the same."""
+    """Round a ceiling to the digits in its log, so that a run and its log print the same."""
     low, high = map(significant_digits, (ceiling.interval.low, ceiling.interval.high))
     interval = Interval(low, high, round(ceiling.interval.coverage, 4))
     return replace(ceiling, rate=significant_digits(ceiling.rate), interval=interval)
 
 
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
-    """A ceiling as JSON values. It follows from the measurements of phase ``confirm`` before it."""
+    """Convert a ceiling to JSON values. It follows from the measurements of phase ``confirm`` before it in the log."""
     of, logged = operation_called(ceiling.problem.operation), as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
     own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
@@ -365,7 +366,10 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 
 
 def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
-    """Raises KeyError or ValueError for a record that cannot be a ceiling; UsageError for an invalid shape."""
+    """Convert JSON values to a ceiling.
+
+    Raises KeyError or ValueError if they are not a ceiling, UsageError for an invalid shape.
+    """
     read = read_record(record, CeilingRecord)
     of = operation_called(read.operation or MATMUL, record)
     names = ("rate", "interval") if read.operation else ("tflops", "interval_tflops")
@@ -391,22 +395,22 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 
 def known_ceiling_record(rate: Rate) -> dict[str, Any]:
-    """A ceiling that the run did not measure as JSON values."""
+    """Convert a ceiling that the run did not measure to JSON values."""
     values = {"tflops": rate.tflops, "source": rate.source, "told": rate.description}
     return {"dtype": rate.dtype, "regime": rate.regime, **values}
 
 
 def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Raises ValueError for a rate that is not positive."""
+    """Convert JSON values to a ceiling that the run did not measure. Raises ValueError unless its rate is positive."""
     read = read_record(record, KnownCeiling)
     if not read.tflops > 0:
-        raise ValueError(f"a known ceiling of {read.tflops} TFLOPS")
+        raise ValueError(f"known ceiling of {read.tflops} TFLOPS is not positive")
     origin: dict[str, Any] = {"source": read.source, "description": read.told}
     return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 
 
 def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
-    """Whether a row or a ceiling holds a calibration of another form, which readers replace by today's."""
+    """Return whether a row or a ceiling has a calibration of an old form. Readers replace it by today's."""
     return record["repeatability"] is not None and "per_degree" not in record["repeatability"]
 
 
@@ -417,22 +421,23 @@ def _repeatability_record(known: Repeatability | None) -> RepeatabilityRecord | 
 def _repeatability(
     read: MeasurementRecord | CeilingRecord, header: Mapping[str, Any], problem: Any
 ) -> Repeatability | None:
-    """As the record holds it, or today's instead of an old calibration. None in a row without a figure, and in
-    converted logs, whose intervals are of the visit or the rounds alone.
+    """Return the calibration of a row or a ceiling; today's if the record has an old form of it.
+
+    None for a row without a figure, and in converted logs, whose intervals cover one visit or its rounds only.
     """
     stored = read.repeatability
     if stored is None:
         return None
     if stored.per_degree is not UNSET:
         return Repeatability(**json_values(stored))
-    # What marked visits that start anew: first the flag alone, then the degrees of freedom too.
+    # Fresh visits were first marked by the flag only, later by the degrees of freedom too.
     is_anew = stored.is_whole and (stored.launch_seconds is UNSET or stored.degrees == _OLD_ANEW_DEGREES)
     return find_calibration(header["device"]["backend"], ANEW if is_anew else read.regime, problem)
 
 
 def _conditions_fields(conditions: Conditions) -> dict[str, Any]:
     return {
-        # In whole hertz, as it is read: a median of two may have half of one.
+        # In whole hertz, as it is read back: the median of two clocks may have half a hertz.
         "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
         "watts": conditions.watts,
         "celsius": conditions.celsius,

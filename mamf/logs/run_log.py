@@ -1,8 +1,8 @@
-"""The versioned run log: JSON Lines, ``record`` first. It survives a killed run, and users contribute it.
+"""Reads run logs: JSON Lines with a schema version, one record per line, the header first.
 
-``header`` names tool, command, device, software, settings and the plan: all that is needed to resume. writer.py writes
-the log. A last line without a newline was cut by a kill and is ignored. records.py declares the records, so a log as
-read is well-typed.
+A log survives a killed run: a last line without a newline was cut off and is ignored. The header has tool, command,
+device, software, settings and plan: all that resuming needs. records.py declares the records, recording.py the header,
+and writer.py writes them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, shared_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import MamfError, RunLogError
-from mamf.limits import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, TOO_LONG
+from mamf.errors import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, TOO_LONG, MamfError, RunLogError
 from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
@@ -36,45 +35,46 @@ from mamf.logs.records import (
     measurement_record,
     read_record,
 )
-from mamf.measurement import Measurement, Tabular
+from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_of_products
 from mamf.plans import Plan
-from mamf.rate import Rate
 
 _TOO_DEEP = f"nested more than {MAX_NESTED} deep"
-#: Receives how many bytes or characters more were read, for a progress bar.
+#: Called with the number of bytes or characters read since the last call, for a progress bar.
 Seen = Callable[[int], object]
 
 
 def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
-    """The whole lines of a regular file, one at a time. Raises RunLogError for a file without any, for a longer file or
-    line than a log has, and for a pipe or a device, which may never end.
+    """Yield the whole lines of a file, without their newline.
+
+    Raises RunLogError for a file without a whole line, a file or line longer than a log may be, and a file that is not
+    regular, because a pipe or a device may never end.
     """
     is_empty = True
     try:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
-            raise RunLogError(f"cannot read {path}: it is not a regular file: save the log first")
+            raise RunLogError(f"cannot read {path}: it is not a regular file: save the log to a file first")
         if state.st_size > MAX_LOG_BYTES:
             raise RunLogError(f"{path} {TOO_LONG}")
         with path.open("rb") as file:
             for line in iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""):
                 if len(line) > MAX_LINE_BYTES:
-                    raise RunLogError(f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB: not a run log")
+                    raise RunLogError(f"{path} is not a run log: it has a line of more than {MAX_LINE_BYTES >> 20} MiB")
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]
                 if seen:
                     seen(len(line))
     except OSError as error:
-        folder = ": 'mamf report' takes folders" if path.is_dir() else ""
+        folder = "; use 'mamf report' for a folder" if path.is_dir() else ""
         raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
     if is_empty:
-        raise RunLogError(f"{path} holds no whole line: not a run log, emptied, or killed before it began")
+        raise RunLogError(f"{path} has no whole line: it is not a run log, or its run was killed before the first")
 
 
 def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each record with its line, one at a time. Raises RunLogError naming the line that is no record."""
+    """Yield each record with its line number. Raises RunLogError that names the line which is not a record."""
     for number, line in enumerate(lines, start=1):
         try:
             yield number, parse_record(line)
@@ -83,22 +83,23 @@ def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dic
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Parse a line of a log; of a repeated field, the last one counts. Raises ValueError for anything but one object
-    with finite numbers.
+    """Parse a line of a log. If a field is repeated, the last one counts.
+
+    Raises ValueError unless the line is a JSON object with a ``record`` name and finite numbers.
     """
     text = line.removeprefix(codecs.BOM_UTF8)
     try:
         try:
             record = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            # A command line that is not UTF-8 is written with halves of surrogate pairs, which msgspec refuses.
+            # A command line that is not UTF-8 is written with lone surrogates, which msgspec refuses.
             record = _DECODER.decode(text.decode())
     except ValueError:
-        raise ValueError("not a JSON object, as in a run log") from None
+        raise ValueError("not a JSON object") from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
-        raise ValueError("not a record of a run log")
+        raise ValueError("not a record of a run log: it has no field 'record'")
     if line.count(b"{") + line.count(b"[") > MAX_NESTED and _is_nested_deeper(record, MAX_NESTED):
         raise ValueError(_TOO_DEEP)
     return record
@@ -115,7 +116,7 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def _is_nested_deeper(record: object, depth: int) -> bool:
-    """Whether objects and lists are nested more than ``depth`` deep: recursive functions would fail."""
+    """Return whether objects and lists are nested more than ``depth`` deep. Recursive functions would fail on them."""
     level = [record]
     for _ in range(depth):
         values = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
@@ -124,7 +125,7 @@ def _is_nested_deeper(record: object, depth: int) -> bool:
 
 
 def repeated_fields(line: bytes) -> list[str]:
-    """The names that an object of this line has more than once; none in a line that is not JSON."""
+    """Return the field names that an object in this line has more than once; none if the line is not JSON."""
     found: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
@@ -140,28 +141,33 @@ def repeated_fields(line: bytes) -> list[str]:
 
 SCHEMA = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
-#: Errors from reading values of the wrong type in logs edited by hand.
+#: Errors that reading a log with values of the wrong type may raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
-#: Ceilings of an operation by problem and regime.
+#: Ceilings by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
-#: Tiers of logs without samples, and the commands that read them.
+#: Why a log of this tier has no rows to read, and which commands read it.
 _WITHOUT_SAMPLES = {
     "legacy": (
-        "an imported log of mamf-finder, without samples; only 'mamf show', 'compare', 'plot', 'report' and 'results' "
+        "an imported log of mamf-finder, without samples: only 'mamf show', 'compare', 'plot', 'report' and 'results' "
         "read it"
     ),
-    "profile": "a profile of a script; only 'mamf show' and 'mamf report' read it, and results/ does not collect it",
+    "profile": "a profile of a script: only 'mamf show' and 'mamf report' read it, and results/ does not collect it",
 }
 
 
 @dataclass
 class RunLog(Tabular):
-    """A log as read. ``summary`` is the last one, None if the run was killed. ``valid_bytes``: up to the last whole
-    line. ``measurements``: of each step the last; ``every_row`` as written. ``all_ceilings``: of products, by dtype (as
-    ``label_dtype`` names it) and regime; ``own_ceilings``: of the operation that the run is of. ``known_ceilings``:
-    what rows are shares of that the run did not measure itself. ``counter_records``: as mamf.profiling.counters.log
-    reads them. ``parts``: the logs of the devices that shared the run, if each has its own (mamf.logs.shared_runs).
+    """A run log that was read.
+
+    - ``measurements``: the last row of each step. ``every_row``: all rows as written.
+    - ``all_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime. ``own_ceilings``:
+      ceilings of other operations, by problem and regime. ``known_ceilings``: ceilings that rows are a share of and
+      that the run did not measure, by dtype and regime.
+    - ``counter_records``: hardware counters, which mamf.profiling.counters.log reads.
+    - ``summary``: the last one; None if the run was killed.
+    - ``valid_bytes``: length up to the end of the last whole line. ``is_truncated``: whether a cut line follows.
+    - ``parts``: if devices shared the run and each has its own log, these logs (mamf.logs.shared_runs).
     """
 
     path: Path
@@ -186,21 +192,21 @@ class RunLog(Tabular):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """The devices that shared the run; empty for a run on one device."""
+        """The devices that shared the run; empty if it ran on one device."""
         return [DeviceInfo(**device) for device in self.header.get("devices", ())]
 
     def device(self, index: int | None) -> DeviceInfo:
-        """The one of this index of those that shared the run; else the run's own."""
+        """Return the device with this index of those that shared the run, or the run's only device."""
         return next((device for device in self.devices if device.index == index), DeviceInfo(**self.header["device"]))
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """By regime: of a find, which is of one dtype."""
+        """The ceilings of matmuls by regime. Use it for a find, which has one dtype."""
         return {regime: ceiling for (_, regime), ceiling in self.all_ceilings.items()}
 
     @property
     def tier(self) -> str:
-        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill: the best may be missing."""
+        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill, in which case the best may be missing."""
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
@@ -210,19 +216,21 @@ class RunLog(Tabular):
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each measurement as one flat mapping: ``pandas.DataFrame(log.rows())``."""
+        """Return each measurement as one flat mapping, for ``pandas.DataFrame(log.rows())``."""
         return [flat(measurement_record(row)) for row in self.measurements]
 
     @property
     def lasting(self) -> list[Measurement]:
-        """The rows that need not be measured again: all but failures and exhausted memory, which may be transient.
-        Launches that ended their process are not tried again.
+        """The rows that a resumed run does not measure again.
+
+        Left out are rows that failed or ran out of memory, because that may be transient, unless the launch ended its
+        process.
         """
         return [row for row in self.measurements if row.is_fatal or row.status not in TRANSIENT_STATUSES]
 
 
 def read_run_log(path: str | Path) -> RunLog:
-    """Read and check a log. Raises RunLogError naming the line and what is wrong with it."""
+    """Read and check a log. Raises RunLogError that names the line and says what is wrong with it."""
     path = Path(path)
     sizes: list[int] = []
     lines = list(lines_of(path, sizes.append))
@@ -232,7 +240,10 @@ def read_run_log(path: str | Path) -> RunLog:
 
 
 def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
-    """The log of the records in a file, each with its line, and each left as it is. Raises RunLogError likewise."""
+    """Build a log from the records of a file, each with its line number. The records are not changed.
+
+    Raises RunLogError that names the line and says what is wrong with it.
+    """
     numbered = iter(records)
     header = _header(path, next(numbered)[1])
     log, has_old_ceilings = RunLog(path, header), False
@@ -253,8 +264,9 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
 
 
 def _calibrated_today(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measurement]) -> dict[Any, Ceiling]:
-    """Ceilings with the intervals of today's calibration, computed from their rounds among ``rows``. As recorded if the
-    rounds are in another log, or the interval is unknown.
+    """Replace the intervals of ceilings by those of today's calibration, computed from their rounds in ``rows``.
+
+    A ceiling stays as recorded if its rounds are in another log, or its interval is unknown.
     """
     latest = latest_rows(rows)
 
@@ -270,19 +282,19 @@ def _calibrated_today(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measuremen
 
 
 def describe_error(error: Exception) -> str:
-    """One line on what is wrong with a record."""
+    """Say in one line what is wrong with a record."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
 def why_unreadable(path: Path, schema: object) -> str:
-    """Why no reader takes a log with this schema in its header, in one line; empty if readers do."""
+    """Return why this mamf does not read a log with this schema, in one line; empty if it does."""
     if type(schema) is int and schema == SCHEMA:
         return ""
     if type(schema) is int and 0 < schema < SCHEMA:
-        return f"{path} has schema {schema}; the last release that reads or converts it is mamf 0.2"
-    return f"{path}, line 1: schema {schema} is not known to this mamf (it reads {SCHEMA}); upgrade mamf"
+        return f"{path} has schema {schema}, not {SCHEMA}: mamf 0.2 is the last release that reads or converts it"
+    return f"{path}, line 1: this mamf reads schema {SCHEMA}, not {schema}: upgrade mamf"
 
 
 def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -295,13 +307,11 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
             raise ValueError(_WITHOUT_SAMPLES[tier])
         if isinstance(plan := header.get("plan"), dict) and "options" not in plan:
-            raise ValueError(
-                "the plan is in the form of release 0.2.0: read the log with that release, or measure again"
-            )
+            raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
         read = read_record(header, Header)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):
-            raise ValueError("a device with a number of more than 64 bits")
+            raise ValueError("a number of the device has more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]
@@ -312,7 +322,7 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_record(log: RunLog, record: dict[str, Any]) -> None:
-    """Add a record after the header to a log. Raises ValueError for one that is malformed."""
+    """Add a record that follows the header to a log. Raises ValueError if it is malformed."""
     kind = record["record"]
     if kind not in RECORDS:
         raise ValueError(f"unknown record {kind!r}")
@@ -321,7 +331,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         searched = [search["operation"] for search in plan["searches"]]
         expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
         if isinstance(operation, str) and operation not in expected and not is_of_products(operation):
-            raise ValueError(f"a row of {operation} in a log of {plan['operation']}")
+            raise ValueError(f"a row of {operation} does not belong in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
@@ -338,7 +348,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A record without nesting: ``shape.m``, ``tflops.median``."""
+    """Return a record without nesting, with names such as ``shape.m`` and ``tflops.median``."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -349,7 +359,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Every visit of the reference, and of each step the last row: a failure may have been measured again."""
+    """Return the last row of each step, because failures may be measured again, and all visits of the reference."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
         device = row.device if row.phase else None  # each device searches for its own ceiling
@@ -360,7 +370,7 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def with_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The header, with a device's name that says how the card was shared after the run."""
+    """Return the header with a device name that says how the card was shared after the run, if it was."""
     if not summary or not summary.get("shared_after"):
         return header
     device = header["device"]
@@ -368,12 +378,13 @@ def with_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> d
 
 
 # -- several devices --------------------------------------------------------------------------------------------------
-# Cards of the same model differ by several percent, so rows from different cards are corrected before they are ranked.
+# Cards of one model differ by several percent, so rows of different cards are corrected before they are ranked.
 
 
 class DeviceSpeed(NamedTuple):
-    """``factor``: speed relative to the run's first device. ``half_width``: of its interval, as a share. ``work``: of
-    the reference, in FLOP or bytes.
+    """The speed of a device relative to the run's first device.
+
+    ``factor``: the ratio. ``half_width``: half its interval, as a share. ``work``: the FLOP or bytes of the reference.
     """
 
     factor: float
@@ -381,23 +392,27 @@ class DeviceSpeed(NamedTuple):
     work: float
 
     def half_width_at(self, work: float) -> float:
-        """The half width for less work than the reference, where devices differ as much or less. Four H200 that differ
-        by 2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, at the same clock.
+        """Return the half width for a shape with less work than the reference.
+
+        It is wider, because devices may differ less in short launches. Four H200 that differ by 2.5 % at 343 GFLOP
+        differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.
         """
         return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
 
 
-#: Regime and dtype, within which devices are compared.
+#: Regime and dtype. Speeds of devices are compared only within one.
 Context = tuple[str, str]
-#: Speeds by context and device, for the devices that were compared.
+#: Speeds by context and device.
 DeviceSpeeds = Mapping[Context, Mapping[int, DeviceSpeed]]
-#: Visits by reference product and device.
+#: Visits by reference (problem, shape and kernel) and device.
 _Visits = dict[Any, dict[int, list[Measurement]]]
 
 
 def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
-    """Speeds from these rows, each device's relative to that of the lowest index: by their ceilings if each found its
-    own, else by the median of the reference visits.
+    """Compute the speed of each device relative to that with the lowest index.
+
+    It is the ratio of their ceilings if each device searched for its own, else the ratio of the median rates of the
+    reference.
     """
     visits: dict[Context, _Visits] = {}
     searched: dict[Context, dict[int, list[Measurement]]] = {}
@@ -447,7 +462,7 @@ def _speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceS
 
 
 def _half_width(visits: Sequence[Measurement]) -> float:
-    """Half width of the combined interval of these visits, as a share."""
+    """Return half the combined interval of these visits, as a share."""
     if len(visits) == 1:
         return visits[0].relative_half_width
     rate, interval = combine_rounds(visits)
@@ -455,7 +470,7 @@ def _half_width(visits: Sequence[Measurement]) -> float:
 
 
 def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The rows, each with the speed of its device. Rows of a run on one device are unchanged."""
+    """Return the rows, each with the speed of its device. Rows of a run on one device are unchanged."""
     if all(row.device is None for row in rows):
         return list(rows)
     speeds = device_speeds(rows)

@@ -1,4 +1,4 @@
-"""Reads the logs of a run that several devices share, one log each, as one run."""
+"""Reads the logs of a run that several devices shared, one log per device, as one run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plans import FIND, SWEEP, Plan
 
-#: A log of a shared run: by device or by rank, then a number or a dtype. The logs of ``mamf node`` name a part instead.
+#: The file name of a log of a shared run: device or rank, then perhaps a number or a dtype. Logs of ``mamf node`` end
+#: with the name of a part instead, which has no digit.
 _NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
-#: Fields of a plan that differ between the logs of a run.
+#: Fields of a plan in which the logs of a shared run may differ.
 _OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def share_paths(folder: Path, device: int | None = None) -> list[Path]:
-    """The logs of a shared run in a folder, or those of one device; empty for other folders."""
+    """Return the logs of a shared run in a folder, or those of one device; empty for other folders."""
     named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     named = [each for each in named if device in (None, int(each[0][2]))]
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
@@ -35,18 +36,23 @@ def is_shared_folder(path: Path) -> bool:
 
 
 def read_run(*paths: Path) -> RunLog:
-    """A log, or several logs and folders of a shared run as one. Raises RunLogError or UsageError."""
+    """Read a log, or the logs and folders of a shared run as one log.
+
+    Raises RunLogError for a log that cannot be read, UsageError for logs that are not of one run.
+    """
     if len(paths) == 1 and not paths[0].is_dir():
         return read_run_log(paths[0])
     files = [each for path in paths for each in (share_paths(path) if path.is_dir() else [path])]
     if not files:
-        raise UsageError(f"{paths[0]} has no logs of a shared run (device0.jsonl, rank0.jsonl, ...)")
+        raise UsageError(f"{paths[0]} has no logs of a shared run, such as device0.jsonl or rank0.jsonl")
     return join_logs([read_run_log(each) for each in files], paths[0])
 
 
 def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
-    """The logs of one run as one log: each row names its device and has its speed. Ceilings are those of the first
-    device. ``path``: their folder. Raises UsageError for logs that are not of one run.
+    """Join the logs of one run to one log, in which each row names its device and has the device's speed.
+
+    Ceilings are those of the first device. ``path``: the folder of the logs. Raises UsageError for logs that are not of
+    one run.
     """
     indices = _device_indices(logs)
     by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
@@ -72,7 +78,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
 
 
 def _device_indices(logs: Sequence[RunLog]) -> dict[Path, int]:
-    """A number for the device of each log: its index, unless logs are from several machines."""
+    """Return a number for the device of each log: its index if unique, else (several machines) a running number."""
     cards = {}
     for log in logs:
         info = log.header["device"]
@@ -83,17 +89,17 @@ def _device_indices(logs: Sequence[RunLog]) -> dict[Path, int]:
 
 
 def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
-    """The plan that the logs share, with all of their shapes. Raises UsageError if they do not share one."""
+    """Return the plan of the whole run, with the shapes of all logs. Raises UsageError if their plans differ."""
     models = dict.fromkeys(log.header["device"]["name"] for log in logs)
     if len(models) > 1:
-        raise UsageError(f"these are logs of several models, which are not one run: {', '.join(models)}")
+        raise UsageError(f"the logs are not of one run: their devices are {', '.join(models)}")
     plans = [log.plan for log in logs]
     if any(_common_fields(plan) != _common_fields(first.plan) for plan in plans):
-        raise UsageError("these are logs of different plans, which are not one run: name one log")
+        raise UsageError("the logs are not of one run: their plans differ; name one log")
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):
-        raise UsageError("these logs are not shares of one run: 'mamf compare' compares equal runs")
+        raise UsageError("the logs are not parts of one run: use 'mamf compare' for equal runs")
     layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
     shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
     options = replace(first.plan.options, rank=0, ranks=0)
@@ -103,7 +109,7 @@ def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
 
 
 def _common_fields(plan: Plan) -> dict[str, Any]:
-    """What the plans of a run have in common. A find plans its grid by the speed of its device."""
+    """Return the fields in which the plans of a run must agree. Few do in a find, whose grid depends on the device."""
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
     options = replace(plan.options, reference=None, rank=0, ranks=0) if plan.kind == SWEEP else plan.options
@@ -111,7 +117,7 @@ def _common_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
-    """The end of the whole run. A sweep is complete when each of its steps has a row, whatever ended a log."""
+    """Summarize the whole run. A sweep is complete if each of its steps has a row, however the logs ended."""
     reasons = dict[str, list[str]]()
     for log in logs:
         reasons.setdefault(str(log.summary["reason"]) if log.summary else "it was killed", []).append(log.path.stem)
@@ -137,7 +143,10 @@ def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) ->
 
 
 def deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
-    """Start a log for each device that is to measure shapes that no log has and no device will measure."""
+    """Deal the shapes that nobody will measure, because their device is gone, to the devices ``left``.
+
+    Starts a log with its share of these shapes for each device, and adds it to ``logs``.
+    """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
     for log in every:
@@ -151,7 +160,7 @@ def deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) 
 
 
 def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """A log without rows whose plan has these shapes, with the header and the ceilings of the device's own log."""
+    """Start a log for these shapes, with the header and the ceilings of the device's own log."""
     plan = own.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))
     rest = replace(

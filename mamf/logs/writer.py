@@ -1,8 +1,8 @@
-"""Writes run logs record by record, for one process at a time, and never overwrites a file.
+"""Writes run logs record by record. One process at a time writes a log, and no file is ever overwritten.
 
-Each line is written by one system call and reaches the operating system before the next shape starts: a killed process
-loses at most the shape in flight. If another program changes the file, the whole log is written again from a copy in
-memory, at its path or under a free name beside it, else in the folder for temporary files, and continues there.
+Each line is written by one system call before the next shape starts, so a killed process loses at most the shape that
+it was measuring. If another program changes the file, the whole log is written again from a copy in memory and goes on
+there: at its path, under a free name next to it, or in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mamf.files import create_whole, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
-# O_NONBLOCK: a pipe is refused, not waited for. O_BINARY: Windows writes the bytes as they are.
+# O_NONBLOCK: opening a pipe does not block. O_BINARY: Windows does not change line ends.
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
-    """Appends records to a log that is locked until ``close``. Use as a context manager.
+    """Appends records to a log, which stays locked until ``close``. Use it as a context manager.
 
-    ``path``: where the log is now. Each change by another program is a LogChangedWarning.
+    ``path``: where the log is now. If another program changes the log, a LogChangedWarning is issued.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,15 +42,14 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], is_numbered: bool = False) -> RunLogWriter:
-        """Start a new log, which has its header from the first moment on, whatever ends the process. ``is_numbered``:
-        under a free name beside the path if that is taken.
+        """Start a new log. The file never exists without its header, even if the process is killed.
 
-        Raises UsageError when the file exists or cannot be created, as a log is never overwritten, and RunLogWriteError
-        when the disk is full.
+        ``is_numbered``: if the file exists, use a free name next to it. Raises UsageError if the file exists or cannot
+        be created, and RunLogWriteError if the disk is full.
         """
         line = as_line("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
-            raise UsageError(f"{path} already exists: name another, or --resume it")
+            raise UsageError(f"{path} already exists: choose another name, or --resume it")
         writer = cls(create_whole(path, line, is_numbered))
         writer._keep(line)
         try:
@@ -62,17 +61,17 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     @classmethod
     def resume(cls, path: Path) -> tuple[RunLog, RunLogWriter]:
-        """Lock a log, then read it: what was read before another process ended would be out of date, and what that one
-        wrote meanwhile cut off. Nothing is changed before the first record.
+        """Lock a log, then read it. The file does not change before the first record is written.
 
-        Raises UsageError when it cannot be written or another process holds it, RunLogError when it cannot be read,
-        which says what can be saved.
+        The lock comes first, because another process may still be writing the log. Raises UsageError if the log cannot
+        be written or another process has it open, and RunLogError if it cannot be read, which says how to save its
+        good lines.
         """
         writer = cls(path)
         try:
             writer._open()
             if not stat.S_ISREG(os.fstat(writer._descriptor).st_mode):
-                raise UsageError(f"cannot resume {path}: it is no regular file")
+                raise UsageError(f"cannot resume {path}: it is not a regular file")
             log = read_run_log(path)
             writer._keep(path.read_bytes())
             return log, writer
@@ -82,7 +81,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                 raise UsageError(f"cannot resume {path}: {error.strerror}") from None
             if isinstance(error, RunLogError) and error.whole_lines:
                 raise RunLogError(
-                    f"{error}; the lines before it can be saved and resumed: "
+                    f"{error}; to save and resume the lines before it: "
                     f"head -n {error.whole_lines} {shlex.quote(str(path))} > NEW.jsonl"
                 ) from None
             raise
@@ -92,7 +91,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         return self._descriptor >= 0
 
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
-        """Cut off the line that a killed run did not finish, and write that the log is resumed."""
+        """Cut off the line that a killed run did not finish, and append a record that the log is resumed."""
         line = as_line("resume", fields)
         self.append()
         os.ftruncate(self._descriptor, log.valid_bytes)
@@ -100,14 +99,14 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.append(line)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
-        """Append one record. Raises RunLogWriteError (disk full) and leaves the log as it was before."""
+        """Append one record. If that fails (disk full), restore the log and raise RunLogWriteError."""
         self.append(as_line(record, fields))
 
     def append(self, line: bytes = b"") -> None:
-        """Append a whole line; without one, only make sure that the file is whole. Raises as ``write`` does."""
+        """Append a line. Without one, only write the log again if another program changed it. Raises as ``write``."""
         change = self._save_beside() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
-        self._copy.write(line)  # first: after an interrupt the file lacks what the copy holds
+        self._copy.write(line)  # before the file: after an interrupt, the copy has all and the file may lack the line
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
@@ -115,14 +114,12 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             self._copy.truncate(size)
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
-            raise RunLogWriteError(
-                f"cannot write {self.path}: {error.strerror}; it holds all shapes up to here"
-            ) from None
-        if change:  # last: a filter may turn it into an error, which must cost no row
+            raise RunLogWriteError(f"cannot write {self.path}: {error.strerror}; it has all rows up to here") from None
+        if change:  # at the end, because a warnings filter may turn it into an error, which must not lose a row
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
     def _is_changed(self) -> bool:
-        """Whether another program changed the file since the last line."""
+        """Return whether another program changed the file since the last line."""
         try:
             state, is_same = self._place.stat(), os.path.samestat(os.fstat(self._descriptor), self._place.stat())
         except OSError:
@@ -130,7 +127,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         return not is_same or state.st_size != self._copy.seek(0, os.SEEK_END)
 
     def _save_beside(self) -> str:
-        """Write the whole log again; returns what happened, in a line. Raises RunLogWriteError if that fails."""
+        """Write the whole log again. Return what happened, in one line. Raises RunLogWriteError if that fails."""
         change = f"{self.path} was changed by another program"
         self._copy.seek(0)
         whole = self._copy.read()
@@ -164,7 +161,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
 
 def as_line(record: str, fields: Mapping[str, Any]) -> bytes:
-    """A record as a line of JSON. Raises RunLogWriteError for what JSON has no value for, such as NaN."""
+    """Encode a record as a line of JSON. Raises RunLogWriteError for values that JSON does not have, such as NaN."""
     try:
         text = json.dumps({"record": record, **scrub_record(dict(fields))}, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -173,7 +170,7 @@ def as_line(record: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def lock(descriptor: int, path: Path) -> None:
-    """Keep a second process from writing the same log. Raises UsageError that says which one does."""
+    """Lock the file of a log. Raises UsageError that names the process which has locked it already."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -181,13 +178,13 @@ def lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"{path} is being written by {holder(descriptor)}: wait for it to end") from None
+        raise UsageError(f"{holder(descriptor)} is writing {path}: wait for it to end") from None
     except OSError:
         return  # a file system without locks
 
 
 def holder(descriptor: int) -> str:
-    """The process that holds the lock of a file, if the system reports it (Linux)."""
+    """Return which process has locked a file, as text. Only Linux reports it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
             # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF

@@ -1,17 +1,21 @@
-"""Describes the software and the operating system for a log."""
+"""Describes the software for a log, checks the machine without changing it, and pauses garbage collection."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from mamf.backend import Advice, Backend
 
 # Environment variables that torch reads for every device. Each backend adds those of its vendor.
 _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
@@ -69,3 +73,55 @@ def _read_commit() -> str | None:
 def quote_command_line() -> str:
     """Return the command line, quoted for a shell, without the path of the program."""
     return shlex.join(["mamf", *sys.argv[1:]])
+
+
+_BUSY_HOST_PERCENT = 50.0
+_MARKS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
+
+
+def diagnose(backend: Backend) -> list[Advice]:
+    """Run the backend's checks, and for an accelerator also check whether the host is busy."""
+    found = backend.advice()
+    if backend.is_accelerator:
+        found.append(_check_host_load())
+    return found
+
+
+def select_warnings(findings: list[Advice]) -> list[Advice]:
+    return [finding for finding in findings if finding.verdict == "warning"]
+
+
+def _check_host_load() -> Advice:
+    import psutil  # imported here because commands that measure nothing work without it
+
+    busy = psutil.cpu_percent(interval=0.1)
+    if busy < _BUSY_HOST_PERCENT:
+        return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")
+    cost = "launches may be late, so the figures of small shapes are noisy"
+    return Advice(
+        "host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # shows what runs"
+    )
+
+
+def format_finding(finding: Advice) -> str:
+    """Format a finding as one line: verdict, check and finding, and for a warning also its cost and fix."""
+    line = f"{_MARKS[finding.verdict]} {finding.check}: {finding.finding}"
+    if finding.cost and finding.verdict == "warning":
+        line += f"; {finding.cost}"
+    return f"{line}; to fix: {finding.command}" if finding.command and finding.verdict == "warning" else line
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection within a ``with`` block.
+
+    In a measurement a pause of the host could let the device run out of queued work. While hundreds of thousands of
+    rows are read, collection takes a sixth of the time and frees nothing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

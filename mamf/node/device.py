@@ -11,18 +11,17 @@ from typing import Any, NamedTuple
 from mamf.backend import MIB, Backend
 from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
-from mamf.engine.strategies.verify import kernels_to_verify, verify_plan
+from mamf.engine.strategies.studies import kernels_to_verify, verify_plan
 from mamf.errors import UnavailableError
 from mamf.kinds.driver import Run
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
 from mamf.operation import plan_of
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
-from mamf.plugins.discovery import operation
-from mamf.plugins.selection import choose_kernels
+from mamf.plugins.discovery import choose_kernels, operation
 
 # Seconds per row of bandwidth and copies.
 _ROW_SECONDS = 0.3

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend
+from mamf.errors import Sizes, parse_size
 from mamf.kernel import Kernel
-from mamf.limits import Sizes, parse_size
-from mamf.operations.matmul.kernel import ProductProblem
+from mamf.operation import describe
 from mamf.operations.matmul.operation import ProductOperation
-from mamf.parameters import describe
+from mamf.operations.matmul.shapes import ProductProblem
 
 
 @dataclass(frozen=True, order=True)

@@ -9,12 +9,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.kernel import Buffer, Kernel
+from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
-from mamf.operation import Operation
-from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.parameters import DeclaredProblem, describe
-from mamf.work import Work
+from mamf.operation import DeclaredProblem, Operation, describe
+from mamf.operations.bandwidth.operation import BandwidthShape
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend
-from mamf.kernel import Buffer, Kernel
-from mamf.operation import Operation
-from mamf.operations.bandwidth.shapes import BandwidthShape
-from mamf.parameters import DeclaredProblem, describe
-from mamf.work import Work
+from mamf.kernel import Buffer, Kernel, Work
+from mamf.operation import DeclaredProblem, Operation, describe
+from mamf.operations.bandwidth.operation import BandwidthShape
 
 Direction = Literal["to_device", "to_host", "to_peer"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.kernel import Kernel
-from mamf.limits import Sizes, parse_size
+from mamf.errors import Sizes, parse_size
+from mamf.kernel import Kernel, Work
 from mamf.measurement import Measurement
-from mamf.operation import Preset
-from mamf.operations.matmul.kernel import ProductProblem
+from mamf.operation import Preset, describe
 from mamf.operations.matmul.operation import ProductOperation
-from mamf.parameters import describe
-from mamf.work import Work
+from mamf.operations.matmul.shapes import ProductProblem
 
 Routing = Literal["balanced", "skewed"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)

@@ -20,9 +20,8 @@ from typing import TypeVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict
+from mamf.kernel import CELL, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.torch_backend import TorchBackend
-from mamf.wrong_tiles import CELL, WrongCells
 
 AnswerT = TypeVar("AnswerT")
 #: The buffer that the classic regime copies over the output of the first set. Without it, the output is zeroed.

@@ -13,20 +13,15 @@ from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import UnsupportedError, UsageError
-from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared
-from mamf.limits import Sizes
-from mamf.operation import Operation
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.errors import Sizes, UnsupportedError, UsageError
+from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
+from mamf.operation import DeclaredProblem, Operation, describe
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel_for
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.parameters import DeclaredProblem, describe
-from mamf.plugins.discovery import operation
-from mamf.plugins.selection import choose_kernels
-from mamf.work import Work
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
+from mamf.plugins.discovery import choose_kernels, operation
 
 #: The work that can run at the same time as matmul: collectives, copies and passes over arrays.
 OTHERS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)

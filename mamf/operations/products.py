@@ -17,7 +17,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES, FORMATS
 from mamf.kernel import Verdict
-from mamf.operations.matmul.kernel import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
+from mamf.operations.matmul.shapes import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.operand_sets import (
     OperandSet,
     Signs,

@@ -9,10 +9,9 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.errors import UnavailableError, UnknownNameError
-from mamf.kernel import Buffer, Kernel
+from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import Operation
 from mamf.plugins.discovery import operation
-from mamf.work import Work
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,10 @@ from dataclasses import dataclass
 import torch
 
 from mamf.dtypes import slope_tolerance
-from mamf.kernel import Verdict
-from mamf.operations.matmul.kernel import ProductProblem
+from mamf.kernel import CELL, Verdict, WrongCells
+from mamf.operations.matmul.shapes import ProductProblem
 from mamf.operations.operand_sets import fresh_signs, one_thread, verify_beside_special
 from mamf.operations.quantization import Quantized
-from mamf.wrong_tiles import CELL, WrongCells
 
 #: The number of random vectors in a test.
 VECTORS = 2

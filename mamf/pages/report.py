@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mamf.ceilings.ceiling import MAX_SHARE, Ceiling
-from mamf.choices import DEFAULT_TOLERANCE, OK
 from mamf.contribution.known_ceilings import place_among_known
-from mamf.errors import MamfError, UsageError
+from mamf.errors import DEFAULT_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
@@ -20,24 +19,32 @@ from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
-from mamf.node.report import node_chart, node_document
-from mamf.node.verdict import judge
+from mamf.node.verdict import judge, node_chart, node_document
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
-from mamf.profiling.log import rank_log, rank_logs, read_profile_or_none, read_rank_logs
+from mamf.profiling.log import (
+    conclusion,
+    device_of,
+    milliseconds,
+    profile_document,
+    rank_log,
+    rank_logs,
+    ranks_document,
+    read_profile_or_none,
+    read_rank_logs,
+)
 from mamf.profiling.profile import Profile
-from mamf.profiling.report import conclusion, device_of, milliseconds, profile_document, ranks_document
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import comparison_document
-from mamf.report.document import Answer, Block, Document, Lines, Table, text_table
-from mamf.report.imported import beside_chart, beside_document, finder_document, shown_log, shown_run
-from mamf.report.page import Command, Fact, Page, Part, Section
-from mamf.report.rows import ranked
-from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
-from mamf.report.text import (
+from mamf.report.document import (
     UNKNOWN,
+    Answer,
+    Block,
+    Document,
+    Lines,
+    Table,
     end_line,
     interval_cell,
     machine_line,
@@ -45,7 +52,12 @@ from mamf.report.text import (
     rate_text,
     scaled_unit,
     significant,
+    text_table,
 )
+from mamf.report.imported import beside_chart, beside_document, finder_document, shown_log, shown_run
+from mamf.report.page import Command, Fact, Page, Part, Section
+from mamf.report.rows import ranked
+from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
 
 #: At most so many figures in large type, and rows of a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500

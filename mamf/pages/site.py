@@ -23,11 +23,21 @@ from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
 from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, read_site_data
-from mamf.regime_names import CEILINGS
+from mamf.plans import CEILINGS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
-from mamf.report.document import Column, Lines, Table
+from mamf.report.document import (
+    Column,
+    Lines,
+    Table,
+    counted,
+    csv_text,
+    interval_cell,
+    percent,
+    shortened,
+    significant,
+    whole,
+)
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
-from mamf.report.text import counted, csv_text, interval_cell, percent, shortened, significant, whole
 from mamf.text import Link
 
 #: In the output folder: the files of the site, one per line.

@@ -22,10 +22,9 @@ from mamf.dtypes import DTYPES
 from mamf.kinds.registry import run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import group_pairs
+from mamf.measurement import Rate, group_pairs
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.rate import Rate
-from mamf.regime_names import NAMES
+from mamf.plans import NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
 #: The tier of figures that neither a maintainer nor two submitters measured, whether their run is complete or not.

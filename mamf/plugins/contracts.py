@@ -16,9 +16,9 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
+from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 from mamf.errors import MamfError, PluginError, UsageError, describe_error, first_line, plugin_errors
-from mamf.regime_traits import BurstTraits, SustainedTraits
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[BaseException], ...]

@@ -1,6 +1,6 @@
 """FLOP of an operation from the shapes of its arguments, 2 per multiply-add. Pure.
 
-A causal attention counts what is not masked, and a backward 2.5 times the forward (mamf.operations.attention.shapes).
+A causal attention counts what is not masked, and a backward 2.5 times the forward, as mamf.operations.attention does.
 Operations without a formula here have no FLOP, and are reported as such.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from mamf.errors import UsageError
-from mamf.operations.attention.shapes import BACKWARD_COUNTS, AttentionShape
+from mamf.operations.attention.operation import BACKWARD_COUNTS, AttentionShape
 from mamf.profiling.traces import Event
 
 _Shapes = Sequence[Sequence[int]]

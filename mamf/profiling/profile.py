@@ -11,11 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mamf.measurement import IDLE, TERA, group_pairs
+from mamf.measurement import IDLE, TERA, Rate, group_pairs
 from mamf.profiling.classes import MODULE, OPTIMIZER, class_of, shares
 from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
-from mamf.rate import Rate
 
 OUTSIDE = "outside of any module"
 #: The name of the memory row that the others are parts of.

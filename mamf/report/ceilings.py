@@ -13,11 +13,16 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
-from mamf.report.document import Answer, Block, Column, Details, Document, Lines, Table, clock_columns
-from mamf.report.rows import failure_lines, row_columns
-from mamf.report.shares import HEADLINES, Shares, ceiling_table, ceiling_title, clock_text
-from mamf.report.text import (
+from mamf.report.document import (
     WHY_UNKNOWN,
+    Answer,
+    Block,
+    Column,
+    Details,
+    Document,
+    Lines,
+    Table,
+    clock_columns,
     counted,
     end_line,
     interval_cell,
@@ -28,6 +33,8 @@ from mamf.report.text import (
     significant,
     whole,
 )
+from mamf.report.rows import failure_lines, row_columns
+from mamf.report.shares import HEADLINES, Shares, ceiling_table, ceiling_title, clock_text
 
 #: A smaller difference from the default kernel is not printed.
 _SMALLEST_GAIN = 0.0005

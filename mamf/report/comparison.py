@@ -13,8 +13,18 @@ from mamf.logs.compare import Comparison, Difference, Pair, Verdict
 from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
 from mamf.logs.entries import Entry
 from mamf.logs.judging import Guarded, Judged, Outcome
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, columns_from
-from mamf.report.text import counted, scaled_unit, significant
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    columns_from,
+    counted,
+    scaled_unit,
+    significant,
+)
 from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import visible
 

@@ -9,15 +9,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.cycles import flop_per_cycle, rate_of_units
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_peak
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.plans import BURST, SUSTAINED
+from mamf.plausibility import flop_per_cycle, rate_of_units
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.logs import machine
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns, sensor_columns
-from mamf.report.text import percent, significant
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    interval_columns,
+    percent,
+    sensor_columns,
+    significant,
+)
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"

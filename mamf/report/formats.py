@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.report.document import Column, Details, Document, Table
-from mamf.report.text import csv_text, table
-from mamf.report.text import markdown as markdown_table
+from mamf.report.document import Column, Details, Document, Table, csv_text, table
+from mamf.report.document import markdown as markdown_table
 from mamf.text import Markup, markdown_line, visible, wrapped
 
 _GAP = 2

@@ -13,10 +13,9 @@ from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import is_of_products
-from mamf.regime_names import BURST, CLASSIC, SUSTAINED
+from mamf.plans import BURST, CLASSIC, SUSTAINED
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
-from mamf.report.text import counted, plain, significant, whole
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted, plain, significant, whole
 
 _HEADLINES = {"MAMF": BURST, "MSMF": SUSTAINED}
 _LOOP = ("median", "mean", "stated", "fastest")

@@ -13,7 +13,24 @@ from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    end_line,
+    label_kernel,
+    machine_line,
+    percent,
+    rate_name,
+    scaled_unit,
+    significant,
+    split_shared,
+    work_line,
+)
 from mamf.report.rows import (
     Group,
     SpeedUp,
@@ -31,17 +48,6 @@ from mamf.report.rows import (
     row_columns,
 )
 from mamf.report.shares import Shares, brief, ceiling_table, problem_title
-from mamf.report.text import (
-    counted,
-    end_line,
-    label_kernel,
-    machine_line,
-    percent,
-    rate_name,
-    scaled_unit,
-    significant,
-    split_shared,
-)
 
 
 def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
@@ -241,11 +247,10 @@ def kernels_document(
     """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
     header, best, operation = shares.header, winners(rows), operation_name(rows, shares.header)
     shown = [row for same in grouped(rows).values() for row in same]
-    counts = dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in shown)
     has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [
         f"{operation} on {machine_line(header)}",
-        *counts,
+        *([work_line(row.work for row in shown)] if shown else []),
         *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if has_memory else []),
         *device_lines(rows, header),
         *shares.lines(rows),

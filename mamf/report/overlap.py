@@ -10,13 +10,24 @@ from typing import Any
 
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, group_pairs
-from mamf.operations.bandwidth.shapes import BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.overlap import OTHER, PRODUCTS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.logs import failures, machine
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.document import (
+    Answer,
+    Column,
+    Document,
+    Lines,
+    Table,
+    end_line,
+    machine_line,
+    percent,
+    rate_name,
+    significant,
+    work_line,
+)
 from mamf.report.rows import failure_lines
-from mamf.report.text import end_line, machine_line, percent, rate_name, significant
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,14 @@ def pairs_of(rows: Iterable[Measurement]) -> list[Pair]:
     return [Pair(each) for each in by_row if len(each) == 4]
 
 
+def kept_line(pairs: Sequence[Pair]) -> str:
+    """What both works keep, from the least to the most of all pairs."""
+    shares = {timed: sorted(pair.kept(timed) for pair in pairs) for timed in (PRODUCTS, OTHER)}
+    lowest, highest = ({timed: percent(same[end]) for timed, same in shares.items()} for end in (0, -1))
+    ranges = {each: " to ".join(dict.fromkeys((lowest[each], highest[each]))) for each in shares}
+    return f"while both run, matmul keeps {ranges[PRODUCTS]} % of its rate and other work {ranges[OTHER]} %"
+
+
 def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[str]:
     """By other work, the shortest step with its setting, and the shortest without overlap."""
     for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
@@ -82,15 +101,15 @@ def _columns() -> Iterator[Column[Pair]]:
     def rate(timed: str, alone: bool, factor: float) -> Callable[[Pair], float]:
         return lambda pair: pair.rows[timed, alone].best_rate * factor
 
-    yield Column("product", "product", lambda pair: pair.kind[0], left=True)
-    yield Column("other", "beside", lambda pair: pair.kind[1], left=True)
+    yield Column("product", "matmul", lambda pair: pair.kind[0], left=True)
+    yield Column("other", "with", lambda pair: pair.kind[1], left=True)
     yield Column("size", "size", lambda pair: pair.size, left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
     for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
-        yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant)
-        yield Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant)
+        yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant, 1)
+        yield Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant, 2)
         yield Column(f"{timed}_kept", "kept %", partial(Pair.kept, timed=timed), percent)
-        yield Column(f"{timed}_kept_half_width", "+-%", partial(Pair.half_width, timed=timed), percent, 1)
+        yield Column(f"{timed}_kept_half_width", "+-%", partial(Pair.half_width, timed=timed), percent, 3)
 
 
 def overlap_document(
@@ -108,12 +127,18 @@ def overlap_document(
             Lines(
                 [
                     f"products beside other work on {machine_line(header)}",
-                    *dict.fromkeys(f"{row.work.unit}: {row.work.convention}" for row in rows if not row.problem.alone),
+                    work_line(row.work for row in rows if not row.problem.alone),
                 ]
             ),
             Table(list(_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
             Lines(failure_lines(rows)),
-            Answer([*(step_lines(pairs, *step) if step else ()), end_line(summary)]),
+            Answer(
+                [
+                    *(step_lines(pairs, *step) if step else ()),
+                    *([kept_line(pairs)] if pairs else []),
+                    end_line(summary),
+                ]
+            ),
         ],
         {"header": header, "summary": summary},
     )
@@ -129,18 +154,19 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
         return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
 
     return RangeChart(
-        "What products and other work keep of their rates while both run",
+        kept_line(pairs).capitalize(),
         machine(header),
         "% of the rate alone",
         tuple(row for pair in sorted(pairs, key=place) for row in _chart_rows(pair)),
+        is_bars=True,
         notes=("lines: 95 % intervals", *failures(rows, {row.kernel for row in rows})),
     )
 
 
 def _chart_rows(pair: Pair) -> Iterator[RangeRow]:
     blocks = f", {pair.together.problem.blocks} blocks" if pair.together.problem.blocks else ""
-    group = f"{pair.kind[0]} beside {pair.kind[1]} {pair.size}"
-    for timed, name in ((PRODUCTS, "products"), (OTHER, "other work")):
+    group = f"{pair.kind[0]} with {pair.kind[1]} {pair.size}"
+    for timed, name, style in ((PRODUCTS, "matmul", "matmul"), (OTHER, pair.kind[1], "other work")):
         kept, half_width = 100 * pair.kept(timed), 100 * pair.kept(timed) * pair.half_width(timed)
         point = RangePoint(kept, kept - half_width, kept + half_width)
-        yield RangeRow(group, f"{name}{blocks}", (point,), style_name=name)
+        yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
-from mamf.measurement import Measurement, group_pairs
+from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
 from mamf.operations.unknown import operation_called
-from mamf.rate import find_rate
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import machine
 from mamf.report.charts.picture import (
     CEILING,
@@ -35,8 +34,19 @@ from mamf.report.charts.picture import (
     prepare,
     styles_of,
 )
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, interval_columns
-from mamf.report.text import counted, percent, rate_text, significant
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    interval_columns,
+    percent,
+    rate_text,
+    significant,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,6 +181,9 @@ def _rounded(rate: float) -> float:
 Place = tuple[float, float]
 #: Factors by which the axes exceed what they show: to the left, to the right, and up and down.
 _LEFT, _RIGHT, _BEYOND = 3.0, 20.0, 2.0
+#: Rising ceilings that differ by less are drawn on one another.
+_CLOSE = 0.05
+_MAX_LABELS = 3
 _INCHES = 8.0
 _MARKER = 9  # points
 _BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
@@ -247,13 +260,21 @@ def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[st
 
 def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
     left, right = x_limits
+    labeled: list[float] = []  # a rising ceiling that is close to an earlier one has no label
+
+    def label_rising(level: str, rate: float, regime: str) -> str:
+        is_close = any(abs(rate / other - 1) < _CLOSE for other in labeled)
+        labeled.append(rate)
+        return "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
+
     for regime in roofs.regimes:
         compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
         bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
         for level, rate in bandwidth.items():
             ends_at = max(compute.values()) / rate if compute else right
-            label = f"{level} {rate:.3g} TB/s, {regime}"
-            yield RoofLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
+            yield RoofLine(
+                label_rising(level, rate, regime), (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED
+            )
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
             label = f"{dtype} {rate:.4g} TFLOPS, {regime}"
@@ -293,8 +314,8 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
 
 
 def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
-    """Label each ceiling at its right end, or along it if it rises, and each series at its first mark. A label moves
-    down until it covers no mark and no other label.
+    """Label each ceiling at its right end, or along it if it rises, and each series at its first mark; of many series
+    only the highest and the lowest. A label moves down until it covers no mark and no other label.
     """
     to_shares = axes.transData + axes.transAxes.inverted()
     taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
@@ -317,7 +338,8 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         x, y = to_shares.transform(line.end)
         x -= _LEFT_OF_BURST if line.is_sustained else _DISTANCE
         write(line.label, (x, y), (x, y + (-_UP if line.is_sustained else _UP)), "right")
-    for mark in sorted((marks[0] for marks in series_of(chart.marks)), key=lambda each: -each.place[1]):
+    firsts = sorted((marks[0] for marks in series_of(chart.marks)), key=lambda each: -each.place[1])
+    for mark in firsts if len(firsts) <= _MAX_LABELS else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(mark.place)
         write(mark.series, (x, y), (x + _DISTANCE, y), "left")
 

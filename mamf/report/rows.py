@@ -17,10 +17,11 @@ from mamf.logs.run_log import device_speeds
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
-from mamf.report.document import Column, clock_columns, columns_from
-from mamf.report.shares import Shares, clock_text, described_title
-from mamf.report.text import (
+from mamf.report.document import (
     WHY_UNKNOWN,
+    Column,
+    clock_columns,
+    columns_from,
     counted,
     interval_cell,
     label_kernel,
@@ -32,6 +33,7 @@ from mamf.report.text import (
     significant,
     whole,
 )
+from mamf.report.shares import Shares, clock_text, described_title
 from mamf.statistics import arithmetic_mean, geometric_mean
 from mamf.timers import SHORT_LAUNCH_SECONDS
 

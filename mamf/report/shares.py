@@ -22,13 +22,15 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
-from mamf.measurement import TERA, Conditions, Measurement
+from mamf.measurement import TERA, Conditions, Measurement, Rate, Rates, find_rate
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import find_peak
-from mamf.rate import Rate, Rates, find_rate
-from mamf.regime_names import BURST, SUSTAINED
-from mamf.report.document import Column, Table, clock_columns, columns_from
-from mamf.report.text import (
+from mamf.plans import BURST, SUSTAINED
+from mamf.report.document import (
+    Column,
+    Table,
+    clock_columns,
+    columns_from,
     interval_cell,
     label_kernel,
     percent,
@@ -218,9 +220,11 @@ class Shares:
 
     def lines(self, rows: Sequence[Measurement]) -> list[str]:
         """The ceilings, and how accurate the shares are."""
+        regimes = {row.regime for row in rows}
         measured = [
             f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling ({each.shape}, {each.kernel})"
             for (dtype, regime), each in self.ceilings.items()
+            if regime in regimes
         ]
         known = (share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))

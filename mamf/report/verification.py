@@ -23,9 +23,20 @@ from mamf.measurement import (
     group_pairs,
 )
 from mamf.operations.unknown import operation_called
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    counted,
+    end_line,
+    label_kernel,
+    machine_line,
+    plain,
+)
 from mamf.report.rows import failure_lines
-from mamf.report.text import counted, end_line, label_kernel, machine_line, plain
 from mamf.statistics import known_median
 
 Rows = Sequence[Measurement]
@@ -98,9 +109,10 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
     least tested.
     """
     found = counts(rows)
-    wrong, problems = found.pop("wrong"), found["problems"]
-    verdict = f"FAILED: {wrong} of {problems} problems wrong" if wrong else "PASSED" if problems else "UNFINISHED"
-    yield f"verify {verdict}; checked: {', '.join(f'{number:.4g} {name}' for name, number in found.items())}"
+    wrong, problems = found["wrong"], found["problems"]
+    verdict = "FAILED" if wrong else "PASSED" if problems else "UNFINISHED"
+    checked = ", ".join(f"{found[name]:.4g} {name}" for name in ("launches", "values"))
+    yield f"verify {verdict}: {wrong} of {counted(problems, 'problem')} wrong; checked: {checked}"
     if wrong:
         yield "a faulty library errs on every card, a faulty card alone: run the command after 'again:' on another card"
     if not problems:
@@ -142,7 +154,7 @@ def verification_document(log: RunLog) -> Document:
         Table(_STATES, list(states.values()), key="states"),
         Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
         Lines(failure_lines(row for row in rows if row.status != WRONG), "without a verdict"),
-        Lines([end_line(log.summary)]),
+        Lines([end_line(log.summary, has_count=False)]),
         Answer([*_wrong_lines(log), *verdict_lines(rows)]),
     ]
     return Document("Verification", blocks, {"header": log.header, "summary": log.summary})

@@ -11,15 +11,14 @@ import pytest
 from mamf.backend import Backend, Telemetry, Unavailable, shared_name, shared_ways
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.errors import MamfError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import measurement_from_record, measurement_record
 from mamf.measurement import Measurement
 from mamf.operation import Operation
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
 from mamf.plugins.contracts import check_attribute, guard_method
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from mamf.backend import Backend, ClockStamps, DeviceInfo, Elapsed, OperandPool, Reading, Telemetry, Unavailable
+from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.regime_traits import BurstTraits, SustainedTraits
 from mamf.testing.physics import Physics
 
 _ENERGY_STEP_SECONDS = 1e-3

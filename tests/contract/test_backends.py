@@ -10,7 +10,7 @@ from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
 
 from mamf.backend import MIB, Unavailable
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
 from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class, open_backend

@@ -10,7 +10,7 @@ from verdicts import verified
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
 from mamf.plugins.discovery import make_kernel, open_backend, operation
 
@@ -147,10 +147,10 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
 
 
 INTERPRETED = """
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.torch_kernels import TritonPasses
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 cpu = open_backend("cpu")
 for pattern in PATTERNS:
     for dtype, warm in (("float32", 1), ("float32", 3), ("bfloat16", 1)):

@@ -14,11 +14,10 @@ from verdicts import verified
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import PluginError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
-from mamf.operations.decode.operation import Decode
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
 from mamf.operations.decode.torch_decode import BoundKernel
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
@@ -139,9 +138,9 @@ def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
     kernel, backend = library("flashinfer-decode")
     ready = prepared(kernel, backend, PAGED, sets=3)
-    make_wrapper = asked.count("plan")
+    planned = asked.count("plan")
     verdict = verified(ready)
-    assert asked.count("plan") == make_wrapper == 2, "once to compile, once to time it, for all layers"
+    assert asked.count("plan") == planned == 2, "once to compile, once to time it, for all layers"
     assert verdict.details["planning_us"] >= 0
     assert {"tensor cores": True, "graph": False} in asked
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,20 +12,18 @@ import pytest
 import torch
 
 from mamf.engine import isolation
-from mamf.engine.isolation import Isolation
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.engine.runner import Runner, Step, isolation_of
 from mamf.kernel import Verdict
 from mamf.operations import isolated
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.isolated import Channel, ChannelError
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
-from mamf.plugins.discovery import is_loaded_by_path, make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, open_backend, operation
 
 SHAPE = MatmulShape(96, 80, 64)
 
@@ -210,11 +207,6 @@ def test_an_operation_whose_results_stay_on_the_device_says_so(process):
     assert not process
 
 
-def test_what_is_loaded_by_path_is_known_by_its_class():
-    assert is_loaded_by_path(by_path(Own))
-    assert not is_loaded_by_path(make_kernel(operation("matmul"), "torch.mm"))
-
-
 def test_a_cut_message_is_an_error():
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb") as sink:
@@ -247,13 +239,6 @@ def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
     process[0].join(timeout=10)
     assert not process[0].is_alive()
     assert isolation_of(cpu)._process is None
-
-
-def test_isolation_reads_no_clock_of_ours():
-    """The time is taken where the kernel is not loaded."""
-    assert not hasattr(isolation, "time")
-    assert isolated.time is time
-    assert Isolation().everything is None
 
 
 @pytest.mark.emulated

@@ -8,11 +8,11 @@ from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
 from mamf.engine.measure import measure_memory
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.kernel import Buffer
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.operation import ModelProblem, ModelShape
 from mamf.operations.model.torch_model import TorchModel
 
 SHAPE = AttentionShape.parse("b2h4q128k128d64")

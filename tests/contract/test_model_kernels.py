@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
-from mamf.operations.model.shapes import ModelProblem, ModelShape
-from mamf.operations.model.torch_model import TorchModel, known_answers
+from mamf.operations.model.operation import ModelProblem, ModelShape
+from mamf.operations.model.torch_model import TorchModel, get_known_answers
 from mamf.plugins.discovery import make_kernel, open_backend, operation
 from mamf.testing.contracts import AnyKernelContract
 
@@ -60,7 +60,7 @@ class TestModelKernel(AnyKernelContract):
 
 def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
     """A system that overcommits would kill the process."""
-    monkeypatch.setattr(torch_model, "network_on", lambda *given: pytest.fail("it was begun"))
+    monkeypatch.setattr(torch_model, "make_network", lambda *given: pytest.fail("it was begun"))
     with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB needed"):
         checked(replace(GPT2, layers=99_999_999))
 
@@ -146,7 +146,7 @@ def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
     monkeypatch.setattr(torch_model, "fill", lambda network, generator: setattr(Altering, "network", network))
     with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
         checked(problem, TorchModel(f"{__name__}:Altering")).rehearse(cpu())
-    assert not known_answers(problem, SHAPE, cpu().device)
+    assert not get_known_answers(problem, SHAPE, cpu().device)
 
 
 class Faulty(SdpaMath):
@@ -194,7 +194,7 @@ class Sequential(TorchAttention):
 def test_an_attention_of_forward_alone_has_that_phase_alone():
     kernel = TorchModel(f"{__name__}:Sequential")
     checked(LLAMA, kernel).rehearse(cpu())
-    assert "has no fwd+bwd" in kernel.unsupported(cpu(), replace(LLAMA, phase="forward-backward"))
+    assert "does not support fwd+bwd" in kernel.unsupported(cpu(), replace(LLAMA, phase="forward-backward"))
 
 
 def test_what_an_attention_cannot_the_model_cannot():

@@ -7,9 +7,8 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UnavailableError
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel, kernels_for
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import make_kernel, open_backend, operation
 from mamf.testing import KernelContract
 

@@ -10,7 +10,7 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import GroupedMm, Loop
-from mamf.operations.matmul.kernel import LAYOUTS
+from mamf.operations.matmul.shapes import LAYOUTS
 from mamf.plugins.discovery import make_kernel, open_backend, operation, registered_kernel_names
 from mamf.testing import AnyKernelContract
 

@@ -8,7 +8,7 @@ from simulated_vendors import GB
 
 from mamf.backend import MIB, Reading
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked
 from mamf.kernel import Prepared, Verdict
 
 EXTENSION = "intel_extension_for_pytorch"

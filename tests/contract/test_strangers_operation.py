@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import signal
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -12,7 +11,6 @@ from types import FunctionType
 import pytest
 
 from mamf.backend import Backend, ClockStamps, Queue
-from mamf.cli.progress import Progress
 from mamf.contribution.review import review_log
 from mamf.kernel import Kernel
 from mamf.logs.run_log import read_run_log
@@ -81,7 +79,7 @@ def test_it_is_discovered_and_listed(installed, run):
 
 def test_it_is_measured_and_its_table_says_what_its_rate_counts(log):
     path, out = log
-    assert "TB/s: X read, Y written, once each" in out
+    assert "counted: X read, Y written, once each" in out
     assert "burst, float32, eps 1e-05" in out
     assert "burst, float32, eps 0.001" in out
     assert "32x256" in out
@@ -103,16 +101,6 @@ def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeyp
     assert (code, out) == (2, "")
     told = "no installed package has a kernel for layer_norm: add one to the entry point group mamf_layer_norm.kernels"
     assert err == f"mamf: {told}\n"
-
-
-def test_ctrl_c_leaves_a_log_that_goes_on(installed, run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "add", lambda self, row: signal.raise_signal(signal.SIGINT))
-        assert run(*SWEEP, *SHAPES, "--dtype", "fp32", "--output", "run.jsonl")[0] == 130
-    log = read_run_log(tmp_path / "run.jsonl")
-    assert (log.summary["status"], log.summary["left"]) == ("interrupted", 1)
-    assert run(*SWEEP[:5], "--resume", "run.jsonl")[0] == 0
-    assert read_run_log(tmp_path / "run.jsonl").summary["left"] == 0
 
 
 def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
@@ -168,33 +156,6 @@ def test_what_it_has_not_is_said_in_a_line(installed, run, given, told):
     assert told in err
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--shapes", "16x64"], "--shapes 16x64 contradicts run.jsonl"),
-        (["--set", "eps=1e-3"], "--eps 0.001 contradicts run.jsonl, which was measured with 0.001 1e-05"),
-        (["--dtype", "bf16"], "--dtype bfloat16 contradicts run.jsonl, which was measured with float32"),
-        (["--regime", "sustained"], "--regime sustained contradicts run.jsonl"),
-    ],
-)
-def test_a_resumed_run_is_asked_for_what_it_was(log, run, given, told):
-    same = ["--shapes", "32x256", "16x64", "--set", "eps=0.001,0.00001", "--dtype", "float32", "--kernel", "torch"]
-    assert run(*SWEEP, "--resume", "run.jsonl", *same)[0] == 0
-    code, _, err = run(*SWEEP, "--resume", "run.jsonl", *same, *given)
-    assert code == 2
-    assert told in err
-
-
-def test_its_log_is_resumed_by_the_command_that_began_it(log, run):
-    for command in (["sweep"], ["attention"], ["find"]):
-        code, _, err = run(*command, "--resume", "run.jsonl", "--backend", "cpu")
-        assert code == 2
-        told = (
-            "is the log of a sweep of layer_norm: resume it with 'mamf sweep --operation layer_norm --resume run.jsonl'"
-        )
-        assert told in err
-
-
 def defined():
     """Classes of the module, each with the methods that it defines."""
     tree = ast.parse((STRANGER / f"{MODULE}.py").read_text())
@@ -222,11 +183,6 @@ def listings():
         yield name.removeprefix("# "), code.rstrip("\n")
 
 
-def test_all_that_it_defines_is_listed():
-    listed = dict(listings())["tests/contract/stranger/mamf_layer_norm.py"]
-    assert listed == (STRANGER / f"{MODULE}.py").read_text().rstrip("\n")
-
-
 @pytest.mark.parametrize(("name", "code"), list(listings()), ids=lambda text: text.splitlines()[0][-40:])
 def test_code_in_the_docs_is_in_the_file_that_it_names(name, code):
     text = (ROOT / name).read_text()
@@ -234,10 +190,9 @@ def test_code_in_the_docs_is_in_the_file_that_it_names(name, code):
 
 
 @pytest.mark.parametrize("contract", [Backend, Queue, ClockStamps, Kernel, Operation])
-def test_the_docs_have_a_row_for_each_method_of_a_contract(contract):
-    text = (ROOT / "docs" / "extending.md").read_text()
-    methods = {name for name, of in vars(contract).items() if not name.startswith("_") and is_method(of)}
-    assert {name for name in methods if f"\n| `{name}` |" not in text} == set()
+def test_the_reference_describes_each_method_of_a_contract(contract):
+    methods = {name: of for name, of in vars(contract).items() if not name.startswith("_") and is_method(of)}
+    assert [name for name, of in methods.items() if not of.__doc__] == []
 
 
 def is_method(member):

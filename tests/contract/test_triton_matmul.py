@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.selection import kernel
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.operations.matmul.triton_matmul import TritonMatmul, configurations, has_descriptors
 
 SHAPE = MatmulShape(4096, 4096, 4096)
@@ -101,8 +100,20 @@ def test_combinations_are_refused_in_a_line(device, problem, reason):
 def test_it_says_how_8_bit_floats_are_summed(fast, told):
     problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
     ran = {"configuration": "128x128x128/4w3s"}
-    assert kernel("triton[128x128x128/4w3s]").details(problem) == {**ran, **told}
-    assert kernel("triton[128x128x128/4w3s]").details(INT8) == ran
+    assert kernel("triton[128x128x128/4w3s]").details(problem, SHAPE) == {**ran, **told}
+    assert kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
+
+
+@pytest.mark.parametrize("schedule", ["", "/persistent"])
+@pytest.mark.parametrize(
+    ("shape", "ran"),
+    [((1024, 512, 64), "32 programs on at most 32 of 132 units"), ((2048, 2048, 64), None)],
+)
+def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
+    text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
+    assert device.info.compute_units == 132
+    configured = kernel(text).configured(device, MatmulProblem(), shape)
+    assert configured.details(MatmulProblem(), shape).get("ran") == ran
 
 
 @needs_triton
@@ -158,8 +169,8 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
 
 INTERPRETED = """
 import torch
-from mamf.engine.regimes.checking import Checked
-from mamf.operations.matmul.kernel import LAYOUTS, MatmulProblem
+from mamf.engine.regimes.base import Checked
+from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.selection import kernel
 from mamf.plugins.discovery import open_backend

@@ -1,6 +1,6 @@
 """What a kernel's launches are worth, as measuring finds it."""
 
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 
 
 def verified(prepared):

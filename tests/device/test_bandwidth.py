@@ -5,7 +5,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthShape
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthShape
 from mamf.plugins.discovery import make_kernel, operation
 
 BANDWIDTH = operation("bandwidth")

@@ -5,9 +5,8 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.kernel import MatmulProblem
 from mamf.operations.matmul.selection import kernel
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
 #: Whole tiles, tiles beyond every border, fewer tiles than compute units, and many per program.
 SHAPES = [(768, 512, 1024), (1001, 1152, 1152), (64, 128, 8192), (8192, 8192, 8192)]

@@ -6,8 +6,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMm
 
 REGIMES = {"burst": Burst, "sustained": Sustained, "classic": lambda device: Classic(device, warmup_seconds=0.5)}

@@ -1,8 +1,7 @@
 """Rates for tests: ceilings as a search confirms them, and as contributed.csv has them."""
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import ContributedRate
 from mamf.statistics import Interval
 

@@ -1,6 +1,6 @@
 """Reports as text, as tests ask for them."""
 
-from mamf.profiling.report import profile_document
+from mamf.profiling.log import profile_document
 from mamf.report.explanation import explanation_document
 from mamf.report.formats import FORMATS
 from mamf.report.kernels import kernels_document

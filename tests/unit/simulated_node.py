@@ -74,4 +74,4 @@ def install(patch):
     patch.setattr(FindStrategy, "sustained_candidates", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
     patch.setattr("mamf.machine.environment._read_commit", lambda: None)
-    patch.setattr("mamf.machine.doctor._check_host_load", lambda: Advice("host load", "ok", "idle"))
+    patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

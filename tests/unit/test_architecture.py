@@ -40,7 +40,7 @@ ORDER = list(LAYERS)
 GROUND = ORDER[0]
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: What an operation declares, in modules that reading a log imports; an operation of two modules has its own name.
-DECLARATIONS = ("__init__", "operation", "shapes", "kernel", "selection", "unknown")
+DECLARATIONS = ("__init__", "operation", "shapes", "selection", "unknown")
 DECLARATIONS += ("batched", "collective", "copies", "grouped", "overlap")
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"
@@ -57,7 +57,7 @@ SHARED_BY_KERNELS = (
 PROFILER = ("profiling/running.py", "profiling/watches.py")
 #: Where ranks meet, by torch.distributed.
 GROUP = ("node/group.py",)
-PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "limits.py", "work.py", "text.py")
+PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "text.py")
 
 
 @functools.cache
@@ -200,7 +200,7 @@ READERS = (
     "mamf.api.reading",
     "mamf.profiling.log",
     "mamf.profiling.counters.report",
-    "mamf.node.report",
+    "mamf.node.verdict",
 )
 
 

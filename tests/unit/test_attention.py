@@ -18,13 +18,11 @@ from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.operation import Attention
-from mamf.operations.attention.shapes import PRESETS, AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.attention.operation import PRESETS, Attention, AttentionProblem, AttentionShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import load_backend_class
 from mamf.statistics import Interval
-from mamf.testing import Physics, SimulatedAttention, SimulatedBackend, SimulatedMatmul
+from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
 LONG = AttentionShape(2, 16, 16, 8192, 8192, 128, 128)
 SHORT = AttentionShape(16, 16, 16, 1024, 1024, 128, 128, causal=True)
@@ -129,12 +127,6 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     assert not any(row.is_reference for row in rows)
 
 
-def test_what_does_not_fit_is_a_row():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), memory_bytes=10**8))
-    rows = list(swept(backend, plan_of()).results())
-    assert {row.shape: row.status for row in rows} == {LONG: "out_of_memory", SHORT: "out_of_memory"}
-
-
 # -- the command -----------------------------------------------------------------------------------------------------
 
 KERNELS = ["mamf.testing:SimulatedAttention", "test_attention:SlowAttention"]
@@ -161,29 +153,12 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     assert read_run_log(tmp_path / "run.jsonl").summary["status"] == "complete"
 
 
-def test_resuming_measures_only_the_rest(attention, tmp_path):
-    attention(*SIMULATED, "--seq-lens", "1024", "2048", "--causal", "both", "--no-ceiling", "--output", "run.jsonl")
-    lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "run.jsonl").write_text("".join(lines[:3]))
-    code, out, _ = attention(
-        "--resume", "run.jsonl", *SIMULATED[:2], "--kernel", *KERNELS, "--no-ceiling", "--format", "json"
-    )
-    assert code == 0
-    assert len(json.loads(out)["measurements"]) == 8
-    kept = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
-    assert kept[:3] == lines[:3]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kernel", "eagre"], "did you mean 'eager'"),
         (["--kernel", KERNELS[0], "--heads", "6", "--kv-heads", "4"], "cannot share"),
         (["--preset", "fa3"], "fa3-paper"),
-        (["--regime", "classic"], "classic"),
         (["--kernel", KERNELS[0], "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
-        (["--sparsity", "1.5"], "1.5"),
-        (["--head-dims", "192/"], "'' is not a whole number"),
         (["--head-dims", "192/128/64"], "'128/64' is not a whole number"),
     ],
 )

@@ -9,15 +9,13 @@ from collections import Counter
 import pytest
 from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
-from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.contribution.collection import read_collection
 from mamf.contribution.review import review_log
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.compare import compare
-from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import SearchOptions
-from mamf.testing import SimulatedAttention, SimulatedMatmul
+from mamf.testing import SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
@@ -77,20 +75,6 @@ def steps(log):
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_holds_the_search_that_its_ceiling_follows_from(whole, tmp_path):
-    log = read(tmp_path)
-    kinds = [json.loads(line)["record"] for line in whole[2].splitlines()]
-    (ceiling,) = log.all_ceilings.values()
-    own = searched(log)
-    assert kinds.count("ceiling") == 1
-    assert kinds.index("ceiling") == 1 + len(own)
-    phases = ["scout", "refine", "choose", "confirm"]
-    assert [row.phase for row in own] == sorted((row.phase for row in own), key=phases.index)
-    last_rounds = [row for row in own if row.phase in ("choose", "confirm")]
-    again = confirm_ceiling(last_rounds, log.header["device"]["name"], None, "simulated.mm")
-    assert ceiling_record(again) == ceiling_record(ceiling)
-
-
 @pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
 def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, resume, tmp_path, option):
     (tmp_path / "run.jsonl").write_bytes(b"".join(whole[2].splitlines(keepends=True)[:5]))
@@ -140,18 +124,6 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert len(steps(after)) == STEPS
     assert all(0.1 < best["mamfu"] < 1 for best in after.summary["best"].values())
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
-
-
-def test_a_complete_log_without_its_ceiling_goes_on_with_the_search(attention, resume, monkeypatch, tmp_path):
-    monkeypatch.setattr("mamf.cli.ceilings._SHARE_OF_BUDGET", 0.01)
-    assert attention("--budget", "100s")[0] == 0
-    log = complete_without_ceilings(tmp_path)
-    code, out, err = resume()
-    assert code == 0
-    assert "complete; 4 measured" in out
-    assert "no shares" not in err
-    assert set(read(tmp_path).all_ceilings) == {("bfloat16", "burst")}
-    assert steps(read(tmp_path)) == steps(log)
 
 
 def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(attention, monkeypatch, tmp_path):
@@ -218,13 +190,6 @@ def test_a_ceiling_that_was_found_is_not_searched_again(attention, resume, on_la
     first = [[row for row in searched(log) if row.problem.dtype == "bfloat16"] for log in (before, after)]
     assert first[0] == first[1]
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
-
-
-def test_when_no_kernel_can_be_measured_the_exit_code_says_so(attention, monkeypatch):
-    monkeypatch.setattr(SimulatedAttention, "prepare", lambda *arguments: 1 / 0)
-    code, out, _ = attention()
-    assert code == 1
-    assert "nothing was measured" in out
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_one_command_fills_a_folder(filled):
     text = text_of(filled)
     assert text.startswith("# Simulated H100: what it can do, and what kernels reach\n")
     assert [title for title in LOGS.values() if f"## {title}\n" not in text] == []
-    assert [name for name in logs if f"Log: [{name}]({name})" not in text] == []
+    assert [name for name in logs if f"`mamf show` [{name}]({name})" not in text] == []
     assert "not measured: mamf reads hardware counters with NVIDIA's ncu, which does not support" in text
     assert "| matmul | " in text
 
@@ -112,7 +112,7 @@ def test_a_command_that_fails_is_reported_and_the_others_stand(asked, monkeypatc
     assert main(ASKED) == 1
     text = text_of(Path("out"))
     assert "not measured: nothing was profiled: no optimizer of torch stepped" in text
-    assert "Log: [kernels.jsonl](kernels.jsonl)" in text
+    assert "`mamf show` [kernels.jsonl](kernels.jsonl)" in text
 
 
 def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(folder, monkeypatch):

@@ -10,8 +10,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.bandwidth.shapes import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.peaks import find_bandwidth
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import operation
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 
@@ -69,27 +68,6 @@ def test_work_is_the_bytes_read_and_written(pattern, dtype, elements, warm):
 
 
 # -- the operation -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "terabytes"),
-    [
-        ("NVIDIA H200", 4.8),
-        ("NVIDIA H100 80GB HBM3", 3.35),
-        ("NVIDIA A100-SXM4-80GB", 2.039),
-        ("NVIDIA A100-SXM4-40GB", 1.555),
-        ("NVIDIA B200", 8.0),
-        ("AMD Instinct MI300X", 5.3),
-        ("AMD Instinct MI325X", 6.0),
-        ("AMD Instinct MI355X", 8.0),
-        ("NVIDIA GeForce RTX 4090", 1.008),
-        ("NVIDIA L4", 0.3),
-        ("AMD EPYC", None),
-    ],
-)
-def test_a_device_finds_its_own_bandwidth(name, terabytes):
-    found = find_bandwidth(name)
-    assert found == (None if terabytes is None else pytest.approx(terabytes * 1e12))
 
 
 def test_nothing_is_faster_than_memory_but_what_a_cache_may_hold(bandwidth):

@@ -6,11 +6,11 @@ import json
 import pytest
 from contribution_logs import found, write
 
-from mamf.backend import DeviceInfo, shared_name, shared_ways
+from mamf.backend import shared_name, shared_ways
 from mamf.contribution.collection import collect_rates
 from mamf.contribution.review import review_log
-from mamf.errors import IncomparableError, LogMismatchError
-from mamf.logs.compare import compare, require_device_of_log
+from mamf.errors import IncomparableError
+from mamf.logs.compare import compare
 from mamf.logs.run_log import read_run_log
 from mamf.testing import SimulatedBackend
 
@@ -53,13 +53,6 @@ def test_a_comparison_with_a_whole_card_is_refused_or_says_so(logs):
     with pytest.raises(IncomparableError, match=r"\(shared: "):
         compare(whole, shared)
     assert "(shared: " in str(compare(whole, shared, anyway=True).forced[0])
-
-
-def test_a_run_does_not_resume_on_a_card_that_is_shared_otherwise(logs):
-    whole, shared = map(read_run_log, logs)
-    device = DeviceInfo(**whole.header["device"])
-    with pytest.raises(LogMismatchError, match="shared"):
-        require_device_of_log(shared, shared.device(None), device)
 
 
 @pytest.mark.parametrize("way", ["--format=table", "--format=markdown"])

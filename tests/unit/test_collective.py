@@ -5,7 +5,7 @@ import torch
 import torch.distributed
 from forked import forked
 
-from mamf.engine.regimes.checking import Checked, WrongResultError
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operations import collective_kernels
 from mamf.operations.collective import COLLECTIVES, CollectiveProblem, CollectiveShape

@@ -19,9 +19,8 @@ from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.report.comparison import comparison_document
 from mamf.report.formats import FORMATS
 from mamf.statistics import summarize
@@ -242,10 +241,6 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
     assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
 
 
-def test_rows_of_one_card_are_compared_by_their_rates():
-    assert compare(log(clocked(0.97)), log(clocked(0.5))).pairs[0].a.unit == "TFLOPS"
-
-
 def test_a_warm_cache_is_another_regime():
     warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
     with pytest.raises(IncomparableError, match="caches flushed against warm"):
@@ -268,13 +263,13 @@ def test_software_that_differs_is_told_and_not_refused():
 @pytest.mark.parametrize("anyway", [False, True])
 def test_no_common_row_is_refused(anyway):
     other = log(row(shape=SHAPES[1]), failed(), name="b.jsonl")
-    with pytest.raises(IncomparableError, match=r"no measured row is in both: a.jsonl has 1, the first 1024x"):
+    with pytest.raises(IncomparableError, match=r"no measured row is in both: a.jsonl has 1, for example 1024x"):
         compare(log(row()), other, anyway)
 
 
 @pytest.mark.parametrize("anyway", [False, True])
 def test_attention_is_no_matmul(anyway):
-    with pytest.raises(IncomparableError, match="A measured matmul, B attention"):
+    with pytest.raises(IncomparableError, match="A measured matmul and B attention"):
         compare(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
 
 
@@ -313,11 +308,8 @@ def test_every_format_holds_every_row(write, capsys):
     ("arguments", "complaint"),
     [
         (["a.jsonl", "nothing.jsonl"], "cannot read nothing.jsonl"),
-        (["a.jsonl", "b.jsonl"], "regime burst against sustained; use --anyway"),
-        (["a.jsonl", "a.jsonl", "--tolerance", "2"], "share between 0 and 1"),
-        (["a.jsonl", "a.jsonl", "--tolerence", "2%"], "did you mean --tolerance?"),
+        (["a.jsonl", "b.jsonl"], "regime burst against sustained; --anyway compares"),
         (["a.jsonl"], "compare takes two logs, not 1; for several runs per side, write A1 A2 --against B1 B2"),
-        (["a.jsonl", "a.jsonl", "a.jsonl"], "compare takes two logs, not 3"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):

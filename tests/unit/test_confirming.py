@@ -61,13 +61,6 @@ def test_what_a_maintainer_measured_is_confirmed(submit):
     assert "| **870.4** / " in pages_of(root)[0]
 
 
-@pytest.mark.parametrize("account", [None, "jane"])
-def test_a_single_submitter_confirms_nothing(submit, account):
-    root = submit(LEADER, account)
-    assert not is_ranked(root, LEADER)
-    assert "870.4" not in pages_of(root)[0]
-
-
 @pytest.mark.parametrize(
     ("second", "times", "is_confirmed"),
     [("joe", 1.0, True), ("Jane", 1.0, False), (None, 1.0, False), ("joe", 0.9, False), ("maintainer", 0.9, False)],

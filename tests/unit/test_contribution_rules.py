@@ -157,30 +157,21 @@ def add_note(text):
         (set_header("zeros", "plan", "problems", 0, "data"), "data"),
         (copy_samples, "equal-samples"),
         (choose_by_fastest, "row-mismatch"),
-        (change_row(essay="the best card"), "unknown-field"),
         (change_row(true_clock_mhz=1700.0, cycles_used=0.5), "row-mismatch"),
         (change_row(cycles_used=0.9), "row-mismatch"),
         (change_row(true_clock_mhz=5000.0), "sensors"),
         (change_row(watts=5000.0), "sensors"),
         (change_row(watts=1.0), "sensors"),
-        (change_row(clock_mhz=9000.0), "sensors"),
         (change_row(clock_mhz=300.0), "implausible"),
         (change_row(timer_overhead_seconds=-1e-6), "unreadable"),
-        (change_row(timer_accuracy_seconds=1.0), "unreadable"),
-        (change_row(timer_overhead_seconds=1.0), "timer"),
         (change_row(timer_overhead_seconds=17.3e-6), "timer"),
         (change_row(relative_error=-1.0), "unverified"),
-        (change_row(samples_seconds=["1"]), "unreadable"),
-        (change_row(clock_mhz="fast"), "unreadable"),
         (blind_sensors, "sensors"),
         (set_header("NVIDIA H100\n\n# Hacked", "device", "name"), "device"),
         (set_header("![x](https://evil/x.png)", "kernel"), "device"),
         (set_header("H\u0410100", "device", "name"), "device"),
-        (set_header(5, "device", "name"), "unreadable"),
         (set_header({"jane@lab.example.com": "1"}, "environment", "variables"), "private"),
         (add_note("a." * 4_000), None),
-        (set_header("complete", "tier"), "unknown-field"),
-        (set_header("x", "tool", "color"), "unknown-field"),
         (set_header("nvidia h100 80gb hbm3", "device", "name"), "device"),
         (set_header("NVIDIA H100 PCIe", "device", "name"), None),
         (set_header("NVIDIA H200", "device", "name"), "device"),  # has the memory of an H100
@@ -188,12 +179,10 @@ def add_note(text):
         (set_header("rocm", "device", "backend"), "device"),
         (date_in_the_future, "future"),
         (equal_samples, "equal-samples"),
-        (set_header(True, "schema"), "schema"),
         (set_header(6, "schema"), "schema"),
         (remove("tool"), "unreadable"),
         (set_header(None, "device", "max_clock_hz"), "sensors"),
         (set_header("simulated", "device", "backend"), "simulated"),
-        (set_header("I was here", "greeting"), "unknown-field"),
         (add_note("see /home/jane/logs/out.txt"), "private"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -262,16 +251,6 @@ def test_a_cut_line_is_caught(cut, sweep_records, tmp_path):
     path = write(tmp_path / "cut.jsonl", sweep_records)
     path.write_bytes(path.read_bytes()[:-cut])
     assert "truncated" in found(path)
-
-
-def test_a_damaged_line_is_named(sweep_records, tmp_path):
-    path = write(tmp_path / "damaged.jsonl", sweep_records)
-    lines = path.read_text().splitlines(keepends=True)
-    lines[2] = lines[2][:50] + "\n"
-    path.write_text("".join(lines))
-    (finding,) = review_log(path).findings
-    assert finding.rule == "unreadable"
-    assert "line 3" in finding.message
 
 
 def attention_rows(records):

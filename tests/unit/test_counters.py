@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.counts import (
+from mamf.profiling.counters.ncu import (
     CYCLES,
     DRAM_READ,
     L2_HIT,

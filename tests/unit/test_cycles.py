@@ -6,12 +6,10 @@ import pytest
 
 from mamf.api.measuring import sweep
 from mamf.backend import DeviceInfo, Elapsed, Unavailable
-from mamf.cycles import cycles_used, flop_per_cycle
 from mamf.files import packaged_rows
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import find_peak, peak_per_cycle
-from mamf.plausibility import why_implausible
+from mamf.plausibility import cycles_used, flop_per_cycle, why_implausible
 from mamf.testing import Physics, SimulatedBackend
 
 SHAPES = [MatmulShape(4096, 4096, 4096), MatmulShape(8192, 8192, 8192), MatmulShape(2048, 2048, 2048)]

@@ -7,8 +7,7 @@ import pytest
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.decode.operation import Decode
-from mamf.operations.decode.shapes import PRESETS, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.operation import PRESETS, Decode, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
 from mamf.testing import SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedKernel
 
@@ -36,7 +35,7 @@ def parse(text):
     [
         # Each head reads 100 keys and values; 8 kv heads are read once, queries and outputs of 32 heads.
         ("b2h32kv8q1c100d128", 2 * 32 * 2 * 2 * 100 * 128, 2 * (2 * 100 * 8 * 256 + 2 * 32 * 256)),
-        # The last query is_visible 100 keys, the one before 99; 7 pages of 4 bytes and a length for each sequence.
+        # The last query sees 100 keys, the one before 99; 7 pages of 4 bytes and a length for each sequence.
         ("b2h32kv8q2c100d128p16", 2 * 32 * 2 * 2 * 199 * 128, 2 * (2 * 100 * 8 * 256 + 4 * 32 * 256) + 4 * (14 + 2)),
         # A latent of 576 is read once, for keys and values.
         ("b1h128kv1q1c100d576v512l", 2 * 128 * 100 * 1088, 2 * (100 * 576 + 128 * 1088)),
@@ -156,11 +155,6 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     assert "read bandwidth (4GiB, simulated-bandwidth)" in out
     code, _, err = decode(*options[:2], "--operation", "decode", "--output", "other.jsonl", "--ceiling", "find.jsonl")
     assert (code, "no read bandwidth burst ceiling in find.jsonl" in err) == (2, True)
-
-
-def test_a_preset_of_either_operation_is_known(run):
-    code, _, err = run("attention", "--preset", "llama-8b-decod")
-    assert (code, "did you mean 'llama-8b-decode'?" in err) == (2, True)
 
 
 def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):

@@ -8,9 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mamf.report.document import Answer, Column, Document, Lines, Table
+from mamf.report.document import Answer, Column, Document, Lines, Table, percent, rate_text, scaled_unit, significant
 from mamf.report.formats import FORMATS
-from mamf.report.text import percent, rate_text, scaled_unit, significant
 
 ROWS = [
     {"name": "fast_one", "rate": 841.26, "share": 0.813, "note": "hot"},

@@ -11,8 +11,7 @@ from mamf.kinds.driver import Run
 from mamf.logs.recording import Record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SHAPES = tuple(MatmulShape(size, 1024, 1024) for size in (1024, 2048, 3072))

@@ -3,7 +3,6 @@
 import pytest
 
 from mamf.dtypes import DTYPES, OPERAND_DTYPES, canonical_name, tolerance
-from mamf.errors import UnknownNameError
 
 
 @pytest.mark.parametrize(
@@ -12,11 +11,6 @@ from mamf.errors import UnknownNameError
 )
 def test_aliases_mean_one_dtype(alias, name):
     assert canonical_name(alias) == name
-
-
-def test_an_unknown_dtype_suggests_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"did you mean 'bfloat16'"):
-        canonical_name("bfloat")
 
 
 def test_float32_computed_as_tf32_fails_as_float32():

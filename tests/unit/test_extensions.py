@@ -8,8 +8,7 @@ import pytest
 from mamf.contribution import review as reviews
 from mamf.contribution.rules import Finding
 from mamf.kinds import registry
-from mamf.kinds.kind import View
-from mamf.kinds.rows import KernelRows
+from mamf.kinds.kind import KernelRows, View
 from mamf.logs.run_log import read_run_log
 from mamf.operations.unknown import operation_called
 from mamf.report import formats

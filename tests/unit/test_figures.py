@@ -78,14 +78,11 @@ def test_a_stale_figure_in_running_text_is_reported_and_written_anew(page, capsy
     ("text", "line"),
     [
         ("<!-- figures: matrix a.jsonl -->\n", "do not come in pairs"),
-        ("<!-- end of figures -->\n", "do not come in pairs"),
         ("<!-- figures: chart a.jsonl -->\n<!-- end of figures -->\n", "no table is called 'chart'; there are matrix"),
         ("<!-- figures: cards -->\n<!-- end of figures -->\n", "table 'cards': no log is named"),
-        ("<!-- figures: cards none.jsonl -->\n<!-- end of figures -->\n", "none.jsonl"),
         (f"<!-- figures: matrix {FIND} -->\n<!-- end of figures -->\n", "table 'matrix': it needs rows= and columns="),
         ('[a]: none.jsonl "sustained best"\n[1][a]\n', "figure [a]: "),
         (f'[a]: {ROOT / REPEATS[0]} "sustained best"\n', "figure [a]: nothing on the page refers to it"),
-        (f'[a]: {ROOT / REPEATS[0]} "speed"\n[1][a]\n', "has no 'speed'"),
     ],
 )
 def test_what_cannot_be_computed_is_one_clear_line(page, text, line, capsys):

@@ -113,15 +113,6 @@ def test_a_reader_that_stops_reading_stops_no_import(folder, monkeypatch):
     assert names(folder) == ["a.jsonl", "b.jsonl"]
 
 
-def test_what_is_shown_of_an_import(folder, capsys):
-    imported(log("mm.out"))
-    assert main(["show", "out/mm.jsonl", "--top", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "tried 3 shapes in 0:00:39" in out
-    assert "mean of all: arithmetic 200.2, geometric 181.8 TFLOPS" in out
-    assert "2 more rows (--top all shows all)" in out
-
-
 def test_what_is_shown_of_an_interrupted_import_calls_no_figure_a_scout(folder, capsys):
     imported(log("mm.out", samples.V2G.split("Tried 3")[0]))
     main(["show", "out/mm.jsonl"])

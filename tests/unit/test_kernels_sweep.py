@@ -10,11 +10,9 @@ KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
     ("given", "told"),
     [
         (["--operation", "atention"], "unknown operation 'atention' (did you mean 'attention'?)"),
-        (["--operation"], "argument --operation: expected one argument"),
         (["--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (["--operation", "attention", "--set", "seed=x"], "attention's seed: 'x' is not a whole number"),
         (["--operation", "attention", "--set", "seed=1", "seed=2"], "--set seed=2: this field is set twice"),
-        (["--operation", "attention", "--regime", "classic"], "invalid choice: 'classic'"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(run, given, told):

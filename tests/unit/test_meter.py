@@ -13,7 +13,7 @@ import mamf
 from mamf.contribution import known_ceilings
 from mamf.errors import UsageError
 from mamf.integrations.model_flops import ModelFlops
-from mamf.rate import Rate
+from mamf.measurement import Rate
 from mamf.testing import SimulatedBackend
 
 STEP = 0.1

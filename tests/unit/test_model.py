@@ -11,7 +11,7 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import Preset, Request
-from mamf.operations.model.shapes import PHASES, SIZES, ModelProblem, ModelShape
+from mamf.operations.model.operation import PHASES, SIZES, ModelProblem, ModelShape
 from mamf.plugins.discovery import make_kernel, operation
 from mamf.report.kernels import part_table
 from mamf.testing import SimulatedModel

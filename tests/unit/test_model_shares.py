@@ -9,7 +9,7 @@ from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.rate import Rate
+from mamf.measurement import Rate
 
 MODEL = ["model", "--backend", "mamf.testing:SimulatedBackend"]
 STEP = [*MODEL, "--context-lengths", "512", "1024", "--phase", "forward", "step"]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
-from mamf.choices import FORMATS
 from mamf.cli import COMMANDS, module_of
-from mamf.cli.options import OPTIONS
 from mamf.cli.parser import Parser
+from mamf.cli.terminal import OPTIONS
+from mamf.errors import FORMATS
 from mamf.report import formats
 
 #: Modules by what is typed.

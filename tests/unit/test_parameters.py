@@ -5,9 +5,8 @@ from typing import Literal
 
 import pytest
 
-from mamf.errors import UsageError
-from mamf.limits import MAX_STEPS, parse_size
-from mamf.parameters import DERIVED, DeclaredProblem, combine, describe, parameters_of
+from mamf.errors import MAX_STEPS, UsageError, parse_size
+from mamf.operation import DERIVED, DeclaredProblem, combine, describe, parameters_of
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from mamf.contribution.review import review_log
 from mamf.errors import RunLogError
 from mamf.logs.recording import plan_from_record, plan_record
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plans import (
     EXPLAIN,
     GUARD,
@@ -80,7 +79,7 @@ def test_a_plan_of_what_is_not_installed_is_read():
 def test_the_form_of_an_earlier_version_is_refused_in_a_line(sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     del records[0]["plan"]["options"]
-    with pytest.raises(RunLogError, match=r"line 1: the plan is in the form of release 0.2.0: .*, or measure again$"):
+    with pytest.raises(RunLogError, match=r"line 1: its plan has the form of release 0.2.0: .*, or measure again$"):
         read_run_log(write(tmp_path / "run.jsonl", records))
 
 

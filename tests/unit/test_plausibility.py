@@ -10,8 +10,7 @@ from mamf.backend import DeviceInfo
 from mamf.contribution.rules import Evidence, is_exact
 from mamf.logs.run_log import lines_of, parse_records, run_log_of
 from mamf.measurement import Conditions, Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import HEADROOM_OF_FALLING_CLOCK, HEADROOM_OF_READ_CLOCK, fastest_at_clock, fastest_possible_flops
 from mamf.plausibility import split_impossible, why_implausible
 from mamf.statistics import summarize

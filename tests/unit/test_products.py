@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.operations.grouped import GroupedProblem, GroupedShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
 experts = st.integers(1, 300)
 routings = st.sampled_from(["balanced", "skewed"])

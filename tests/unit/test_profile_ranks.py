@@ -8,9 +8,8 @@ from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.measurement import IDLE
 from mamf.profiling.classes import COMMUNICATION
-from mamf.profiling.log import rank_log, read_rank_logs, write_profile
+from mamf.profiling.log import rank_log, ranks_document, read_rank_logs, write_profile
 from mamf.profiling.profile import ClassRow, Profile
-from mamf.profiling.report import ranks_document
 from mamf.report.formats import FORMATS
 
 

@@ -12,13 +12,12 @@ from rendering import render_profile
 
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.measurement import IDLE
+from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import CLASSES, COMMUNICATION, shares
 from mamf.profiling.flops import flop_of
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import profile_of
 from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
-from mamf.rate import Rate
 
 STEP = 60
 TICKS = st.integers(0, STEP)
@@ -281,7 +280,7 @@ def test_a_log_gives_back_what_was_written(tmp_path, profile):
     path = tmp_path / "step.jsonl"
     write_profile(path, "mamf profile train.py", "train.py", profile)
     assert read_profile_or_none(path) == ("train.py", profile)
-    with pytest.raises(RunLogError, match="a profile of a script; only 'mamf show' and 'mamf report' read it"):
+    with pytest.raises(RunLogError, match="a profile of a script: only 'mamf show' and 'mamf report' read it"):
         read_run_log(path)
 
 

@@ -11,10 +11,10 @@ from mamf.ceilings.ceiling import ceiling_of, known_share, mamfu
 from mamf.errors import UsageError
 from mamf.integrations.meter import ceiling_flops
 from mamf.logs.run_log import RunLog
-from mamf.operations.attention.shapes import AttentionProblem
-from mamf.operations.bandwidth.shapes import BandwidthProblem, BandwidthShape
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.rate import Rate, find_rate, label_dtype
+from mamf.measurement import Rate, find_rate, label_dtype
+from mamf.operations.attention.operation import AttentionProblem
+from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
+from mamf.operations.matmul.shapes import MatmulProblem
 
 PLAIN = ceiling(1000.0, problem=MatmulProblem("int8", "int32"))
 WITH_INT8_OUTPUT = ceiling(1500.0, problem=MatmulProblem("int8", "int8"))
@@ -26,7 +26,6 @@ FAST = ceiling(1400.0, problem=MatmulProblem("float8_e4m3fn", fast_accumulation=
     [
         (MatmulProblem("int8", "int32"), "int8"),
         (MatmulProblem("int8", "int8"), "int8, int8 output"),
-        (MatmulProblem("bfloat16"), "bfloat16"),
         (AttentionProblem("float8_e4m3fn"), "float8_e4m3fn"),  # it writes what it likes
         (MatmulProblem("bfloat16", "float32"), "bfloat16, float32 output"),
         (MatmulProblem("float8_e4m3fn", fast_accumulation=True), "float8_e4m3fn, fast accumulation"),

@@ -19,8 +19,7 @@ from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import measurement_from_record, measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.statistics import (
     Interval,
     Repeatability,

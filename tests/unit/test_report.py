@@ -1,5 +1,3 @@
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -10,8 +8,7 @@ from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import End, plan_record
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.kernels import baselines_of, speed_up, winners
 from mamf.report.rows import ranked, remarks, summary_record
 from mamf.report.shares import Shares
@@ -41,23 +38,6 @@ HEADER = {
 def rows(backend):
     backend.faults[PLAN.shapes[0]] = "wrong_result"
     return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).results())
-
-
-def test_csv_has_a_row_a_measurement_with_units_in_the_names(rows):
-    read = {row["shape"]: row for row in csv.DictReader(io.StringIO(render("csv", rows, HEADER, None)))}
-    assert len(read) == len({row.shape for row in rows})
-    for row in rows:
-        line = read[str(row.shape)]
-        assert (line["status"], line["m"], line["is_reference"]) == (
-            row.status,
-            str(row.shape.m),
-            str(row.is_reference),
-        )
-        if row.ok:
-            assert float(line["rate_tflops"]) == float(line["rate_median_tflops"]) == row.rate("median")
-            assert float(line["half_width_percent"]) == 100 * row.relative_half_width
-        else:
-            assert line["rate_tflops"] == line["time_ms"] == ""
 
 
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import urllib.request
 from dataclasses import replace
@@ -135,6 +136,22 @@ def test_another_device_is_named_first_and_in_the_verdict(run, sweep):
     assert "\nreproduced, on another device: burst" in out
 
 
+def test_a_slower_clock_of_another_card_reproduces_the_cycles_and_others_do_not(run, sweep, world):
+    path = Path(sweep("--clock", "all"))
+    text = path.read_text().replace("Simulated H100", "Simulated H200")
+    path.write_text(text)
+    world(boost_hz=Physics.boost_hz * 0.9)
+    code, out, _ = reproduced(run, "sweep.jsonl")
+    assert code == 0
+    assert "\nreproduced, on another device: burst" in out
+    assert re.search(r"7\d\d.\d TFLOPS here; (\d\d.\d) % of the units' cycles claimed, (\d\d.\d) % here: ", out)
+    assert "here/claimed is that of the cycles used" in out
+    world(boost_hz=Physics.boost_hz * 0.9, efficiency=Physics.efficiency * 0.9)
+    code, out, _ = run("reproduce", "sweep.jsonl", *DEVICE, "--output", "wasteful.jsonl")
+    assert (code, "\nslower by more than 2 %, on another device: burst" in out) == (3, True)
+    assert out.splitlines()[-2] in run("show", "wasteful.jsonl")[1]
+
+
 def test_a_kernel_that_fails_now_is_no_pass(run, sweep, monkeypatch):
     sweep()
     monkeypatch.setattr(SimulatedMatmul, "unsupported", lambda *_: "it was removed")
@@ -220,15 +237,8 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     [
         ("simulated.mm 8x8x8", "is not a claim: write RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS"),
         ("0 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("-5 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("5±1 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("1 TFLOPS simulated.mm", "is not a claim"),
         ("1 TFLOPS simulated.mm 8x8", "no operation has a shape '8x8'"),
         ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "unknown field of matmul 'regime'"),
-        ("1 TFLOPS simulated.mm 8x8x8 spaced", "unknown dtype 'spaced'"),
-        ("1 TFLOPS simulated.mn 8x8x8", "unknown kernel 'simulated.mn' (did you mean 'simulated.mm'?)"),
-        ("1 TFLOPS simulated.mm 8x8x8 layout=up", "unknown layout 'up'"),
-        ("1 TFLOPS simulated.mm 8x8x8 lay=nt", "unknown field of matmul 'lay'"),
         ("1 TB/s simulated.mm 8x8x8", "rates of matmul are in TFLOPS"),
         ("1 TFLOPS os:system 8x8x8", "--kernel os:system names a class you trust"),
         (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "is not a claim"),
@@ -250,13 +260,6 @@ def test_nothing_and_two_things_are_refused(run, sweep):
         assert (code, "name one thing to reproduce" in err) == (2, True)
 
 
-def test_nothing_is_imported_because_a_log_names_it(run, sweep):
-    path = Path(sweep())
-    path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "evil.module:Kernel"'))
-    code, _, err = reproduced(run, "sweep.jsonl")
-    assert (code, "--kernel evil.module:Kernel names a class you trust" in err) == (2, True)
-
-
 def test_a_kernel_by_path_is_named_on_the_command_line(run):
     by_path = ["--kernel", "mamf.testing:SimulatedAttention"]
     shape = ["--shapes", "b4h16q2048k2048d128"]
@@ -273,8 +276,6 @@ def test_a_kernel_by_path_is_named_on_the_command_line(run):
     [
         ('"degrees": 8', '"degrees": 9223372036854775806'),
         ('"rate": 8', '"rate": -8'),
-        ('"source": "sweep.jsonl"', '"source": 7'),
-        ('"shape": "8192x8192x8192"', '"shape": "8192"'),
     ],
 )
 def test_a_crafted_log_is_refused_in_a_line(run, sweep, old, new):

@@ -72,7 +72,7 @@ def test_rows_are_placed_under_it(run, here):
     code, out, _ = run("roofline", "decode.jsonl", "--ceiling", *CEILINGS, "--picture", "rows.svg")
     assert code == 0
     code, _, err = run("roofline", "--ceiling", *CEILINGS, "decode.jsonl")
-    assert code == 2 and "decode.jsonl holds no ceiling" in err and "stand before --ceiling" in err
+    assert code == 2 and "decode.jsonl has no ceiling: after --ceiling" in err
     line = next(line for line in out.splitlines() if line.startswith(shape))
     assert line.endswith(("  compute", "  bandwidth"))
     assert "Mx8192x8192" in (here / "rows.svg").read_text()
@@ -113,10 +113,7 @@ def test_a_dry_run_names_each_find(run, here):
     ("given", "told"),
     [
         (["--ceiling", *CEILINGS, "--budget", "5s"], "--ceiling cannot be combined with --budget"),
-        (["--ceiling", *CEILINGS, "--output-folder", "x"], "--ceiling cannot be combined with --output-folder"),
-        (["--ceiling", "missing.jsonl"], "missing.jsonl"),
         (["--ceiling", *CEILINGS, "--picture", "roof.png"], "roof.png exists"),
-        (["--ceiling", *CEILINGS, "--picture", "roof.pdf"], "must end with .png or .svg"),
         (["--ceiling", *CEILINGS, "--export", "tracelens"], "tracelens.json exists"),
         (["--export-file", "x.json"], "--export tracelens"),
     ],

@@ -7,8 +7,7 @@ import pytest
 
 from mamf.engine.launching import Launching, launch_in_window
 from mamf.errors import DeviceError
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -48,7 +47,7 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
     ("given", "told"),
     [
         (["sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
-        (["torch"], "torch is a kernel of bandwidth and of copies and of model: choose one with --operation"),
+        (["torch"], "torch is a kernel of bandwidth, copies, model: choose one with --operation"),
         (["torch.mm", "--seq-lens", "5"], "unknown option '--seq-lens'"),
         ([*ATTENTION[1:]], "takes one shape, not 3: give --shape b1h16q4096k4096d128c"),
         ([*ATTENTION[1:], "--seq-lens", "64", "128"], "takes one shape, not 2"),

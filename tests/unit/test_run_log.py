@@ -9,15 +9,13 @@ from made_plans import setup_of, sweep_plan
 from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
-from mamf.errors import RunLogError, RunLogWriteError, UsageError
-from mamf.limits import MAX_LINE_BYTES, MAX_LOG_BYTES
+from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.recording import End, plan_record
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.privacy import _find_private_names, scrub
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.rows import summary_record
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
@@ -119,12 +117,15 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"record": "header", "schema": 99}', "schema 99"),
+        ('{"record": "header", "schema": 99}', "reads schema 5, not 99"),
         ('{"record": "measurement"}', "not a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
         ('{"record": "header", "schema": 5}', "missing field `tool`"),
-        ('{"record": "header", "schema": 3}', "schema 3; the last release that reads or converts it is mamf 0.2"),
+        (
+            '{"record": "header", "schema": 3}',
+            "schema 3, not 5: mamf 0.2 is the last release",
+        ),
     ],
 )
 def test_a_bad_header_is_named(tmp_path, line, complaint):
@@ -222,7 +223,7 @@ def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):
     """Read before it is locked, a log would be cut to where it was whole then."""
     _, first = RunLogWriter.resume(log_path)
     with first:
-        with pytest.raises(UsageError, match=f"written by process {os.getpid()}"):
+        with pytest.raises(UsageError, match=f"process {os.getpid()} is writing"):
             RunLogWriter.resume(log_path)
         first.write("summary", SUMMARY | {"reason": "of the first"})
     whole = log_path.read_bytes()
@@ -336,7 +337,7 @@ def test_a_row_of_another_operation_is_refused(log_path, name):
     lines = log_path.read_text().splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | {"operation": name})
     log_path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(RunLogError, match=f"line 2: a row of {name} in a log of matmul"):
+    with pytest.raises(RunLogError, match=f"line 2: a row of {name} does not belong in a log of matmul"):
         read_run_log(log_path)
 
 

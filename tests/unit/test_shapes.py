@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.errors import UsageError
-from mamf.parameters import parse_range
+from mamf.operation import parse_range
 
 
 def test_a_range_excludes_its_stop_and_reads_zero_as_one_step():

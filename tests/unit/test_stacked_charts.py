@@ -6,9 +6,8 @@ from mamf.cli.commands import model
 from mamf.contribution import known_ceilings
 from mamf.errors import UnavailableError
 from mamf.logs.run_log import read_run_log
-from mamf.measurement import Measurement
-from mamf.operations.model.shapes import PHASES, ModelProblem, ModelShape
-from mamf.rate import Rate
+from mamf.measurement import Measurement, Rate
+from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
 from mamf.report.charts.logs import model_chart
 from mamf.statistics import summarize
 
@@ -76,4 +75,4 @@ def test_the_command_draws_steps(run, monkeypatch, tmp_path):
     assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
     code, out, err = run("plot", "run.jsonl", "run.jsonl", "--output", "other.png")
     assert (code, out) == (2, "")
-    assert "these logs are not shares of one run" in err
+    assert "the logs are not parts of one run" in err

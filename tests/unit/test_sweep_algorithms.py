@@ -30,7 +30,7 @@ class Algorithm(SimulatedMatmul):
         self.slowness = 1.0 if self.rank == (1 if shape.m == 4096 else 2) else 1.2
         return super().prepare(backend, problem, shape, *arguments, **options)
 
-    def run_of(self, device, problem, shape):
+    def launch_function(self, device, problem, shape):
         cycles = device.cycles(shape) * self.slowness
         return lambda result: device.compute(cycles, result)
 
@@ -59,12 +59,6 @@ def test_the_fastest_of_each_shape_is_measured_again_and_all_are_in_the_log(swep
     assert log.summary["best"]["burst"]["shapes"] == 2
     assert log.tier == "complete"
     assert "ranked[2]" in capsys.readouterr().out
-
-
-def test_a_complete_run_is_resumed_without_measuring(swept, capsys):
-    _, before = swept("--kernel", PATH)
-    assert main([*DEVICE, "--kernel", PATH, "--resume", "log.jsonl"]) == 0
-    assert read_run_log("log.jsonl").measurements == before.measurements
 
 
 def test_an_interrupted_run_goes_on_with_the_shape_in_flight(swept):

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mamf.cli import terminal
-from mamf.report.text import csv_text, markdown, table
+from mamf.report.document import csv_text, markdown, table
 from mamf.text import Markup, csv_cell, markdown_line, markdown_text, visible, visible_lines, wrapped
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202egnp.exe\u2066\u200b\u2028\ud800\n"

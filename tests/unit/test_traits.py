@@ -8,10 +8,10 @@ import library
 import pytest
 
 from mamf.backend import MIB
+from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.engine import traits
 from mamf.engine.traits import fit_traits, measure_traits
 from mamf.logs.recording import apply_traits, traits_record
-from mamf.regime_traits import ASSUMED, BurstTraits, SustainedTraits
 from mamf.testing import Physics, SimulatedBackend
 
 UNKNOWN = BurstTraits(remark=ASSUMED), SustainedTraits(remark=ASSUMED)

@@ -15,8 +15,7 @@ from mamf.errors import MamfWarning
 from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem
 from mamf.testing import SimulatedBackend
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]

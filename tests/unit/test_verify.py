@@ -11,7 +11,8 @@ import pytest
 from made_plans import setup_of
 
 from mamf.cli import main
-from mamf.engine.strategies.verify import VerifyStrategy, draw_problem, verify_plan
+from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, verify_plan
+from mamf.kernel import CELL, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import read_run, share_paths
 from mamf.node.device import DeviceRun
@@ -21,7 +22,6 @@ from mamf.plugins.discovery import operation
 from mamf.report.verification import counts, max_wrong_share, wrong_share_range
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
-from mamf.wrong_tiles import CELL, WrongCells, describe
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul", "--no-isolate"]
 PLAN = [*DEVICE, "--dtype", "bfloat16"]
@@ -128,7 +128,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
     for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
         code, out, err = run(*command)
-        assert (code, out, "log.jsonl is a verification, which has no rates" in err) == (2, "", True)
+        assert (code, out, "log.jsonl is a verification and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")
     assert (code, out.count("error: "), "a log of 'mamf verify': results/ does not collect it" in out) == (1, 1, True)
 
@@ -186,7 +186,7 @@ def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monke
     assert run("verify", *PLAN, *asked, "--number", "3", "--output", "log.jsonl")[0] == 3
     monkeypatch.setattr(SimulatedBackend, "physics", Physics())
     code, out, _ = run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")
-    assert (code, "verify FAILED: 1 of 1 problems wrong" in out) == (3, True)
+    assert (code, "verify FAILED: 1 of 1 problem wrong" in out) == (3, True)
     assert not re.search("no verdict|without a verdict", out)
 
 
@@ -229,4 +229,4 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     ],
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
-    assert text in describe(WrongCells(frozenset(cells), 8 * CELL, 8 * CELL))
+    assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL, 8 * CELL))

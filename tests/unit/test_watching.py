@@ -15,17 +15,15 @@ from crashing import Lost
 from forked import LONGEST_SECONDS, Command
 
 import mamf
-from mamf.cli import interruption, watching
-from mamf.cli.interruption import Interruption
+from mamf.cli import watching
 from mamf.cli.resuming import asked_budget
-from mamf.cli.watching import Restart
+from mamf.cli.watching import Interruption, Restart
 from mamf.contribution.review import review_log
 from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux only")
 HERE = Path(__file__).parent
@@ -170,13 +168,6 @@ def test_a_library_that_exits_outside_of_a_measurement_ends_no_command_well(tmp_
     assert (code, out, err) == (1, "", [f"mamf: code outside a measurement {told}"])
 
 
-def test_a_launch_that_hangs_is_given_up_by_a_signal(tmp_path):
-    process = waiting(tmp_path)
-    os.kill(child_of(process), signal.SIGABRT)
-    code, _, err = ended(process)
-    assert (code, err) == (0, [crash(512, "SIGABRT")])
-
-
 # -- devices that are lost ---------------------------------------------------------------------------------------------
 
 
@@ -290,8 +281,8 @@ def test_the_death_of_the_child_is_passed_on(tmp_path, number):
 def test_one_event_that_arrives_twice_is_one(monkeypatch):
     now = [10.0]
     ends = []
-    monkeypatch.setattr(interruption, "time", Namespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(interruption.os, "_exit", ends.append)
+    monkeypatch.setattr(watching, "time", Namespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watching.os, "_exit", ends.append)
     with Interruption():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -334,7 +325,7 @@ def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkey
         with pytest.raises(KeyboardInterrupt), Interruption():
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr("mamf.cli.interruption._SAME_EVENT_SECONDS", -1.0)
+        monkeypatch.setattr("mamf.cli.watching._SAME_EVENT_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:

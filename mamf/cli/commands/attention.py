@@ -7,26 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import (
+from mamf.cli.parser import Parser, value_of
+from mamf.cli.planning import AnyOperation, add_parameters
+from mamf.cli.session import Session, run_kernels, say_plan
+from mamf.cli.terminal import (
     add,
     add_device_options,
     add_devices_options,
     add_measuring_options,
     add_output_options,
     add_run_options,
+    warn,
 )
-from mamf.cli.parser import Parser, value_of
-from mamf.cli.planning import AnyOperation, add_parameters
-from mamf.cli.session import Session, run_kernels, say_plan
-from mamf.cli.terminal import warn
-from mamf.errors import UnknownNameError
+from mamf.errors import UnknownNameError, require_known
 from mamf.kernel import AnyKernel
-from mamf.limits import require_known
+from mamf.measurement import find_rate
 from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
 from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
-from mamf.rate import find_rate
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling, Ceilings

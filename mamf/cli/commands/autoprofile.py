@@ -7,16 +7,20 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import call
-from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options import add, add_device_options
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import add, add_device_options, say, warn
+from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_whole
-from mamf.regime_names import BURST, SUSTAINED
+from mamf.plans import BURST, SUSTAINED
+
+if TYPE_CHECKING:
+    from mamf.report.document import Block, Document
 
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
@@ -44,8 +48,8 @@ LOGS = {
     "counters.jsonl": "What bounds the best kernels",
     "step.jsonl": "Where a model step spends its time",
 }
-#: The maximum number of rows per table in the summary.
-_MAX_ROWS = 3
+#: The summary shows one table per report: at most this many rows, and the columns that fit in this many characters.
+_MAX_ROWS, _WIDTH = 10, 100
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -181,33 +185,57 @@ class Commands:
 
 
 def summary(folder: Path, left_out: Mapping[str, str]) -> str:
-    """Return the reports of all logs as markdown. ``left_out``: the reasons why logs are missing, by name."""
+    """Return the first table and the answer of each report as markdown. ``left_out``: the reasons why logs are missing,
+    by name.
+    """
     return "\n".join(f"{part.rstrip()}\n" for part in _parts(folder, left_out))
 
 
 def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
     from mamf.cli.commands.show import document_of
-    from mamf.report.document import Document, Lines
+    from mamf.report import document as documents
     from mamf.report.formats import markdown
     from mamf.text import Markup, markdown_text
 
     logs = (folder / name for name in LOGS)
-    device = next((name for path in logs if path.exists() and (name := _device_name(path))), "This device")
-    yield f"# {markdown_text(device)}: what it can do, and what kernels reach"
+    name, machine = next((_device(path) for path in logs if path.exists()), ("This device", ""))
+    yield f"# {markdown_text(name)}: what it can do, and what kernels reach"
+    if machine:
+        yield markdown_text(machine)
     for name, title in LOGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
-            shown = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
+            shown = [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
             report = document_of(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
-            blocks = [*report.blocks, *shown, Lines([Markup(f"Log: [{name}]({name})")])]
+            blocks = [
+                *_essential_blocks(report),
+                *shown,
+                documents.Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
+            ]
         else:
-            blocks = [Lines([f"not measured: {left_out.get(name, 'the run ended before it')}"])]
-        yield f"## {title}\n\n{markdown(Document(title, blocks))}"
+            blocks = [documents.Lines([f"not measured: {left_out.get(name, 'the run ended before it')}"])]
+        yield f"## {title}\n\n{markdown(documents.Document(title, blocks))}"
 
 
-def _device_name(path: Path) -> str:
+def _essential_blocks(report: Document) -> Iterator[Block]:
+    """Yield the first table of a report, without columns that do not fit, and the report's answer."""
+    from mamf.report.document import Answer, Table
+    from mamf.report.formats import fitting
+
+    blocks = report.visible_blocks
+    for table in [each for each in blocks if isinstance(each, Table)][:1]:
+        yield replace(table, columns=fitting(table.top_columns, table.top_rows, _WIDTH))
+    yield from (each for each in blocks if isinstance(each, Answer))
+
+
+def _device(path: Path) -> tuple[str, str]:
+    """Return the name of the device of a log, and a line about the machine if the log has one."""
     from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none
+    from mamf.report.document import machine_line
 
     profiled = read_profile_or_none(path)
-    return profiled[1].device if profiled else str(read_run_log(path).header["device"]["name"])
+    if profiled:
+        return profiled[1].device, ""
+    header = read_run_log(path).header
+    return str(header["device"]["name"]), machine_line(header)

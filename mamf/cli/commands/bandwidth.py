@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options import add, add_session_options
 from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels
-from mamf.operations.bandwidth.operation import Bandwidth
-from mamf.operations.bandwidth.shapes import PATTERNS
+from mamf.cli.terminal import add, add_session_options
+from mamf.operations.bandwidth.operation import PATTERNS, Bandwidth
 
 EXAMPLES = """examples:
   mamf bandwidth                                        every pattern, from the cache to half the memory

@@ -8,10 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.choices import DEFAULT_TOLERANCE
-from mamf.cli.options import add, share
-from mamf.cli.terminal import print_document
-from mamf.errors import UsageError
+from mamf.cli.terminal import add, print_document, share
+from mamf.errors import DEFAULT_TOLERANCE, UsageError
 
 if TYPE_CHECKING:
     from mamf.logs.legacy import FinderRun

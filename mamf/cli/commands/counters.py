@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options, add_run_options
 from mamf.cli.parser import NeededUnless, Parser
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, add_device_options, add_run_options, say
 from mamf.errors import UnavailableError, UsageError
 from mamf.operation import Request
 
@@ -56,8 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
     from mamf.logs.run_log import read_run_log
-    from mamf.plugins.discovery import operation
-    from mamf.plugins.selection import find_operation
+    from mamf.plugins.discovery import find_operation, operation
 
     options.kernel = options.kernel or None
     if options.operation:
@@ -76,8 +74,7 @@ class CountersSession(Session):
     """Measures kernels in burst, then reads the counters of each."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
-        from mamf.profiling.counters.counts import counted_in
-        from mamf.profiling.counters.ncu import Ncu
+        from mamf.profiling.counters.ncu import Ncu, counted_in
 
         super().__init__(request, options, *opened)
         if reason := self.backend.without_counters():

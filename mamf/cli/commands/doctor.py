@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.options import add_device_options
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import add_device_options, say, warn
 
 EXAMPLES = """examples:
   mamf doctor                  check the first accelerator and the machine; mamf changes nothing
@@ -20,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.engine.traits import fit_traits
-    from mamf.machine.doctor import diagnose, format_finding, select_warnings
+    from mamf.machine.environment import diagnose, format_finding, select_warnings
     from mamf.plugins.discovery import open_backend
 
     backend = open_backend(options.backend or "auto", options.device or 0)

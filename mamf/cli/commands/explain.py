@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.cli.options import add, add_device_options, add_output_options, add_run_options
 from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
-from mamf.cli.terminal import note_stream, say, warn
+from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, note_stream, say, warn
 from mamf.errors import UsageError
-from mamf.plans import EXPLAIN, Plan
-from mamf.rate import find_rate
-from mamf.regime_names import BURST, CEILINGS
+from mamf.measurement import find_rate
+from mamf.plans import BURST, CEILINGS, EXPLAIN, Plan
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling

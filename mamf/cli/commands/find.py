@@ -11,23 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.interruption import EXIT_CODE, Interruption
-from mamf.cli.options import (
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_parameters, asked_operation, request_of
+from mamf.cli.session import Session, run_kernels
+from mamf.cli.terminal import (
     add,
     add_device_options,
     add_devices_options,
     add_output_options,
     add_run_options,
     add_session_options,
+    note_stream,
+    say,
+    warn,
 )
-from mamf.cli.parser import Parser
-from mamf.cli.planning import add_parameters, asked_operation, request_of
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import note_stream, say, warn
+from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import UsageError
 from mamf.operation import Request
-from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, Plan
-from mamf.regime_names import CEILINGS, asked_regimes
+from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, Plan, asked_regimes
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Named

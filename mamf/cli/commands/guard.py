@@ -12,17 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.cli.options import add_device_options, add_output_options, add_run_options, duration, share
 from mamf.cli.session import NOTHING_MEASURED, Session, run_kernels
-from mamf.cli.terminal import is_for_people, note_stream, say, warn
-from mamf.errors import IncomparableError, UsageError
+from mamf.cli.terminal import (
+    add_device_options,
+    add_output_options,
+    add_run_options,
+    duration,
+    is_for_people,
+    note_stream,
+    say,
+    share,
+    warn,
+)
+from mamf.errors import IncomparableError, UsageError, require_known, require_some, whole_number
 from mamf.files import write_whole
-from mamf.limits import require_known, require_some, whole_number
 from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
-    from mamf.engine.strategies.guard import GuardStrategy
+    from mamf.engine.strategies.studies import GuardStrategy
     from mamf.logs.judging import Guarded, GuardKeys
     from mamf.logs.run_log import RunLog
     from mamf.operation import Request
@@ -157,7 +165,7 @@ class _GuardSession(Session):
         return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
 
     def strategy(self, setup: Setup) -> GuardStrategy:
-        from mamf.engine.strategies.guard import GuardStrategy
+        from mamf.engine.strategies.studies import GuardStrategy
         from mamf.logs.judging import guarded_entries
 
         before = [] if self.baseline is None else guarded_entries(self.baseline, self.guarded.by)

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.interruption import Interruption
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
+from mamf.cli.watching import Interruption
 from mamf.errors import UsageError
 from mamf.files import numbered
 
@@ -76,7 +75,7 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
 
 def describe(run: FinderRun) -> str:
     """Describe a run in one line: version, device, rows, best figures."""
-    from mamf.report.text import counted
+    from mamf.report.document import counted
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
     whole = "" if run.is_complete else ", interrupted: no ceilings"

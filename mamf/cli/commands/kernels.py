@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
-from mamf.cli.options import add, add_device_options
-from mamf.cli.terminal import print_document
+from mamf.cli.terminal import add, add_device_options, print_document
 from mamf.errors import MamfError
 
 if TYPE_CHECKING:

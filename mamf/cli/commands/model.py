@@ -7,18 +7,17 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.cli.options import add, add_session_options
 from mamf.cli.planning import add_parameters
 from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import say_memory, warn
+from mamf.cli.terminal import add, add_session_options, say_memory, warn
 from mamf.errors import MamfError, UsageError
+from mamf.measurement import find_rate
 from mamf.operations.model.operation import Model
-from mamf.rate import find_rate
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
     from mamf.engine.strategies.rows import RowsStrategy
-    from mamf.rate import Rate
+    from mamf.measurement import Rate
 
 EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.choices import UNKNOWN, VERDICT_EXIT_CODES
 from mamf.cli import call
-from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options import add, duration, index
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import print_document, say, warn
-from mamf.errors import MamfError
+from mamf.cli.terminal import add, duration, index, print_document, say, warn
+from mamf.cli.watching import EXIT_CODE
+from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
 if TYPE_CHECKING:
@@ -80,14 +78,14 @@ def _run(options: argparse.Namespace) -> int:
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_nodes(options.logs), baseline)
-    from mamf.cli import node_measuring  # imports torch
+    from mamf.cli.devices import choose_devices, measure_device, measure_devices  # imports torch
 
     if options.led:
-        return node_measuring.measure_device(options)
-    indices = node_measuring.choose_devices(options)
+        return measure_device(options)
+    indices = choose_devices(options)
     if options.dry_run or not indices:
         return _print_plan(options, indices)
-    folder, run, devices = node_measuring.measure_devices(options, indices)
+    folder, run, devices = measure_devices(options, indices)
     code = _print_verdict(options, run.not_together, devices, baseline)
     say(f"logs: {folder}", sys.stderr)
     if not run.is_over:
@@ -113,8 +111,7 @@ def _print_verdict(
     options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
 ) -> int:
     from mamf.node.logs import contributed_baseline
-    from mamf.node.report import node_document
-    from mamf.node.verdict import judge
+    from mamf.node.verdict import judge, node_document
     from mamf.report.formats import TABLE_ALONE
 
     verdict = judge(devices, baseline or contributed_baseline(devices), must_fit=baseline is not None)

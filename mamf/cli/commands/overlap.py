@@ -12,17 +12,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options, add_output_options, add_run_options, index
 from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import stdout
+from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, index, stdout
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
-from mamf.plans import OVERLAP, Plan, StepKey
-from mamf.regime_names import SUSTAINED
+from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
-    from mamf.engine.strategies.overlap import OverlapStrategy
+    from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import RankPlace
     from mamf.report.document import Document
@@ -80,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.strategies.overlap import OverlapStrategy
+    from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from mamf.choices import PEAK_SOURCES
-from mamf.cli.options import add, add_device_options
-from mamf.cli.terminal import print_document
-from mamf.errors import UsageError
+from mamf.cli.terminal import add, add_device_options, print_document
+from mamf.errors import PEAK_SOURCES, UsageError
 from mamf.measurement import TERA
 
 if TYPE_CHECKING:
-    from mamf.rate import Rate
+    from mamf.measurement import Rate
     from mamf.report.document import Column, Document
 
 EXAMPLES = """examples:
@@ -51,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import peak, peaks_by_name
     from mamf.plugins.discovery import open_backend
-    from mamf.report.document import Answer, Column, Document, Table
-    from mamf.report.text import interval_cell, significant
+    from mamf.report.document import Answer, Column, Document, Table, interval_cell, significant
 
     if options.name is not None:
         known = peaks_by_name(options.name, options.dtype, options.regime, options.source)
@@ -85,7 +82,7 @@ def _record(known: Rate) -> dict[str, Any]:
 
 
 def _line(known: Rate) -> str:
-    from mamf.report.text import WHY_UNKNOWN, rate_text, significant
+    from mamf.report.document import WHY_UNKNOWN, rate_text, significant
 
     kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)
     what = f"{known.device}, {known.dtype}, {kind}: {rate_text(known.tflops, 'TFLOPS')}"

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
 from mamf.errors import UsageError
-from mamf.regime_names import NAMES
+from mamf.plans import NAMES
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
@@ -64,8 +63,7 @@ def _picture(options: argparse.Namespace) -> Picture:
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.logs.shared_runs import is_shared_folder
     from mamf.node.logs import contributed_baseline, read_nodes
-    from mamf.node.report import node_chart
-    from mamf.node.verdict import judge
+    from mamf.node.verdict import judge, node_chart
     from mamf.report.charts.clocks import clock_chart
     from mamf.report.imported import beside_chart, shown_log, shown_run
 

@@ -11,17 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_device_options, add_output_options, size
-from mamf.cli.terminal import note_stream, print_document, say, stdout, warn
+from mamf.cli.terminal import (
+    add,
+    add_device_options,
+    add_output_options,
+    note_stream,
+    print_document,
+    say,
+    size,
+    stdout,
+    warn,
+)
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
-from mamf.rate import find_rate
-from mamf.regime_names import SUSTAINED
+from mamf.measurement import find_rate
+from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
+    from mamf.measurement import Rate
     from mamf.profiling.profile import CeilingOf, Profile
     from mamf.profiling.running import Program
-    from mamf.rate import Rate
 
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
@@ -197,8 +206,7 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
 
 def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
     """Write the log, and print the report on the first rank. ``name``: the script's file name."""
-    from mamf.profiling.log import write_profile
-    from mamf.profiling.report import profile_document
+    from mamf.profiling.log import profile_document, write_profile
     from mamf.profiling.running import rank
 
     if options.output:

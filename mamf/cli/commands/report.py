@@ -6,8 +6,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from mamf.cli.options import add
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, say
 from mamf.files import create_whole, write_whole
 
 EXAMPLES = """examples:
@@ -34,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import as_file
-    from mamf.machine.garbage import no_garbage_collection
+    from mamf.machine.environment import no_garbage_collection
     from mamf.pages.report import report_of
     from mamf.report.charts.picture import exists
     from mamf.report.page import render_page

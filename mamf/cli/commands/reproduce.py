@@ -5,24 +5,33 @@ from __future__ import annotations
 import argparse
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from mamf.cli.interruption import Interruption
-from mamf.cli.options import add, add_device_options, add_run_options, share
 from mamf.cli.parser import NeededUnless
 from mamf.cli.session import Session, run_session, say_plan
-from mamf.cli.terminal import warn
-from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.limits import shorten
-from mamf.plans import DEFAULT_BUDGET_SECONDS, REPRODUCE, Claim, Plan, ReproduceOptions, StepKey
-from mamf.regime_names import BURST, CLASSIC, NAMES, SUSTAINED
+from mamf.cli.terminal import add, add_device_options, add_run_options, share, warn
+from mamf.cli.watching import Interruption
+from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
+from mamf.plans import (
+    BURST,
+    CLASSIC,
+    DEFAULT_BUDGET_SECONDS,
+    NAMES,
+    REPRODUCE,
+    SUSTAINED,
+    Claim,
+    Plan,
+    ReproduceOptions,
+    StepKey,
+)
 from mamf.statistics import Interval
 
 if TYPE_CHECKING:
     from mamf.cli.planning import AnyOperation
     from mamf.kernel import AnyKernel
     from mamf.kinds.driver import Resumed
+    from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
@@ -75,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
     return run_session(options, ReproduceSession)
 
 
-def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Plan | None]:
-    """Return the name of the operation, its claims, and the plan of their run log, if they are from one.
+def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, RunLog | None]:
+    """Return the name of the operation, its claims, and their run log, if they are from one.
 
     The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
     or RunLogError.
@@ -91,7 +100,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Pl
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
     with as_file(options.source) as file:
         log = read_log(file)
-        return log.plan.operation, claims_of_log(log, options.top), log.plan
+        return log.plan.operation, claims_of_log(log, options.top), log
 
 
 def _claim_in_words(text: str) -> tuple[str, Claim]:
@@ -157,12 +166,13 @@ class ReproduceSession(Session):
         if resumed:  # the log contains the claims
             name = resumed.log.plan.operation
         else:
-            name, self.asked, self.source_plan = _read_claims(options)
+            name, self.asked, self.source = _read_claims(options)
         super().__init__(Request(operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """Open the kernels of the claims that can run here; return each with its name."""
-        from mamf.plugins.selection import choose_kernels
+        from mamf.logs.compare import blocking_differences
+        from mamf.plugins.discovery import choose_kernels
 
         if self.before:
             return choose_kernels(self.of, self.backend, self.before.kernels)
@@ -171,12 +181,16 @@ class ReproduceSession(Session):
             name: next((each for each in given if name in (each[0], each[1].name)), None) or self._installed(name)
             for name in dict.fromkeys(claim.step[3] for claim in self.asked.claims)
         }
+        header = self.source.header if self.source else {}
+        here = {**header, "device": asdict(self.backend.info)}
+        has_cycles = bool(header) and any(each.is_of_card for each in blocking_differences(header, here))
         claims = list[Claim]()
         for claim in self.asked.claims:
             regime, problem, shape, name = claim.step
             problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := opened[name]:
-                claims.append(replace(claim, step=StepKey(regime, problem, shape, each[1].name)))
+                step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
+                claims.append(replace(claim, step=step, cycles_used=cycles))
         if not claims:
             raise UnavailableError(f"cannot reproduce {self.asked.source}: none of its kernels can run here")
         self.asked = replace(self.asked, claims=tuple(claims))
@@ -187,8 +201,7 @@ class ReproduceSession(Session):
 
         Nothing is imported only because a log names it: the user must give paths with --kernel.
         """
-        from mamf.plugins.discovery import is_path, registered_kernel_names
-        from mamf.plugins.selection import choose_kernels
+        from mamf.plugins.discovery import choose_kernels, is_path, registered_kernel_names
 
         if is_path(name) or name.partition("[")[0] not in registered_kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"
@@ -203,7 +216,7 @@ class ReproduceSession(Session):
     def new_plan(self) -> Plan:
         from mamf.operation import plan_of
 
-        asked, before, steps = self.options, self.source_plan, [claim.step for claim in self.asked.claims]
+        asked, before, steps = self.options, self.source and self.source.plan, [each.step for each in self.asked.claims]
         return plan_of(
             self.of,
             (name for name, _ in self.kernels),

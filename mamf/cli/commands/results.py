@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import print_document, say, say_lines, warn
+from mamf.cli.terminal import add, print_document, say, say_lines, warn
 from mamf.errors import UsageError
 from mamf.files import create_whole, make_folder, write_whole
 
@@ -185,9 +184,9 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
-    from mamf.machine.garbage import no_garbage_collection
+    from mamf.machine.environment import no_garbage_collection
     from mamf.pages.site import INDEX, build_site
-    from mamf.report.text import counted
+    from mamf.report.document import counted
 
     with no_garbage_collection():
         data = build_site(_folder(options.results), options.output, options.logs)

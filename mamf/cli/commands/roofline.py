@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.backend import MIB, Backend
-from mamf.choices import EXPORTS
 from mamf.cli import call
-from mamf.cli.interruption import EXIT_CODE
-from mamf.cli.options import add, add_device_options, add_output_options
-from mamf.cli.terminal import note_stream, print_document, reports_to, say, warn
-from mamf.errors import UsageError
+from mamf.cli.terminal import (
+    add,
+    add_device_options,
+    add_output_options,
+    note_stream,
+    print_document,
+    reports_to,
+    say,
+    warn,
+)
+from mamf.cli.watching import EXIT_CODE
+from mamf.errors import EXPORTS, UsageError
 from mamf.files import create_whole, make_folder, write_whole
-from mamf.plans import DEFAULT_BUDGET_SECONDS
-from mamf.regime_names import CEILINGS
+from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import RoofPoint
@@ -69,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
     from mamf.cli.resuming import flag
     from mamf.logs.compare import require_same_card, roofs_of_logs
     from mamf.report.charts.picture import draw, exists, file_type, save
+    from mamf.report.document import machine_line
     from mamf.report.roofline import points_of, roofline_chart, roofline_document, tracelens_arch
-    from mamf.report.text import machine_line
 
     export = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
@@ -148,8 +154,7 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
     """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
     that do not fit in the last-level cache, and the cache, with arrays that do.
     """
-    from mamf.operations.bandwidth.operation import power_of_two
-    from mamf.operations.bandwidth.shapes import UNTOLD_CACHE_BYTES, BandwidthShape
+    from mamf.operations.bandwidth.operation import UNTOLD_CACHE_BYTES, BandwidthShape, power_of_two
     from mamf.operations.matmul.operation import problem_for
 
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))

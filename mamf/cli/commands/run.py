@@ -7,13 +7,12 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import add, add_device_options
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_launch_options, request_of
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, add_device_options, say
 from mamf.errors import UsageError
+from mamf.kernel import Work
 from mamf.measurement import TERA
-from mamf.work import Work
 
 if TYPE_CHECKING:
     from mamf.engine.launching import Launched
@@ -61,8 +60,7 @@ def configure(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.engine.launching import Launching, launch_in_window
-    from mamf.plugins.discovery import open_backend, operation
-    from mamf.plugins.selection import choose_kernels, find_operation
+    from mamf.plugins.discovery import choose_kernels, find_operation, open_backend, operation
     from mamf.profiling.running import list_device_kernels
 
     of = operation(options.operation) if options.operation else find_operation(options.kernel)
@@ -98,7 +96,7 @@ def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
 
 def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of a kernel's parts."""
-    from mamf.report.text import significant
+    from mamf.report.document import significant
 
     flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
@@ -110,7 +108,7 @@ def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
 
 
 def _lines(launched: Launched, work: Work) -> Iterator[str]:
-    from mamf.report.text import rate_text, significant
+    from mamf.report.document import rate_text, significant
 
     if launched.verdict is None:
         yield "not verified"

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_output_options
-from mamf.cli.terminal import print_document
+from mamf.cli.terminal import add, add_output_options, print_document
 from mamf.errors import UsageError
 from mamf.plans import SWEEP
 
@@ -52,10 +51,8 @@ def run(options: argparse.Namespace) -> int:
 def _folder_document(folder: Path) -> Document:
     """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
     from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
-    from mamf.node.report import node_document
-    from mamf.node.verdict import judge
-    from mamf.profiling.log import rank_logs, read_rank_logs
-    from mamf.profiling.report import ranks_document
+    from mamf.node.verdict import judge, node_document
+    from mamf.profiling.log import rank_logs, ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
         return ranks_document(read_rank_logs(folder), len(rank_logs(folder)))
@@ -67,8 +64,7 @@ def document_of(path: Path, options: argparse.Namespace) -> Document:
     """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
     from mamf.cli.reading import read_log, reading
     from mamf.logs.legacy import read_legacy_or_none
-    from mamf.profiling.log import read_profile_or_none
-    from mamf.profiling.report import profile_document
+    from mamf.profiling.log import profile_document, read_profile_or_none
     from mamf.report.imported import finder_document
 
     with reading([path]) as seen:

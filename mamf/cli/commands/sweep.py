@@ -6,7 +6,10 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.options import (
+from mamf.cli.parser import Parser
+from mamf.cli.planning import add_parameters, asked_operation, make_plan
+from mamf.cli.session import Session, run_kernels
+from mamf.cli.terminal import (
     add,
     add_device_options,
     add_devices_options,
@@ -15,12 +18,10 @@ from mamf.cli.options import (
     add_run_options,
     add_session_options,
     index,
+    say,
+    say_memory,
     size,
 )
-from mamf.cli.parser import Parser
-from mamf.cli.planning import add_parameters, asked_operation, make_plan
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import say, say_memory
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.operation import Request

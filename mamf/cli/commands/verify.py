@@ -7,13 +7,11 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mamf.cli.options import add, add_devices_options, add_output_options, add_run_options, index
 from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
-from mamf.cli.terminal import say
+from mamf.cli.terminal import add, add_devices_options, add_output_options, add_run_options, index, say
 from mamf.operation import Request
-from mamf.plans import VERIFY, VERIFY_BUDGET_SECONDS, Plan
-from mamf.regime_names import CHECKING, asked_regimes
+from mamf.plans import CHECKING, VERIFY, VERIFY_BUDGET_SECONDS, Plan, asked_regimes
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Named
@@ -67,7 +65,7 @@ class _VerifySession(Session):
 
     def open_kernels(self) -> Sequence[Named]:
         from mamf.cli.resuming import require_same_kernels
-        from mamf.engine.strategies.verify import kernels_to_verify
+        from mamf.engine.strategies.studies import kernels_to_verify
 
         asked, before = self.options.kernel, self.before
         if before and asked:
@@ -75,7 +73,7 @@ class _VerifySession(Session):
         return list(kernels_to_verify(self.backend, before.kernels if before else asked).items())
 
     def new_plan(self) -> Plan:
-        from mamf.engine.strategies.verify import verify_plan
+        from mamf.engine.strategies.studies import verify_plan
 
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
         largest = self.of.parse_shape(asked.largest) if asked.largest else None

@@ -19,7 +19,7 @@ from mamf.engine.regimes.burst import Burst
 from mamf.engine.regimes.classic import Classic
 from mamf.engine.regimes.sustained import Sustained
 from mamf.engine.regimes.verifying import Loaded, Spaced
-from mamf.regime_names import require_regime
+from mamf.plans import require_regime
 
 __all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "regime_class"]
 

@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from mamf.backend import Backend, ClockStamps, Reading, Unavailable
 from mamf.calibration import find_calibration
-from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
-from mamf.engine.regimes.checking import Checked, refuse_skipped_work, skipped_work
+from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule, refuse_skipped_work, skipped_work
 from mamf.kernel import Problem
-from mamf.machine.garbage import no_garbage_collection
+from mamf.machine.environment import no_garbage_collection
 from mamf.statistics import Repeatability
 from mamf.timers import Overhead, corrected_window, credible_overhead
 

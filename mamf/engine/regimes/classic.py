@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mamf.backend import MIB, Backend
-from mamf.engine.regimes.base import Regime, Samples, StoppingRule
-from mamf.engine.regimes.checking import Checked
-from mamf.regime_names import CLASSIC_WARMUP_SECONDS
+from mamf.engine.regimes.base import Checked, Regime, Samples, StoppingRule
+from mamf.plans import CLASSIC_WARMUP_SECONDS
 
 
 class Classic(Regime):

@@ -10,10 +10,9 @@ from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import ANEW, find_calibration
-from mamf.engine.regimes.base import Launch, Regime, Samples, StoppingRule
-from mamf.engine.regimes.checking import Checked
+from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
-from mamf.machine.garbage import no_garbage_collection
+from mamf.machine.environment import no_garbage_collection
 from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, relative_slope
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from mamf.engine.regimes.base import Regime, Samples, StoppingRule
-from mamf.engine.regimes.checking import Checked, WrongResultError
-from mamf.kernel import Compare, Verdict
+from mamf.engine.regimes.base import Checked, Regime, Samples, StoppingRule, WrongResultError
+from mamf.kernel import Compare, Verdict, describe_wrong_cells
 from mamf.measurement import BOUND, CHECKED_LAUNCHES, CHECKED_VALUES, OTHER_BITS, WRONG_TILES
-from mamf.wrong_tiles import describe
 
 # Launches whose comparisons are queued before the host reads the results.
 _AT_ONCE = 8
@@ -80,7 +78,7 @@ class Spaced(Regime):
         taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
             reason = f"{len(differing)} of {len(marks)} launches gave different bits from the first one"
-            details = {**taken.details, WRONG_TILES: describe(differing[0])}
+            details = {**taken.details, WRONG_TILES: describe_wrong_cells(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:
             taken.details[OTHER_BITS] = int(taken.details.get(OTHER_BITS, 0)) + len(differing)

@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.engine.search.rounds import Rounds
-from mamf.errors import MamfError, UnsupportedError, UsageError
-from mamf.limits import require_seconds
+from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.found import cached_ceiling
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape, SearchOptions
+from mamf.measurement import label_dtype
+from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import contributed_for
-from mamf.plans import DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
-from mamf.rate import label_dtype
-from mamf.regime_names import CEILINGS
+from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
 def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:

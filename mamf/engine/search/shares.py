@@ -8,8 +8,7 @@ from dataclasses import asdict, replace
 from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.roof import READ_BANDWIDTH, key_of
 from mamf.engine.runner import Setup
-from mamf.engine.search.kernels import KernelsFindStrategy
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import Record
@@ -17,7 +16,7 @@ from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
-from mamf.plugins.selection import choose_kernels
+from mamf.plugins.discovery import choose_kernels
 
 #: The phase of rows that only show what is worth confirming.
 SCOUT = "scout"

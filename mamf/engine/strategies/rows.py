@@ -15,10 +15,9 @@ from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import Record
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_PRODUCT
 from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
-from mamf.rate import find_rate
 
 #: Time for a visit to the ceiling's matmul, relative to a row: it only has to show whether the card drifted.
 _PRODUCT_SHARE = 0.25

@@ -1,4 +1,4 @@
-"""AMD's AITER: attention in assembly and Composable Kernel for Instinct MI300 and MI350."""
+"""AMD's AITER: attention in assembly and Composable Kernel, for Instinct MI300 and MI350."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import Library, LibraryAttention, output_of, window_of
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import Library, LibraryAttention, output_of, to_window_size
 
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(Library):
-    """Builds its kernels in the first launch, which is for verification and not timed."""
+    """AMD's AITER library. It builds its kernels in the first launch, which is not timed."""
 
     library = "AITER"
     module = "aiter"
@@ -56,10 +56,10 @@ class Aiter(AiterLibrary, LibraryAttention):
             k,
             v,
             causal=shape.causal,
-            window_size=window_of(shape, -1),
-            # AITER's default, unlike that of other FlashAttentions; on gfx950 it excludes the fast backward pass.
+            window_size=to_window_size(shape, -1),
+            # AITER's default is True, unlike that of FlashAttention. On gfx950 True excludes the fast backward pass.
             deterministic=False,
-            # AITER asserts this if a gradient is needed.
+            # AITER asserts that this is True if a gradient is needed.
             return_lse=problem.has_backward,
         )
         return output_of(result)

@@ -1,12 +1,15 @@
-"""The reference for attention, and inputs with block structure for kernels that skip blocks of keys.
+"""The reference that attention kernels are verified against, and inputs for kernels that skip blocks of keys.
 
-The reference is plain products and exponentials in float64 (float32 if a device has no float64), in blocks of rows.
+The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. It
+runs on the device, because one head of 16384 tokens takes 10**12 FLOP, in code that is independent of the kernels.
 
-A check of samples compares one random row of every 64 of the output and of dQ in two heads, the first and the last. A
-check of everything compares all of these two heads; such rows in all heads, so a zeroed tile of 128 rows cannot escape;
-and in all heads the sums of dK and dV along the keys, which are known without any product. The reference runs on the
-device (a head of 16384 tokens takes 10**12 FLOP), with code that is independent of the kernels, and for a few rows also
-on the host.
+A quick check compares one random row in 64 of the output and of dQ, in the first and the last head. A full check
+compares more:
+
+- the first and the last head: the whole output and all gradients;
+- all heads: one random row in 64 of the output and of dQ, so a tile of 128 zero rows is always found, and the sums of
+  dK and dV along the keys, which follow from the operands without a matmul;
+- a few rows of one head: with the host's result.
 """
 
 from __future__ import annotations
@@ -21,23 +24,27 @@ import torch
 
 from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN
-from mamf.operations.attention.shapes import AttentionShape
+from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import float32_precision, fresh_integers, one_thread, verify_beside_special
 
 _ROWS = 1024
-#: One row of this many is compared in each head.
+#: One random row in this many is compared in each head.
 _EVERY = 64
-# Elements of scores, or of an operand, that are computed at once for the rows of all heads.
+# Elements of the scores or of an operand that are computed at once when rows of all heads are compared.
 _CHUNK = 2**24
-# The most elements of a head's keys that are copied to the host, and the number of rows compared there.
+# The most key elements of one head that are copied to the host, and the number of rows compared there.
 _MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of results from the reference: ||x - reference|| / ||reference|| for ``o``, ``dq``, ``dk``, ``dv``,
-    and the deviation of the slope of x against the reference from 1. For the output also the error of the worst row,
-    the cosine similarity and the L1 distance relative to its L1 norm. ``rows``: the fewest rows compared for a result.
+    """How far results are from the reference.
+
+    - ``errors``: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk`` and ``dv``, where compared.
+    - ``slopes``: the slope of a fit of x to the reference, minus 1.
+    - ``worst_row``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine similarity, and
+      ||x - reference||_1 / ||reference||_1.
+    - ``rows``: the number of rows compared, for the result with the fewest.
     """
 
     errors: dict[str, float]
@@ -49,7 +56,7 @@ class Distance:
 
 
 class _Tally:
-    """Sums over pairs of a result and its expected value."""
+    """Adds up what ``Distance`` needs, over pairs of a result and its expected value."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -67,7 +74,7 @@ class _Tally:
             self._worst_row = max(self._worst_row, worst_relative_row(result, expected))
 
     def distance(self) -> Distance:
-        errors = {name: relative(of[0], of[1]) for name, of in self._sums.items()}
+        errors = {name: relative_error(of[0], of[1]) for name, of in self._sums.items()}
         slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
         _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
         cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
@@ -75,74 +82,81 @@ class _Tally:
         return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
-def distance_of_heads(
+def compare_heads(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> Distance:
-    """The distance of all of the first and the last head. Operands (q, k, v and, with a backward pass, do) and results
-    (o, and dq, dk, dv) are batch, heads, sequence, width.
+    """Return the distance of all results in the first and the last head.
+
+    ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each is
+    [batch, heads, sequence, head dimension].
     """
     tally = _Tally()
-    for batch, kv in _edge_heads(shape):
-        for name, expected in reference_of(shape, operands, batch, kv).items():
-            tally.add(name, pick(results[name], shape, batch, kv), expected)
+    for batch, kv in find_edge_heads(shape):
+        for name, expected in compute_reference(shape, operands, batch, kv).items():
+            tally.add(name, pick_heads(results[name], shape, batch, kv), expected)
     return tally.distance()
 
 
-def distance_of_rows(
+def compare_rows(
     shape: AttentionShape,
     operands: Mapping[str, torch.Tensor],
     results: Mapping[str, torch.Tensor],
     is_whole: bool = True,
 ) -> Distance:
-    """The distance of random rows of ``o`` and ``dq``, one of every _EVERY; of all heads if ``is_whole``, else of the
-    first and the last. In float32 for operands of 16 bits, because float64 is slow on some cards.
+    """Return the distance of random rows of ``o`` and ``dq``, one row in _EVERY.
+
+    ``is_whole``: compare all heads, not only the first and the last. Computed in float32 for 16-bit operands, because
+    float64 is slow on some cards.
     """
     tally, device = _Tally(), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
     offsets = fresh_integers(_EVERY, starts.shape, device)
-    # The last row too: under a causal mask the first row has a dQ of 0, which alone allows no relative error.
+    # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     with float32_precision("highest"):
-        for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else _edge_heads(shape):
-            for name, expected in reference_of(shape, operands, batch, kv, rows).items():
-                tally.add(name, pick(results[name], shape, batch, kv)[:, :, rows], expected)
+        for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else find_edge_heads(shape):
+            for name, expected in compute_reference(shape, operands, batch, kv, rows).items():
+                tally.add(name, pick_heads(results[name], shape, batch, kv)[:, :, rows], expected)
     return tally.distance()
 
 
-def _edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
-    """The first and the last kv head, each with its place in the batch."""
+def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
+    """Return the first and the last kv head, each as its index in the batch and a slice of kv heads."""
     edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
 
-def distance_on_host(
+def compare_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> Distance | None:
-    """The same for a few rows of a random head's output, on the host in float64; None if heads are too long."""
+    """Return the distance of a few rows of a random head's output from the host's result in float64.
+
+    None if the keys of a head are too large to copy.
+    """
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_ON_HOST:
         return None
     tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    own = [pick(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
+    own = [pick_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with one_thread():
-        expected = reference_of(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
+        expected = compute_reference(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
         tally.add("o", found[:, :, rows], expected["o"])
     return tally.distance()
 
 
-def error_of_key_sums(
+def find_key_sum_error(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> float:
-    """The largest error of the sums of ``dk`` and ``dv`` along the keys, in units of the norm of the summed elements.
+    """Return the largest error of the sums of ``dk`` and ``dv`` along the keys, relative to the norm of the summands.
 
-    Rows of P sum to 1 and rows of dS to 0, so dV = P^T dO sums to the sum of dO over the queries that see a key, and
-    dK = dS^T Q / sqrt(d) sums to 0. A single query leaves dV as products of two short numbers, whose
-    rounding errors may agree for all keys: half an eps of each element is taken off.
+    Each row of P sums to 1 and each row of dS to 0. So along the keys, dV = P^T dO sums to the sum of dO over the
+    queries that see a key, and dK = dS^T Q / sqrt(d) sums to 0. With a single query each element of dV is a product of
+    two 16-bit numbers, and all keys may round in the same direction: half an eps per element is allowed for this.
     """
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
@@ -160,39 +174,43 @@ def error_of_key_sums(
 
 
 def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative error of a row; infinite if a row contains NaN."""
+    """Return the largest relative error of a row; infinite if a row contains NaN."""
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
     return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def relative(difference: float, size: float) -> float:
+def relative_error(difference: float, size: float) -> float:
     if not math.isfinite(difference):
         return math.nan
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
 
 
-def pick(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
-    """Some kv heads, and the heads that share each, as kv heads, heads (1 for keys and values), length, width."""
+def pick_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
+    """View the heads of one batch entry by kv head: [kv heads in ``kv``, heads per kv head, sequence, head dimension].
+
+    For keys and values the second dimension is 1.
+    """
     found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv]
     return found
 
 
-def reference_of(
+def compute_reference(
     shape: AttentionShape,
     tensors: Mapping[str, torch.Tensor],
     batch: int,
     kv: slice,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Output and, given do, gradients of some kv heads and the heads that share them; with ``rows``, only their output
-    and dQ.
+    """Compute the output and, if do is given, the gradients of the kv heads in ``kv`` and all heads that share them.
+
+    With ``rows``, compute only these rows of the output and of dQ. Shapes are those of ``pick_heads``.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
     names = [name for name in ("q", "k", "v", "do") if name in tensors]
-    q, k, v, *rest = (to_float64(pick(tensors[name], shape, batch, kv), rows is not None) for name in names)
+    q, k, v, *rest = (to_float64(pick_heads(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -214,7 +232,7 @@ def reference_of(
 
 
 def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
-    """A tensor in float64, or in float32 if the device has no float64 or if float32 is enough for 16-bit operands."""
+    """Convert to float64; to float32 if the device has no float64, or for 16-bit operands if ``may_be_float32``."""
     wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
         return tensor.detach().to(wide)
@@ -225,7 +243,10 @@ def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tens
 def row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Blocks of query rows (all, or these), each with its mask of keys."""
+    """Yield blocks of query row numbers, each with its mask: [rows, keys], True where a key is masked.
+
+    ``rows``: the query rows to go through; None: all.
+    """
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
     for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS):
@@ -239,18 +260,19 @@ def row_blocks(
         yield block, masked
 
 
-# Structured inputs: tokens per block, the number of directions that distinguish blocks, and their strength: at 2.2, the
-# keys of a block are similar enough for kernels that skip only blocks of similar keys.
+# Inputs with block structure: tokens per block, the number of axes that blocks point along, and how strongly. At 2.2
+# the keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _STRUCTURE_BLOCK = 128
 _GROUPS = 10
 _STRUCTURE = 2.2
 
 
 def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
-    """q and k for which only a share of 1 - ``sparsity`` of the key blocks matters to each block of queries.
+    """Return q and k in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
-    Random data has no such structure: every key matters a little. Here each block of keys points along one of _GROUPS
-    axes, in turn, and queries point along the axes that they attend to, so other scores vanish in the softmax.
+    In random data every key matters a little. Here the blocks of keys point along _GROUPS axes in turn, and queries
+    point along the axes that they attend to, so that all other scores vanish in the softmax. ``sequence``: the sequence
+    dimension, 2 or 1.
     """
     width = q.shape[-1]
     attended = _attended(sparsity)
@@ -266,12 +288,15 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
 
 
 def _attended(sparsity: float) -> int:
-    """The number of groups of key blocks, out of _GROUPS, that a query attends to."""
+    """Return how many of the _GROUPS axes a query attends to."""
     return max(1, round((1 - sparsity) * _GROUPS))
 
 
 def relevant_share(sparsity: float, length: int) -> float:
-    """The largest share of the blocks of ``length`` keys that matters to a query, for inputs with this ``sparsity``."""
+    """Return the share of key blocks that a query attends to, for inputs with this ``sparsity`` and ``length`` keys.
+
+    It differs between queries if the blocks do not divide evenly among the axes; this is the largest.
+    """
     if not sparsity:
         return 1.0
     blocks = -(-length // _STRUCTURE_BLOCK)
@@ -283,11 +308,12 @@ def relevant_share(sparsity: float, length: int) -> float:
 def verify_special_attention(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], launch: Callable[[], torch.Tensor]
 ) -> Verdict:
-    """Verify a launch with an infinity and a NaN among the operands. They and what ``launch`` returns are batch, heads,
-    sequence, width. Needs a key that all queries see.
+    """Verify a launch with an infinity in V and a NaN in Q.
 
-    An infinity in V leaves no value of its column finite. A NaN in a query makes its row of O NaN; some kernels lose
-    it, which is no error but a detail. All other values must have the bits that they had.
+    The infinity is in a key that all queries see, so its whole output column must become non-finite. The NaN must make
+    its output row NaN; some kernels lose it, which is recorded in the details and is not an error. All other output
+    must keep its bits. Operands and what ``launch`` returns are [batch, heads, sequence, head dimension]. Without a key
+    that all queries see, nothing is checked.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import LibraryAttention, output_of
 
 
 class FusedSdpa(LibraryAttention):
-    """In recompute mode, which is flash attention; the other mode keeps all scores in memory for the backward pass."""
+    """FusedSDPA in recompute mode, which is flash attention. The other mode stores all scores for the backward pass."""
 
     name = "fused-sdpa"
     library = "FusedSDPA"
@@ -20,7 +20,7 @@ class FusedSdpa(LibraryAttention):
     install = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
-    #: Its documentation does not say which corner its causal mask is aligned to.
+    # Its documentation does not say which corner its causal mask is aligned to.
     has_unequal_lengths = False
 
     def load(self) -> Any:

@@ -1,26 +1,325 @@
-"""The operation ``attention`` and the columns of its rows."""
+"""The operation ``attention``: shapes, directions, their exact FLOP and byte counts, and columns. Pure.
+
+FLOP are counted as 2 per multiply-add of Q K^T and P V: 4*b*h*sq*sk*d for a forward pass without a mask and with
+d = dv. With a causal mask or a window, only the pairs of a query and a key that it sees are counted. A backward pass
+counts 2.5 times its forward pass (five matmuls instead of two, because it computes the scores again), or 2 times by
+the convention of model FLOP, which leaves recomputation out.
+"""
 
 from __future__ import annotations
 
+import math
 import random
+import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from mamf.backend import Backend, DeviceInfo
+from mamf.backend import Backend, DeviceInfo, Unavailable
+from mamf.dtypes import DTYPES
+from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, whole_number
+from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
-from mamf.operation import FlopOperation, Preset, random_sizes
-from mamf.operations.attention.shapes import (
-    DIRECTIONS,
-    PRESETS,
-    AttentionKernel,
-    AttentionProblem,
-    AttentionShape,
-    HeadDims,
-    equal_widths,
-)
-from mamf.parameters import combine
+from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine, describe, random_sizes
 
-_USUAL: Mapping[str, Sequence[Any]] = {
+Direction = Literal["fwd", "bwd", "fwd+bwd"]
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
+#: FLOP of a backward pass, as a multiple of those of the forward pass.
+BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
+_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
+
+
+_SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+
+
+class HeadDims(NamedTuple):
+    """The head dimension of queries and keys, and that of values. Printed as ``192/128``, or ``128`` if equal."""
+
+    keys: int
+    values: int
+
+    @classmethod
+    def parse(cls, text: str) -> HeadDims:
+        """Read ``192/128``, or ``128`` if both are equal. Raises UsageError for any other text."""
+        keys, *values = map(parse_size, text.split("/", 1))
+        return cls(keys, *(values or [keys]))
+
+    def __str__(self) -> str:
+        return str(self.keys) if self.keys == self.values else f"{self.keys}/{self.values}"
+
+
+def equal_widths(*widths: int) -> tuple[HeadDims, ...]:
+    """Return head dimensions with values as wide as keys."""
+    return tuple(HeadDims(width, width) for width in widths)
+
+
+@dataclass(frozen=True, order=True)
+class AttentionShape:
+    """softmax(Q K^T / sqrt(d)) V with Q: [batch, heads, seqlen_q, head_dim], K: [batch, kv_heads, seqlen_k, head_dim]
+    and V: [batch, kv_heads, seqlen_k, head_dim_v].
+
+    - ``causal``: a query sees no later keys. The mask is aligned to the bottom right: the last query sees all keys.
+    - ``window``: a query sees this many keys before it, and after it unless causal; None: no window.
+
+    Printed and parsed as ``b1h16q4096k4096d128c``, with ``kv2`` after the heads if there are fewer kv heads, ``v64``
+    after the head dimension if that of values differs, and ``w1024`` at the end for a window.
+
+    Raises UsageError if a size is below 1, or heads are not a multiple of kv heads.
+    """
+
+    batch: int = field(
+        metadata=describe("number of sequences", default="16384 / keys, or 1024 / keys on a CPU", read=parse_size)
+    )
+    heads: int = field(
+        metadata=describe("number of query heads", default="2048 / head dimension", read=parse_size, metavar="H")
+    )
+    kv_heads: int = field(
+        metadata=describe(
+            "number of key and value heads", default="as many as query heads", read=parse_size, metavar="H"
+        )
+    )
+    seqlen_q: int = field(
+        metadata=describe(
+            "query tokens per sequence",
+            default="as many as keys",
+            keyword="query_lens",
+            read=parse_size,
+            metavar="S",
+        )
+    )
+    seqlen_k: int = field(
+        metadata=describe(
+            "key tokens per sequence", default="1024 4096 16384", keyword="seq_lens", read=parse_size, metavar="S"
+        )
+    )
+    head_dim: int = field(
+        metadata=describe(
+            "head dimension; K/V such as 192/128 if keys and values differ",
+            default="128",
+            keyword="head_dims",
+            read=HeadDims.parse,
+            metavar="D",
+        )
+    )
+    head_dim_v: int = field(metadata=DERIVED)
+    causal: bool = field(default=False, metadata=describe("causal mask: a query sees no later keys"))
+    window: int | None = field(
+        default=None,
+        metadata=describe(
+            "keys visible before each query, and after it unless causal", default="all", read=parse_size, metavar="W"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
+            )
+        if self.window is not None:
+            object.__setattr__(self, "window", whole_number("window", self.window))
+
+    def __str__(self) -> str:
+        kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
+        value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
+        window = "" if self.window is None else f"w{self.window}"
+        causal = "c" if self.causal else ""
+        return f"b{self.batch}h{self.heads}{kv}q{self.seqlen_q}k{self.seqlen_k}d{self.head_dim}{value}{causal}{window}"
+
+    @classmethod
+    def parse(cls, text: str) -> AttentionShape:
+        """Read the text that ``str`` writes. The keys may be left out if there are as many as queries, as in
+        ``b1h16q4096d128c``. Raises UsageError for any other text.
+        """
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
+        batch, heads, kv, q, k, d, v, causal, window = match.groups()
+        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True))
+        return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
+
+    @property
+    def head_dims(self) -> HeadDims:
+        return HeadDims(self.head_dim, self.head_dim_v)
+
+    @property
+    def mask(self) -> str:
+        """The mask in words: ``causal`` or ``full``, and the window if there is one."""
+        return ("causal" if self.causal else "full") + ("" if self.window is None else f", window {self.window}")
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees, per head."""
+        offset = self.seqlen_k - self.seqlen_q
+        right = 0 if self.causal else self.window
+        last = self.seqlen_k * self.seqlen_q
+        if right is not None:
+            last = _clamped_sum(offset + right + 1, self.seqlen_q, self.seqlen_k)
+        first = 0 if self.window is None else _clamped_sum(offset - self.window, self.seqlen_q, self.seqlen_k)
+        return last - first
+
+    @property
+    def flop(self) -> int:
+        """The FLOP of a forward pass."""
+        return 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.head_dim_v)
+
+    @property
+    def dimensions(self) -> dict[str, tuple[int, int, int]]:
+        """Heads, sequence length and head dimension of ``q``, ``k``, ``v`` and the output ``o``."""
+        return {
+            "q": (self.heads, self.seqlen_q, self.head_dim),
+            "k": (self.kv_heads, self.seqlen_k, self.head_dim),
+            "v": (self.kv_heads, self.seqlen_k, self.head_dim_v),
+            "o": (self.heads, self.seqlen_q, self.head_dim_v),
+        }
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """The number of elements of ``q``, ``k``, ``v`` and the output ``o``."""
+        return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
+
+
+def _clamped_sum(start: int, count: int, high: int) -> int:
+    """Return the sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
+    below = min(max(-start, 0), count)
+    above = min(max(start + count - high, 0), count)
+    inside = count - below - above
+    if inside <= 0:
+        return above * high
+    first = start + below
+    return inside * first + inside * (inside - 1) // 2 + above * high
+
+
+def _read_sparsity(text: str) -> float:
+    """Read a share from 0 up to, but not including, 1: ``0.5`` or ``50%``. Raises UsageError for any other text."""
+    return 0.0 if text.strip(" %") in ("0", "0.0") else parse_share(text)
+
+
+@dataclass(frozen=True)
+class AttentionProblem(DeclaredProblem):
+    """All parameters of an attention except its shape.
+
+    - ``direction``: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
+    - ``backward_count``: FLOP of a backward pass: ``hardware`` (2.5 times the forward pass) or ``model`` (2 times).
+    - ``sparsity``: fraction of key blocks that do not matter in the inputs, for kernels that skip them; 0 for ordinary
+      inputs.
+
+    Raises UsageError if the sparsity is not from 0 to 1, or another field has an unknown value.
+    """
+
+    operation: ClassVar[str] = "attention"
+
+    dtype: str = "bfloat16"
+    direction: str = field(default="fwd", metadata=describe("passes to measure", choices=DIRECTIONS))
+    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
+    seed: int = 0
+    backward_count: str = field(
+        default="hardware",
+        metadata=describe(
+            "FLOP of a backward pass: hardware counts 2.5 times the forward pass, model 2 times",
+            choices=tuple(BACKWARD_COUNTS),
+        ),
+    )
+    sparsity: float = field(
+        default=0.0,
+        metadata=describe(
+            "fraction of key blocks that carry no weight, for kernels that skip them",
+            default="0",
+            read=_read_sparsity,
+            metavar="SHARE",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sparsity != 0:
+            require_share("sparsity", self.sparsity)
+
+    @property
+    def has_backward(self) -> bool:
+        return self.direction != "fwd"
+
+    def work(self, shape: AttentionShape) -> Work:
+        counted = f", backward {BACKWARD_COUNTS[self.backward_count]:g} times" if self.has_backward else ""
+        convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
+        return Work(self.flop(shape), self.traffic(shape), convention)
+
+    def flop(self, shape: AttentionShape) -> float:
+        """Return the FLOP of one launch in this direction."""
+        backward = BACKWARD_COUNTS[self.backward_count]
+        return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
+
+    def traffic(self, shape: AttentionShape) -> int:
+        """Return the minimum bytes of memory traffic: each operand is read once and each result is written once."""
+        elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
+        forward = sum(elements.values())
+        # It reads q, k, v, o and do, and writes dq, dk and dv.
+        backward = 2 * forward
+        return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
+
+    def buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """Return the device buffers for ``sets`` operand sets: q, k, v and, for a backward pass, do: the gradient of
+        the output.
+        """
+        names = ("q", "k", "v", "o") if self.has_backward else ("q", "k", "v")
+        buffers = {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
+        return {("do" if name == "o" else name): buffer for name, buffer in buffers.items()}
+
+    def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
+        """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
+        return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
+
+
+_CAUSAL, _FULL = (True,), (False,)
+
+
+def _preset(
+    widths: Sequence[HeadDims], lengths: tuple[int, ...], causal: tuple[bool, ...], **sizes: int
+) -> Preset[AttentionShape]:
+    """Make a preset of all combinations of these sizes. Sizes that are not given have their defaults."""
+    others = {name: (size,) for name, size in sizes.items()}
+    return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
+
+
+PRESETS: Mapping[str, Preset[AttentionShape]] = {
+    "gpt2-small": _preset(equal_widths(64), (1024,), _CAUSAL, heads=12),
+    "gpt3": _preset(equal_widths(128), (2048,), _CAUSAL, heads=96),
+    "llama-8b": _preset(equal_widths(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
+    "llama-70b-gqa": _preset(equal_widths(128), (4096, 8192), _CAUSAL, heads=64, kv_heads=8),
+    "bert-base": _preset(equal_widths(64), (512,), _FULL, heads=12),
+    "bert-large": _preset(equal_widths(64), (512,), _FULL, heads=16),
+    "deepseek-v3": _preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL, heads=128),
+    "long-context": _preset(equal_widths(128), (32768, 65536, 131072), _CAUSAL, heads=16, kv_heads=4, batch=1),
+    "inference-batch": _preset(equal_widths(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1),
+    "fa3-paper": _preset(equal_widths(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL + _CAUSAL),
+    "scaling": replace(
+        _preset(equal_widths(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL, heads=1, batch=8),
+        fields={"direction": ("fwd", "bwd")},
+        kernels=("eager", "compiled-eager"),
+    ),
+}
+
+
+class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
+    """An attention implementation. ``dtypes`` and ``directions``: what it supports."""
+
+    operation = "attention"
+    reports_memory = True
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
+    directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd", "fwd+bwd")
+
+    @abstractmethod
+    def unavailable(self, backend: Backend) -> Unavailable | None: ...
+
+    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+        if problem.direction not in self.directions:
+            return f"{self.name} does not support {problem.direction}: use --direction {' or '.join(self.directions)}"
+        return self._unsupported_dtype(problem)
+
+
+_DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "head_dim": equal_widths(128),
     "heads": (None,),
     "kv_heads": (None,),
@@ -30,8 +329,8 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# A CPU takes seconds for the work of a millisecond on an accelerator.
-_TOKENS, _TOKENS_OF_CPU = 16384, 1024
+# Fewer tokens, because what takes an accelerator a millisecond takes a CPU seconds.
+_TOKENS, _CPU_TOKENS = 16384, 1024
 _HIDDEN = 2048
 
 
@@ -50,7 +349,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     approximate_kernels = frozenset(
         {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}
     )
-    reference = "softmax in float64 over products by the device's library; four rows by the host in float64"
+    reference = "float64 softmax and matmuls on the device; four rows in float64 on the host"
 
     def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
         return self.shapes_of({}, backend)
@@ -59,27 +358,32 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
-        """Every combination of sizes; by default batches of equally many tokens, and heads of a model's width."""
-        tokens = _TOKENS if backend.is_accelerator else _TOKENS_OF_CPU
+        """Return a shape for every combination of sizes.
+
+        By default the batch has 16384 tokens (1024 on a CPU) whatever the sequence length, and heads times head
+        dimension is 2048.
+        """
+        tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
         return [
-            _complete(tokens, **chosen) for chosen in combine({name: sizes.get(name, _USUAL[name]) for name in _USUAL})
+            _complete_shape(tokens, **chosen)
+            for chosen in combine({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
         ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Memory and traffic; the sparsity of the computed attention, and its distance from dense attention."""
+        """Return memory, traffic and, for approximate kernels, the sparsity and the distance from dense attention."""
         details, traffic = row.details, row.problem.traffic(row.shape)
         dense = 1 - float(details.get("sparsity", 0.0))
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            "saved MiB": saved_mib(row),
+            "saved MiB": get_saved_mib(row),
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
         }
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        """At most two kv heads, whose whole output and gradients the reference computes."""
+        """Draw a random problem with at most two kv heads, so that all of its output and gradients are verified."""
         batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
         heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
         queries, keys = sorted(random_sizes(chooser, 2, terms, 2 * batch * heads * width))
@@ -89,7 +393,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return {"direction": direction, "data": data, "shape": shape}
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
-        """The direction, and the fields that differ from the defaults."""
+        """Return the direction, and the fields that differ from the defaults, as text."""
         rest = [
             f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
             f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
@@ -111,8 +415,8 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return float(shape.seqlen_k)
 
 
-def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
-    """A shape from sizes that are None where they follow from others."""
+def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
+    """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
     heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
     return AttentionShape(
         sizes["batch"] or max(1, tokens // seqlen_k),
@@ -126,7 +430,10 @@ def _complete(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> A
     )
 
 
-def saved_mib(row: Measurement) -> float | None:
-    """MiB that the forward pass saves for a backward pass measured alone; None if the device does not report it."""
+def get_saved_mib(row: Measurement) -> float | None:
+    """Return the MiB that the forward pass keeps for the backward pass.
+
+    None unless only the backward pass is measured, or if the device does not report memory.
+    """
     held = row.details.get("held_bytes")
     return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20

@@ -1,4 +1,4 @@
-"""SageAttention 1 and 2: Q K^T in int8 and P V in float16 or fp8, quantised in every launch. Forward only."""
+"""SageAttention 1 and 2: Q K^T in int8, P V in float16 or fp8; quantizes in every launch. Forward only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.machine.environment import package_version
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, output_of
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
-#: What SageAttention 2 computes in, by compute capability; it has nothing for others (B200, B300).
+#: The dtypes of Q K^T and P V in SageAttention 2, by compute capability. It does not support others (B200, B300).
 _PRODUCTS: Mapping[Capability, tuple[str, str]] = {
     (8, 0): _FLOAT16,
     (8, 6): _FLOAT16,
@@ -23,7 +23,7 @@ _PRODUCTS: Mapping[Capability, tuple[str, str]] = {
     (12, 0): _FP8,
     (12, 1): _FP8,
 }
-#: The flag that says whether it was built for a card; what is not listed runs in Triton.
+#: The library's flag that says whether it was built for a card. Cards that are not listed run Triton kernels.
 _BUILT_FLAGS: Mapping[Capability, str] = {
     (8, 0): "SM80_ENABLED",
     (8, 9): "SM89_ENABLED",
@@ -36,17 +36,17 @@ _BUILT_FLAGS: Mapping[Capability, str] = {
 class _Sage(QuantizedAttention):
     module = "sageattention"
     distribution = "sageattention"
-    #: Causal for equal lengths only.
+    # Its causal mask is right only for as many queries as keys.
     has_unequal_lengths = False
     release: ClassVar[int]
 
     def load(self) -> Any:
         module = importlib.import_module(self.module)
-        # Both releases have a function of one name; the second also offers each of its kernels by name.
+        # Both releases have a function ``sageattn``. Only the second also has a function for each kernel.
         release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
         if release != self.release:
             found = package_version(self.distribution) or f"{release}.x"
-            raise AbsentError(f"the sageattention that is there is {found}")
+            raise AbsentError(f"the installed sageattention is {found}")
         self.require_built()
         return module.sageattn
 
@@ -55,7 +55,7 @@ class _Sage(QuantizedAttention):
 
     @abstractmethod
     def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The K to pass, and this release's additional arguments."""
+        """Return the K to pass, and the additional arguments of this release."""
 
     def call(
         self,
@@ -71,10 +71,10 @@ class _Sage(QuantizedAttention):
 
 
 class Sage1(_Sage):
-    """Triton. It subtracts the mean of K from the caller's K in place, so each launch passes a copy of K.
+    """SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
 
-    The copy is part of the launch and counts in its time (K is read and written once): a model that needs K afterward
-    pays for it too. Without the copy, the first launch would change the operands of later launches.
+    Without the copy, the first launch would change the operands of later launches. The copy (K is read and written
+    once) is timed as part of the launch, because a model that needs K afterward pays for it too.
     """
 
     name = "sage-1"
@@ -84,9 +84,9 @@ class Sage1(_Sage):
     cards = "compute capability 8.0 and above"
     product_dtypes = _FLOAT16
     head_dims = (64, 96, 128)
-    #: Twice what int8 with a scale a block costs on normal data: 1.3e-2 in a model of it, 1.4e-2 from FlashAttention 2.
+    #: Twice the error of block-scaled int8 on normal data: 1.3e-2 in a numerical model, 1.4e-2 to FlashAttention 2.
     tolerance = 3e-2
-    #: Twice what the same model gives on structured inputs, 6.7e-2.
+    #: Twice the error of the same numerical model on inputs with block structure, 6.7e-2.
     structured_tolerance = 1.5e-1
 
     def runs_on(self, capability: Capability) -> bool:
@@ -98,11 +98,11 @@ class Sage1(_Sage):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {**super().details(problem, shape, operands), "ran": "with a copy of K in its time"}
+        return {**super().details(problem, shape, operands), "ran": "timed with a copy of K"}
 
 
 class Sage2(_Sage):
-    """CUDA, and Triton on sm86. The dtypes of its products depend on the card, so each row reports them."""
+    """SageAttention 2: CUDA, and Triton on sm86. Each row reports the dtypes, because they depend on the card."""
 
     name = "sage-2"
     release = 2
@@ -111,7 +111,7 @@ class Sage2(_Sage):
     cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
     instead = "sage-1"
     head_dims = range(8, 129, 8)
-    #: Twice what fp8 (3 bits of mantissa) in P and V costs on normal data, 4e-2, with int8 in Q and K.
+    #: Twice the error of P and V in fp8 (3 bits of mantissa) and Q and K in int8 on normal data, 4e-2.
     tolerance = 8e-2
     structured_tolerance = 1.5e-1
 
@@ -124,7 +124,7 @@ class Sage2(_Sage):
         flag = _BUILT_FLAGS.get(capability)
         core = importlib.import_module("sageattention.core")
         if flag is not None and not getattr(core, flag, True):
-            raise ImportError(f"it was built without sm{capability[0]}{capability[1]} ({flag} is False)")
+            raise ImportError(f"it was not built for sm{capability[0]}{capability[1]} ({flag} is False)")
 
     def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         return k, {}

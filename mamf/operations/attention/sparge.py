@@ -1,8 +1,8 @@
 """SpargeAttention: SageAttention that skips blocks of keys that it predicts to be irrelevant. Forward only.
 
-The skipped share depends on the data: on inputs without block structure every block matters, a threshold skips none,
-and skipping a fixed share of blocks would give a wrong result. So ``topk`` keeps the largest share that is relevant in
-the problem's inputs (``AttentionProblem.sparsity``), and each row reports the skipped share.
+How much can be skipped depends on the data. If every block matters, a threshold skips nothing, and skipping a fixed
+share gives a wrong result. So ``topk`` keeps as many blocks as matter in the problem's inputs
+(``AttentionProblem.sparsity``), and each row reports the share that was skipped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.attention.attention_reference import relevant_share
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, output_of
 
 _SHORTEST = 128
-#: The number of keys in the larger of its block sizes.
+#: Keys per block, the larger of the library's two block sizes.
 _BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
-#: On other cards its fp8 functions silently run the float16 kernel.
+#: On other cards the library's fp8 functions silently run the float16 kernel.
 _FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
@@ -45,11 +45,11 @@ class _Sparge(QuantizedAttention):
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if min(shape.seqlen_q, shape.seqlen_k) < _SHORTEST:
-            return f"{self.name} needs lengths of {_SHORTEST} and above"
+            return f"{self.name} needs at least {_SHORTEST} queries and keys"
         return super().unsupported_shape(problem, shape)
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Options that decide which blocks are skipped; the library's defaults if empty."""
+        """Return the options that decide which blocks are skipped; empty for the library's defaults."""
         return {}
 
     def call(
@@ -66,13 +66,13 @@ class _Sparge(QuantizedAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """With the skipped share of the blocks of Q K^T, from a separate launch, because reading it synchronizes."""
+        """Add the skipped share of the blocks of Q K^T, from a separate launch because reading it synchronizes."""
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
-        result = self.loaded()(*operands, **options, return_sparsity=True)
+        result = self.load_quietly()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
-        # For causal attention the library counts whole blocks of 128 x 64, so other lengths can give less than 0.
+        # For causal masks the library counts whole blocks of 128 x 64, so other lengths can give a negative share.
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
@@ -80,7 +80,7 @@ class _Fp16(_Sparge):
     cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
-    #: int8 costs 1.3e-2 on normal data (see sage.py); the rest is for the contribution of skipped blocks.
+    #: int8 has an error of 1.3e-2 on normal data (see sage.py). The rest allows for what skipped blocks contribute.
     tolerance = 5e-2
 
 
@@ -88,22 +88,24 @@ class _Fp8(_Sparge):
     cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
-    #: fp8 costs 4e-2 on normal data (see sage.py); the rest is for the contribution of skipped blocks.
+    #: fp8 has an error of 4e-2 on normal data (see sage.py). The rest allows for what skipped blocks contribute.
     tolerance = 1e-1
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal:
-            # is_causal reaches the choice of blocks but not the kernel: within the diagonal's blocks nothing is masked.
+            # The library uses is_causal to choose blocks but does not pass it to the kernel, so the blocks on the
+            # diagonal are not masked inside.
             return f"{self.name} masks whole blocks only, so its causal attention is wrong on the diagonal"
         return super().unsupported_shape(problem, shape)
 
 
 class _TopK(_Sparge):
-    """Keeps a fixed share of the blocks of each row."""
+    """SpargeAttention that keeps a fixed share of the blocks of each row."""
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         share = relevant_share(problem.sparsity, shape.seqlen_k)
-        # The library cuts the product with the number of blocks to an integer: a quarter of a block keeps it whole.
+        # The library truncates share * blocks to an integer. Add a quarter of a block, so that no rounding error loses
+        # a block.
         return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}
 
 

@@ -1,8 +1,7 @@
-"""Base classes of attention kernels on torch tensors: operands, launches in each direction, verification; and what
-kernels of libraries share.
+"""Base classes of attention kernels on torch tensors: operands, launches in each direction, verification, libraries.
 
-A kernel defines its layout and its call; ``Sdpa`` in torch_kernels.py is the shortest example, of a library
-``FusedSdpa``.
+A kernel declares its layout and implements a call. ``Sdpa`` in torch_kernels.py is the shortest example, ``FusedSdpa``
+that of a library.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from mamf.machine.environment import package_version
 from mamf.operations.attention.attention_reference import (
     Distance,
     block_structured,
-    distance_of_heads,
-    distance_of_rows,
-    distance_on_host,
-    error_of_key_sums,
+    compare_heads,
+    compare_on_host,
+    compare_rows,
+    find_key_sum_error,
     verify_special_attention,
 )
-from mamf.operations.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Signs,
@@ -47,37 +46,39 @@ from mamf.operations.operand_sets import (
     worst_of,
 )
 
-#: The command for devices that a kernel does not support: torch's own choice runs on all devices.
-ON_ANY_DEVICE = "mamf attention --kernel sdpa"
-#: The messages of torch's dispatchers if no kernel fits.
+#: What to run on a device that a kernel does not support: torch's own choice of backend runs on all devices.
+PORTABLE_COMMAND = "mamf attention --kernel sdpa"
+#: What torch's dispatchers say if no kernel supports the operands.
 NOTHING_FITS = ("No available kernel", "No viable backend")
-# ||O - reference|| / ||reference||: rounding P and O to 8 bits gives sqrt(2) 1.65e-3 = 2.3e-3, as exact kernels show in
-# results/, and to 11 bits an eighth of that. The bounds are at least twice as large. Float32 and float64 round sums and
-# exponents.
+# Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
+# sqrt(2) * 1.65e-3 = 2.3e-3, which exact kernels in results/ confirm; 11 bits (float16) give an eighth of that. These
+# limits are at least twice as large. In float32 and float64 it is sums and exponentials that are rounded.
 _TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
-# Gradients are rounded more often: the largest error in results/ is 3.3e-3.
+# Gradients are rounded more often. The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
-# Gradients of scores are about the data's variance (1/3 or more) over the number of keys that a query sees. In float16
-# they may be subnormal numbers, multiples of this. Rounding to them gives an error of at most 0.87 of this times those
-# keys.
+# The gradient of a score is about the variance of the data (1/3 or more) divided by the number of keys that a query
+# sees. In float16 it may be subnormal, a multiple of this value. Rounding then adds an error of up to 0.87 times this
+# value times the number of keys.
 _SUBNORMAL = {"float16": 2.0**-24}
-# The largest deviation from 1 of the slope of a result against the reference, and the deviations, in standard ones,
-# that are rare by chance.
+# How far the slope of a result against the reference may be from 1, plus how many standard deviations of rounding.
 _SLOPE, _RARE = 1e-3, 8.0
-# Operands that change, by direction; a saved forward pass keeps its V.
+# Operands whose signs are flipped between launches. For ``bwd`` V is saved by the forward pass and must not change.
 _CHANGING = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
-# The largest error of a single row of the output: far above rounding, far below that of a row that was not written.
+# Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
-def tolerance_of(dtype: str) -> float:
-    """The largest ||O - reference|| / ||reference|| of a correct result of an exact kernel."""
+def get_tolerance(dtype: str) -> float:
+    """Return the largest ||O - reference|| / ||reference|| that an exact kernel may have."""
     return _TOLERANCE[dtype]
 
 
 class TorchAttention(AttentionKernel):
-    """Derived kernels supply ``attend`` or ``bind``. ``layout``: the order of batch, heads and sequence, ``bhsd`` or
-    ``bshd``. ``has_gqa``: whether it supports fewer kv heads than heads.
+    """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind``.
+
+    - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
+    - ``has_gqa``: whether it supports fewer kv heads than heads.
+    - ``has_unequal_lengths``: whether its causal mask is right if queries and keys differ in number.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -85,39 +86,39 @@ class TorchAttention(AttentionKernel):
     has_window: ClassVar[bool] = False
     has_unequal_lengths: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
-    #: Widths of values; None: the head dimensions.
+    #: The head dimensions of values; None: ``head_dims``.
     value_dims: ClassVar[range | None] = None
-    #: The largest ||O - reference|| / ||reference|| of a correct result; None: by dtype.
+    #: The largest ||O - reference|| / ||reference|| of a correct result; None: that of the dtype.
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_torch(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The output, in the kernel's layout."""
-        raise NotImplementedError(f"{type(self).__name__} supplies neither attend nor bind")
+        """Return the output, in the kernel's layout."""
+        raise NotImplementedError(f"{type(self).__name__} must implement attend or bind")
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        """``attend`` for one shape, called with q, k, v. Kernels that compile do so here."""
+        """Return a function of q, k and v that computes one shape. Kernels that compile do it here."""
         return lambda q, k, v: self.attend(shape, q, k, v)
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Further findings about a launch, such as the kernel that a dispatcher chose, or the sparsity."""
+        """Return what a row should record of a launch, such as the kernel that a dispatcher chose, or the sparsity."""
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if not self.has_gqa and shape.heads != shape.kv_heads:
-            return f"{self.name} needs as many kv heads as heads"
+            return f"{self.name} does not support fewer kv heads than heads: set --kv-heads to {shape.heads}"
         if not self.has_window and shape.window is not None:
-            return f"{self.name} has no window"
+            return f"{self.name} does not support a window: remove --window"
         if shape.head_dim not in self.head_dims:
-            return f"{self.name} has no head dimension {shape.head_dim}; it has {_in_words(self.head_dims)}"
+            return f"{self.name} does not support head dimension {shape.head_dim}: use {_format_sizes(self.head_dims)}"
         if shape.head_dim_v not in (value_dims := self.value_dims or self.head_dims):
-            return f"{self.name} has no values of width {shape.head_dim_v}; it has {_in_words(value_dims)}"
+            return f"{self.name} does not support values of width {shape.head_dim_v}: use {_format_sizes(value_dims)}"
         if shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k:
-            return f"{self.name} is causal for equal lengths of queries and keys only"
+            return f"{self.name} needs as many queries as keys for a causal mask"
         return None
 
     def prepare(
@@ -133,11 +134,11 @@ class TorchAttention(AttentionKernel):
         memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
-            # A one-time allocation of a library, such as a workspace, is not part of a saved forward pass.
-            attentions[0].launch_of(call)
-            attentions[0].forget()
+            # Run once first: what a library allocates once, such as a workspace, is not part of a saved forward pass.
+            attentions[0].make_launch(call)
+            attentions[0].release_forward()
         before = backend.allocated_memory()
-        launches = [attention.launch_of(call) for attention in attentions]
+        launches = [attention.make_launch(call) for attention in attentions]
         after = backend.allocated_memory()
         ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
 
@@ -150,7 +151,7 @@ class TorchAttention(AttentionKernel):
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """q, k, v and, for a backward pass, do: views of flat memory in the kernel's layout."""
+        """View flat buffers as q, k, v and, for a backward pass, do, in the kernel's layout."""
         views = {}
         for name, tensor in flat.items():
             heads, length, width = shape.dimensions[name.replace("do", "o")]
@@ -164,16 +165,16 @@ class TorchAttention(AttentionKernel):
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
 
     def bound(self, problem: AttentionProblem) -> float:
-        """The largest ||O - reference|| / ||reference|| of a correct result."""
-        return self.tolerance if self.tolerance is not None else tolerance_of(problem.dtype)
+        """Return the largest ||O - reference|| / ||reference|| of a correct result."""
+        return self.tolerance if self.tolerance is not None else get_tolerance(problem.dtype)
 
-    def canonical(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as batch, heads, sequence, width."""
+    def to_bhsd(self, tensor: torch.Tensor) -> torch.Tensor:
+        """View a tensor as [batch, heads, sequence, head dimension]."""
         return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
 
 
 class PreparedAttention:
-    """One operand set: its launch and the reference result, computed by other operations in higher precision."""
+    """One operand set with its launch and its reference."""
 
     def __init__(
         self,
@@ -204,9 +205,10 @@ class PreparedAttention:
         with torch.no_grad():
             return call(*(self._operands[name] for name in "qkv"))
 
-    def launch_of(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        """A launch without arguments. For ``bwd`` the forward pass runs once, here; its graph is kept and
-        differentiated in each launch.
+    def make_launch(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        """Return a launch without arguments.
+
+        For ``bwd`` the forward pass runs here, once. Its autograd graph is kept, and each launch runs it backward.
         """
         if self._problem.direction == "fwd":
             return lambda: self.forward(call)
@@ -223,8 +225,8 @@ class PreparedAttention:
 
         return both
 
-    def forget(self) -> None:
-        """Release a saved forward pass."""
+    def release_forward(self) -> None:
+        """Release the output of the saved forward pass."""
         self._forward = None
 
     def change(self) -> None:
@@ -236,38 +238,40 @@ class PreparedAttention:
             signs.restore()
 
     def verify(self, result: object) -> Verdict:
-        """Verify rows of the output and of dQ in two heads."""
-        if reason := self._wrong_type(result):
+        """Verify random rows of the output and of dQ in the first and the last head."""
+        if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
         if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
             self._details = self._kernel.details(self._problem, self._shape, operands)
-        found = self._verdict(distance_of_rows(*self._compared(result), is_whole=False))
+        found = self._verdict(compare_rows(*self._prepare_comparison(result), is_whole=False))
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify the whole output and all gradients of two heads; rows of the output and of dQ in all heads, sums of
-        all dK and dV, and some rows on the host.
+        """Verify the whole output and all gradients of the first and the last head; in all heads random rows of the
+        output and dQ and the sums of dK and dV; some rows on the host.
         """
-        compared = self._compared(result)
-        whole, on_host = self._verdict(distance_of_heads(*compared)), distance_on_host(*compared)
-        rows = [self._verdict(each) for each in (distance_of_rows(*compared), on_host) if each]
+        compared = self._prepare_comparison(result)
+        whole, on_host = self._verdict(compare_heads(*compared)), compare_on_host(*compared)
+        rows = [self._verdict(each) for each in (compare_rows(*compared), on_host) if each]
         worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
         if self._problem.has_backward and worst.ok:
-            sums = error_of_key_sums(*compared)
+            sums = find_key_sum_error(*compared)
             most = _RARE * self._kernel.bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
             )
         return replace(worst, details=whole.details, reason=reason)
 
-    def _compared(self, result: object) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return self._shape, self._canonical(self._operands), self._canonical(self._named(result))
+    def _prepare_comparison(
+        self, result: object
+    ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return self._shape, self._to_bhsd(self._operands), self._to_bhsd(self._name_results(result))
 
     def _verify_special(self, launch: Callable[[], object]) -> Verdict:
-        operands = self._canonical(self._operands)
-        return verify_special_attention(self._shape, operands, lambda: self._canonical(self._named(launch()))["o"])
+        operands = self._to_bhsd(self._operands)
+        return verify_special_attention(self._shape, operands, lambda: self._to_bhsd(self._name_results(launch()))["o"])
 
     def _verdict(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
@@ -276,7 +280,7 @@ class PreparedAttention:
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.bound(problem)
-        # A missing row vanishes in the norm of a long output, so the worst row counts too, in units of its bound.
+        # One missing row hardly changes the norm of a long output, so the worst row has a limit of its own.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound
@@ -285,23 +289,23 @@ class PreparedAttention:
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
             most = min(_SLOPE, bound) + _RARE * found.errors[name] / math.sqrt(found.rows)
             if abs(slope) > most:
-                reason = f"{name} is {1 + slope:.6g} times the expected one; rounding changes it by at most {most:.1g}"
-        # Errors of few rows do not average out: gradients of three tokens have twice the error of those of many.
+                reason = f"{name} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
+        # With few rows errors do not average out: gradients of 3 tokens have twice the error of those of many tokens.
         averaged = worst if worst <= bound else worst / (1 + 2 / math.sqrt(found.rows))
         return Verdict(averaged, bound, details, reason=reason)
 
-    def _canonical(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: self._kernel.canonical(tensor) for name, tensor in tensors.items()}
+    def _to_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: self._kernel.to_bhsd(tensor) for name, tensor in tensors.items()}
 
-    def _wrong_type(self, result: object) -> str:
+    def _explain_wrong_type(self, result: object) -> str:
         q, k, v = (self._operands[name] for name in "qkv")
         alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
         returned = result if isinstance(result, tuple) else (result,)
         pairs = zip(returned, alike if self._forward is None else alike[1:], strict=False)
         return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
-    def _named(self, result: object) -> dict[str, torch.Tensor]:
-        """The output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv`` from the result of a launch."""
+    def _name_results(self, result: object) -> dict[str, torch.Tensor]:
+        """Name the results of a launch: the output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``."""
         outputs = tensors_of(result)
         if self._forward is not None:
             outputs = [self._forward, *outputs]
@@ -309,7 +313,7 @@ class PreparedAttention:
         return dict(zip(names, outputs, strict=True))
 
 
-def _in_words(sizes: range | tuple[int, ...]) -> str:
+def _format_sizes(sizes: range | tuple[int, ...]) -> str:
     if isinstance(sizes, range):
         return f"{sizes.start} to {sizes[-1]} in steps of {sizes.step}"
     return ", ".join(map(str, sizes))
@@ -322,19 +326,19 @@ Capability = tuple[int, int]
 
 
 class AbsentError(ImportError):
-    """A module of the library's name can be imported, but it is something else; says what."""
+    """A module with the library's name can be imported, but is something else. The message says what it is."""
 
 
 class Library:
-    """What kernels of a vendor's or third party's library share. It is loaded late; derived kernels supply ``load``.
+    """A kernel from a library of a vendor or a third party. Derived classes implement ``load``.
 
-    A library may be absent, half installed, built for another card or another CUDA: importing it may raise anything,
-    and all errors become a reason with the command that fixes it. What it prints on import goes to stderr, because
-    stdout holds results.
+    The library is imported only when it is needed. It may be absent, half installed, or built for another card or CUDA
+    version, so the import may raise anything. Each error becomes a reason with the command that fixes it. What the
+    library prints during import goes to stderr, because stdout is for results.
 
-    ``library`` is its name in a sentence, ``module`` what is imported, ``distribution`` what pip calls it and
-    ``install`` the command that installs it. ``cards``: in words, which of NVIDIA's it runs on; ``instead``: the kernel
-    to try on the others.
+    - ``library``: its name in a sentence. ``module``: what is imported. ``distribution``: its name for pip.
+      ``install``: the command that installs it.
+    - ``cards``: the NVIDIA cards that it runs on, in words. ``instead``: the kernel to use on other cards.
     """
 
     library: ClassVar[str]
@@ -344,24 +348,24 @@ class Library:
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     cards: ClassVar[str] = ""
     instead: ClassVar[str] = "sdpa"
-    on_any_device: ClassVar[str] = ON_ANY_DEVICE
+    portable_command: ClassVar[str] = PORTABLE_COMMAND
 
     @abstractmethod
     def load(self) -> Any:
-        """The library's function or module, imported now. May raise anything."""
+        """Import the library and return its function or module. May raise anything."""
 
     def version(self) -> str | None:
-        """The distribution and its version, or None."""
+        """Return the distribution and its version, or None if it is not installed."""
         version = package_version(self.distribution)
         return f"{self.distribution} {version}" if version else None
 
     def runs_on(self, capability: Capability) -> bool:
-        """Whether it has code for an NVIDIA card of this compute capability."""
+        """Return whether the library runs on NVIDIA cards of this compute capability."""
         return True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"{self.library} has no kernels for {backend.name}", self.on_any_device)
+            return Unavailable(f"{self.library} does not support {backend.name}", self.portable_command)
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.runs_on((major, minor)):
@@ -370,33 +374,35 @@ class Library:
                     f"mamf attention --kernel {self.instead}",
                 )
         try:
-            self.loaded()
+            self.load_quietly()
         except Exception as error:  # a broken library may raise anything
-            return self.not_loaded(error)
+            return self.explain_load_error(error)
         return None
 
-    def not_loaded(self, error: Exception) -> Unavailable:
+    def explain_load_error(self, error: Exception) -> Unavailable:
         if isinstance(error, AbsentError):
             return Unavailable(f"{self.library} is not installed: {error}", self.install)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{self.module}.".startswith(f"{missing}."):
             return Unavailable(f"{self.library} is not installed", self.install)
-        return Unavailable(f"{self.library} is installed but does not load: {first_line(error)}", self.repair(error))
+        return Unavailable(
+            f"{self.library} is installed but does not load: {first_line(error)}", self.repair_command(error)
+        )
 
-    def repair(self, error: Exception) -> str:
-        """The command that fixes an installation that does not load."""
-        # --no-deps: a forced reinstallation of all it depends on would replace torch.
+    def repair_command(self, error: Exception) -> str:
+        """Return the command that fixes an installation that does not load."""
+        # --no-deps, because reinstalling its dependencies too would replace torch.
         return self.install.replace(" --no-deps", "").replace(
             "pip install", "pip install --force-reinstall --no-deps", 1
         )
 
-    def loaded(self) -> Any:
+    def load_quietly(self) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return self.load()
 
 
 class LibraryAttention(Library, TorchAttention):
-    """A kernel of a library. Derived kernels supply ``load`` and ``call``."""
+    """An attention kernel from a library. Derived classes implement ``load`` and ``call``."""
 
     has_unequal_head_dims: ClassVar[bool] = False
 
@@ -410,15 +416,15 @@ class LibraryAttention(Library, TorchAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        """The output, in the kernel's layout, by what ``load`` gave."""
+        """Return the output, in the kernel's layout. ``function``: what ``load`` returned."""
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        function = self.loaded()
+        function = self.load_quietly()
         return lambda q, k, v: self.call(function, problem, shape, q, k, v)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if not self.has_unequal_head_dims and shape.head_dim != shape.head_dim_v:
-            return f"{self.name} needs values as wide as keys"
+            return f"{self.name} needs values as wide as keys: --head-dims {shape.head_dim}"
         return super().unsupported_shape(problem, shape)
 
     def details(
@@ -429,10 +435,10 @@ class LibraryAttention(Library, TorchAttention):
 
 
 class QuantizedAttention(LibraryAttention):
-    """Quantises Q, K and V in every launch: approximate, forward only.
+    """A kernel that quantizes Q, K and V in every launch: approximate, forward only.
 
-    ``structured_tolerance`` is for inputs with block structure: their scores stand out by 14 and more, and so does what
-    int8 rounds off them.
+    ``structured_tolerance``: the tolerance for inputs with block structure. Their scores differ by 14 and more, so
+    rounding to int8 costs more there.
     """
 
     directions = ("fwd",)
@@ -444,13 +450,13 @@ class QuantizedAttention(LibraryAttention):
 
 
 def output_of(result: Any) -> torch.Tensor:
-    """The output of a call that may return statistics with it."""
+    """Return the output of a call that may return statistics after it."""
     output: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return output
 
 
-def window_of(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Keys seen before and after a query; ``unlimited`` is how the library writes that all are."""
+def to_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
+    """Return how many keys a query sees before and after itself. ``unlimited``: the library's value for no limit."""
     if shape.window is None:
         return unlimited, unlimited
     return shape.window, 0 if shape.causal else shape.window

@@ -1,4 +1,4 @@
-"""torch's own attention: scaled_dot_product_attention and each of its backends, plain PyTorch, and FlexAttention."""
+"""torch's own attention: scaled_dot_product_attention and each of its backends, eager PyTorch, and FlexAttention."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import first_line
 from mamf.operations.attention.attention_reference import row_blocks
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import ON_ANY_DEVICE, TorchAttention
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
+from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.operations.operand_sets import split_sets, take_buffers
 from mamf.torch_backend import TorchBackend
 
 
 class Sdpa(TorchAttention):
-    """torch's choice of backend. The row names the backend that ran."""
+    """``scaled_dot_product_attention`` with torch's choice of backend. The row names the backend that ran."""
 
     name = "sdpa"
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(8, 513, 8)
-    #: Its causal mask is aligned to the top left.
+    # Its causal mask is aligned to the top left.
     has_unequal_lengths = False
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -36,11 +36,11 @@ class Sdpa(TorchAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {"ran": chosen_backend(shape, operands, problem.has_backward)}
+        return {"ran": find_chosen_backend(shape, operands, problem.has_backward)}
 
 
-def chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
-    """The backend that torch's dispatcher chooses for these operands."""
+def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
+    """Return the name of the backend that torch's dispatcher chooses for these operands."""
     q, k, v = (tensor.detach().requires_grad_(has_backward) for tensor in operands)
     gqa = shape.heads != shape.kv_heads
     with torch.set_grad_enabled(has_backward):
@@ -49,14 +49,14 @@ def chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_
 
 
 class _Forced(Sdpa):
-    """A single backend: if it does not support a shape, the row is unsupported."""
+    """``scaled_dot_product_attention`` with one backend. If that does not support a shape, the row is unsupported."""
 
     forced: ClassVar[SDPBackend]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"torch has no {self.name} on {backend.name}", ON_ANY_DEVICE)
+            return Unavailable(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
         return None
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
@@ -78,7 +78,7 @@ class SdpaFlash(_Forced):
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime != "host" and problem.dtype == "float32":
-            return f"{self.name} has no float32 on {backend.name}; it takes bfloat16 and float16"
+            return f"{self.name} does not support float32 on {backend.name}: use bfloat16 or float16"
         return super().unsupported(backend, problem)
 
 
@@ -96,7 +96,7 @@ class SdpaEfficient(_Forced):
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.heads != shape.kv_heads:
-            return f"{self.name} has no heads that share keys"
+            return f"{self.name} does not support fewer kv heads than heads"
         return super().unsupported_shape(problem, shape)
 
 
@@ -106,7 +106,7 @@ class SdpaMath(_Forced):
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
-#: Of a score: maximum, difference, exponential, sum and quotient.
+#: FLOP per score: maximum, difference, exponential, sum and quotient.
 _SOFTMAX_FLOP = 5
 
 
@@ -114,7 +114,7 @@ _SOFTMAX_FLOP = 5
 
 
 class Eager(TorchAttention):
-    """Two products, a mask and a softmax, every score in memory."""
+    """Attention as plain PyTorch: two matmuls, a mask and a softmax. All scores are written to memory."""
 
     name = "eager"
     dtypes = ("bfloat16", "float16", "float32", "float64")
@@ -122,38 +122,38 @@ class Eager(TorchAttention):
     has_window = True
 
     def bound(self, problem: AttentionProblem) -> float:
-        # Scores kept in 16 bits are rounded too: the largest error in results/ is 5.9e-3 in bfloat16.
+        # Scores are rounded to 16 bits too. The largest error in results/ is 5.9e-3, in bfloat16.
         return super().bound(problem) * 2.4
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:
-            return f"{self.name} has no result for queries that see no key: causal with more queries than keys"
+            return f"{self.name} gives NaN for queries that see no key: use at most as many queries as keys"
         return super().unsupported_shape(problem, shape)
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        return make_attention(shape, masked_keys(shape, backend.device))
+        return make_attention(shape, make_mask(shape, backend.device))
 
     def parts(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """FLOP and a launch of each part of the forward pass, masked pairs included."""
+        """Return the FLOP and a launch of each part of the forward pass. The FLOP include masked pairs."""
         assert isinstance(backend, TorchBackend)
         (flat,) = split_sets(take_buffers(pool, problem.buffers(shape, 1)), 1)
         q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
-        group, masked = shape.heads // shape.kv_heads, masked_keys(shape, backend.device)
+        group, masked = shape.heads // shape.kv_heads, make_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
-        weights = weigh(products, shape.head_dim, masked)
+        weights = compute_weights(products, shape.head_dim, masked)
         return {
             "scores": (2 * products.numel() * shape.head_dim, lambda: q @ k.transpose(-2, -1)),
-            "softmax": (_SOFTMAX_FLOP * products.numel(), lambda: weigh(products, shape.head_dim, masked)),
+            "softmax": (_SOFTMAX_FLOP * products.numel(), lambda: compute_weights(products, shape.head_dim, masked)),
             "values": (2 * products.numel() * v.shape[-1], lambda: weights @ v),
         }
 
 
-def masked_keys(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
-    """The mask of keys for each query, made outside the timed launch; None if all queries see all keys."""
+def make_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
+    """Make the mask outside the timed launch: [queries, keys], True where masked; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
     return torch.cat([masked for _, masked in row_blocks(shape, device)])
@@ -165,13 +165,13 @@ def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callab
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        return weigh(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
+        return compute_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
     return attention
 
 
-def weigh(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
-    """Scale, mask and softmax."""
+def compute_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
+    """Scale and mask the products of Q K^T, and return their softmax."""
     scores = products * (1 / math.sqrt(head_dim))
     if masked is not None:
         scores = scores.masked_fill(masked, -math.inf)
@@ -180,7 +180,7 @@ def weigh(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) ->
 
 
 class CompiledEager(Eager):
-    """The same under torch.compile, without the rewrite into SDPA, which is a separate kernel."""
+    """``Eager`` under torch.compile. Rewriting to SDPA is turned off, because that is a kernel of its own here."""
 
     name = "compiled-eager"
     is_tried_unasked = False
@@ -198,12 +198,12 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: Query-key pairs up to which the mask is made densely, before it is reduced to blocks: some bytes each.
+#: Up to this many query-key pairs a dense mask is made first (some bytes per pair), then reduced to blocks.
 _MAX_DENSE_PAIRS = 2**28
 
 
 def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
-    """Why FlexAttention does not run here, or None."""
+    """Return why FlexAttention does not run here, or None. ``compiles``: whether it needs torch.compile."""
     if compiles and (reason := backend.without_compiler()):
         return reason
     try:
@@ -214,7 +214,10 @@ def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
 
 
 class Flex(TorchAttention):
-    """Compiled and its block mask built before anything is timed; uncompiled it would hold every score in memory."""
+    """FlexAttention. It is compiled, because it would otherwise write all scores to memory.
+
+    Compilation and the block mask are not timed.
+    """
 
     name = "flex"
     is_tried_unasked = False
@@ -227,7 +230,7 @@ class Flex(TorchAttention):
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:
-            return f"{self.name} has no backward pass on cpu; it has fwd"
+            return f"{self.name} has no backward pass on a CPU: use --direction fwd"
         return super().unsupported(backend, problem)
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
@@ -237,7 +240,7 @@ class Flex(TorchAttention):
         assert isinstance(backend, TorchBackend)
         from torch.nn.attention.flex_attention import flex_attention
 
-        mask, has_groups = block_mask(shape, backend.device), shape.heads != shape.kv_heads
+        mask, has_groups = make_flex_mask(shape, backend.device), shape.heads != shape.kv_heads
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
@@ -245,20 +248,20 @@ class Flex(TorchAttention):
         return compile_for_shape(attention)
 
 
-def block_mask(shape: AttentionShape, device: torch.device) -> Any:
-    """Which blocks of keys each block of queries sees; None where all are seen."""
+def make_flex_mask(shape: AttentionShape, device: torch.device) -> Any:
+    """Make FlexAttention's block mask: which key blocks each query block sees. None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
-    # Compiled, it never holds the dense mask: 17 GB for 131072 tokens.
+    # Compiled, it never allocates the dense mask, which has 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create(visible(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    return create(make_mask_function(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
 
 
-def visible(shape: AttentionShape) -> Callable[..., torch.Tensor]:
-    """Whether a query sees a key, in FlexAttention's terms."""
+def make_mask_function(shape: AttentionShape) -> Callable[..., torch.Tensor]:
+    """Return the function by which FlexAttention asks whether a query sees a key."""
     offset = shape.seqlen_k - shape.seqlen_q
     before, after = shape.window, 0 if shape.causal else shape.window
 

@@ -1,4 +1,4 @@
-"""xFormers' memory_efficient_attention, which dispatches to FlashAttention, CUTLASS or Composable Kernel."""
+"""xFormers' memory_efficient_attention, which calls FlashAttention, CUTLASS or Composable Kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.shapes import AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import LibraryAttention
 
 
@@ -18,29 +18,29 @@ class XFormers(LibraryAttention):
     library = "xFormers"
     module = "xformers.ops"
     distribution = "xformers"
-    # --no-deps: it pins the torch that it was built with, which pip would install in place of this one.
+    # --no-deps, because it requires the torch that it was built with, and pip would replace the installed one.
     install = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
     has_unequal_head_dims = True
-    #: LowerTriangularMask is aligned to the top left.
+    # LowerTriangularMask is aligned to the top left.
     has_unequal_lengths = False
 
     def load(self) -> Any:
         ops = importlib.import_module(self.module)
         function = ops.memory_efficient_attention
-        # After 0.0.35 its kernels come from another package (mslk), independent of the library of xformers.
+        # After 0.0.35 the kernels come from another package (mslk) and do not need the compiled library of xformers.
         if function.__module__.startswith("xformers") and not _is_built():
-            raise ImportError(f"xFormers wasn't build with CUDA support for torch {torch.__version__}")
+            raise ImportError(f"this build has no kernels for torch {torch.__version__}")
         return ops
 
-    def repair(self, error: Exception) -> str:
+    def repair_command(self, error: Exception) -> str:
         if "flash_attn" in str(error):
-            # xFormers mistakes the namespace of flash-attn-4 for FlashAttention 2.
+            # xFormers mistakes the namespace package of flash-attn-4 for FlashAttention 2.
             return "pip install flash-attn --no-build-isolation   # or: pip uninstall flash-attn-4"
-        return super().repair(error)
+        return super().repair_command(error)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
@@ -60,7 +60,7 @@ class XFormers(LibraryAttention):
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
-        except NotImplementedError as error:  # no operator fits; the message lists the reasons of each operator
+        except NotImplementedError as error:  # no operator supports the inputs; the message has a reason for each
             raise UnsupportedError(extract_reasons(str(error))) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
 
@@ -68,22 +68,24 @@ class XFormers(LibraryAttention):
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         details = super().details(problem, shape, operands)
-        chosen = self._chosen(problem, shape, operands)
+        chosen = self._find_operator(problem, shape, operands)
         return details if chosen is None else {**details, "ran": chosen}
 
-    def _chosen(self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]) -> str | None:
-        """The operator that its dispatcher chooses; None if the release has no function for this."""
+    def _find_operator(
+        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
+    ) -> str | None:
+        """Return the operator that xFormers' dispatcher chooses; None if this release cannot tell."""
         try:
-            ops, fmha = self.loaded(), importlib.import_module("xformers.ops.fmha")
+            ops, fmha = self.load_quietly(), importlib.import_module("xformers.ops.fmha")
             q, k, v = group_heads(shape, *operands)
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
-        except Exception:  # not part of its public interface: a missing name must not fail the row
+        except Exception:  # a private interface: if it is missing, the row must not fail
             return None
 
 
 def _is_built() -> bool:
-    """Whether its compiled library loads: a wheel for another CUDA version imports but has no operators."""
+    """Return whether the compiled library loads. A wheel for another CUDA version is importable, but has no kernels."""
     own = importlib.import_module("xformers._cpp_lib")
     if torch.version.hip is not None:
         return getattr(own, "_cpp_library_load_exception", None) is None
@@ -93,7 +95,7 @@ def _is_built() -> bool:
 def group_heads(
     shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """View heads as (groups, heads per group) if heads share keys."""
+    """If heads share keys, view them as [batch, sequence, kv heads, heads per kv head, head dimension]."""
     if shape.heads == shape.kv_heads:
         return q, k, v
     group = shape.heads // shape.kv_heads
@@ -102,7 +104,7 @@ def group_heads(
 
 
 def extract_reasons(message: str) -> str:
-    """The reasons of all operators in one line, without the preceding description of the inputs."""
+    """Return the reasons of all operators in one line, without the description of the inputs before them."""
     lines = [line.strip() for line in message.splitlines()]
     first = next((at for at, line in enumerate(lines) if line.endswith("not supported because:")), 0)
     return " ".join(lines[first:])

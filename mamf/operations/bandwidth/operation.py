@@ -1,21 +1,170 @@
-"""The operation ``bandwidth``: memory bandwidth."""
+"""The operation ``bandwidth``: array sizes, access patterns and their exact byte counts. Pure.
+
+Bytes are counted as in STREAM: reads plus writes, each array once per pass. Cache lines that are fetched before a write
+(write allocate) are not counted. Compared with other tools, on the same arrays and device:
+
+- ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
+  which counts the size of the copy once (memcpy.cpp; 1519 GB/s there on an H100 is 3.04 TB/s here).
+- ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad: two arrays read, one written.
+- ``read`` (the sum of b) is in neither: BabelStream's Dot also only reads, but two arrays.
+- ``write`` (a = s) is in neither: BabelStream times its Init separately.
+
+Units: an array's size is written in powers of two (MiB), rates are in powers of ten (TB/s).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
+from mamf.dtypes import DTYPES
+from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.kernel import Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
-from mamf.operation import Operation
-from mamf.operations.bandwidth.shapes import (
-    MAX_ARRAYS,
-    UNTOLD_CACHE_BYTES,
-    BandwidthKernel,
-    BandwidthProblem,
-    BandwidthShape,
-)
+from mamf.operation import DeclaredProblem, Operation, describe
 from mamf.peaks import find_bandwidth
+
+Pattern = Literal["copy", "read", "write", "triad"]
+PATTERNS: tuple[str, ...] = get_args(Pattern)
+#: The arrays that a pattern reads and writes, by STREAM's names.
+READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
+WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
+_FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
+#: The most arrays of any pattern.
+MAX_ARRAYS = 3
+#: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
+#: next launch can use, so more operand sets would only take memory.
+_ALONE_BYTES = 4 * 2**30
+#: The assumed last-level cache of a device that does not report it.
+UNTOLD_CACHE_BYTES = 32 * 2**20
+#: Bytes that the cache holds when a pass begins or ends need not be moved within the pass. For a pass over this many
+#: cache sizes that is at most a sixteenth, and 1 % was measured (an H200, 1 GiB written).
+CACHES_OF_MEMORY = 16
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``256MiB``, ``1GiB``, ``4096KiB`` or bytes without a unit. Raises UsageError otherwise."""
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
+    count, unit = match.groups()
+    return parse_digits(count) * _UNITS.get(unit, 1)
+
+
+@dataclass(frozen=True, order=True)
+class BandwidthShape:
+    """The size of each array, ``nbytes``. A copy at 1 GiB has two arrays and moves 2 GiB.
+
+    Printed in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
+    """
+
+    nbytes: int = field(
+        metadata=describe(
+            "size of each array, such as 1GiB",
+            default="powers of two, from the cache to half the memory",
+            keyword="size",
+            read=parse_bytes,
+            metavar="SIZE",
+        )
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", whole_number("bytes of an array", self.nbytes))
+
+    def __str__(self) -> str:
+        for unit, size in _UNITS.items():
+            if self.nbytes % size == 0:
+                return f"{self.nbytes // size}{unit}"
+        return str(self.nbytes)
+
+    @classmethod
+    def parse(cls, text: str) -> BandwidthShape:
+        """Read ``256MiB``, ``1GiB``, ``4096KiB`` or bytes. Raises UsageError for anything else."""
+        return cls(parse_bytes(text))
+
+
+@dataclass(frozen=True)
+class BandwidthProblem(DeclaredProblem):
+    """All parameters of a pass over arrays except their size.
+
+    ``warm``: the number of passes over the same arrays within one launch, all of them counted. Several passes measure
+    the caches: arrays that fit in a cache come from memory in the first pass only.
+    """
+
+    operation: ClassVar[str] = "bandwidth"
+
+    pattern: str = field(default="copy", metadata=describe("what a pass does with the arrays", choices=PATTERNS))
+    dtype: str = "float32"
+    data: str = "normal"
+    seed: int = 0
+    warm: int = field(
+        default=1,
+        metadata=describe("number of passes per launch; more than one measures a cache", read=parse_size, is_rare=True),
+    )
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays of the pattern, the written one first."""
+        return (*WRITES[self.pattern], *READS[self.pattern])
+
+    def elements(self, shape: BandwidthShape) -> int:
+        """Return the number of elements of each array."""
+        return shape.nbytes // DTYPES[self.dtype].itemsize
+
+    def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
+        """Return whether memory, not a cache, serves passes over such arrays. ``cache_bytes``: the last-level cache."""
+        return len(self.arrays) * shape.nbytes >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
+
+    def unsupported_shape(self, shape: BandwidthShape) -> str | None:
+        """Return why arrays of this size are invalid, or None."""
+        if shape.nbytes % DTYPES[self.dtype].itemsize:
+            return f"{shape.nbytes} bytes are not a whole number of {self.dtype} elements"
+        return None
+
+    def work(self, shape: BandwidthShape) -> Work:
+        passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
+        convention = f"bytes of each array once a pass; {_FORMULAS[self.pattern]}{passes}"
+        return Work(self.flop(shape), self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
+
+    def flop(self, shape: BandwidthShape) -> float:
+        """Return the FLOP of one launch: one add per element for a sum, one add and one multiply for a triad."""
+        per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
+        return float(self.warm * per_element * self.elements(shape))
+
+    def sets(self, shape: BandwidthShape, asked: int) -> int:
+        """Return the number of operand sets: ``asked``, or 1 if one set is many times larger than any cache."""
+        return 1 if len(self.arrays) * shape.nbytes >= _ALONE_BYTES else asked
+
+    def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """Return the device buffers of the arrays, ``sets`` of each."""
+        elements = aligned(self.elements(shape)) * self.sets(shape, sets)
+        return {name: Buffer(elements, self.dtype, name in READS[self.pattern]) for name in self.arrays}
+
+    def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
+        """Return the bytes of all arrays."""
+        return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
+
+
+class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
+    """One implementation. ``dtypes`` and ``patterns``: those that it supports."""
+
+    operation = "bandwidth"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    patterns: ClassVar[tuple[str, ...]] = PATTERNS
+
+    def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
+        if problem.pattern not in self.patterns:
+            return f"kernel {self.name} has no pattern {problem.pattern}, only {', '.join(self.patterns)}"
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
+        return problem.unsupported_shape(shape)
+
 
 # The allowed excess over the datasheet's bandwidth is small: by default no board raises its memory clock.
 _HEADROOM = 1.02

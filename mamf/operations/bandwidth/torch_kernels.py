@@ -19,7 +19,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.bandwidth.shapes import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.compilation import check_triton
 from mamf.operations.operand_sets import OperandSet, TorchKernel, as_words, sample_indices
 from mamf.torch_backend import torch_dtype

@@ -10,7 +10,7 @@ import torch
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
@@ -24,7 +24,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
         return importlib.import_module("aiter").mha_batch_prefill_func
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
-        function = self.loaded()
+        function = self.load_quietly()
 
         def attend(operands: Operands) -> torch.Tensor:
             result = function(
@@ -57,7 +57,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
         return importlib.import_module("aiter.mla").mla_decode_fwd
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
-        function = self.loaded()
+        function = self.load_quietly()
 
         def attend(operands: Operands) -> torch.Tensor:
             output = operands.q.new_empty(*operands.q.shape[:-1], shape.head_dim_v)

@@ -18,8 +18,8 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
-from mamf.operations.attention.attention_reference import relative, to_float64, worst_relative_row
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape, DrawnSequences
+from mamf.operations.attention.attention_reference import relative_error, to_float64, worst_relative_row
+from mamf.operations.decode.operation import DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import one_thread
 
 # Score elements that are computed at once, and the most key elements of one head that are copied to the host.
@@ -139,7 +139,7 @@ def attend(
 
 
 class Reference:
-    """Compares outputs with what the operands give now: they change between launches."""
+    """Computes the expected output from the operands as they are now, because they change between launches."""
 
     def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
         self._shape, self._tables, self._operands = shape, tables, operands
@@ -187,7 +187,7 @@ def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdi
     """
     found = output.to(expected.dtype)
     size = expected.square().sum().item()
-    error = relative((found - expected).square().sum().item(), size)
+    error = relative_error((found - expected).square().sum().item(), size)
     row = worst_relative_row(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0

@@ -10,7 +10,7 @@ import torch
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
-from mamf.operations.decode.shapes import DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
@@ -25,7 +25,7 @@ class _FlashKvcache(LibraryDecode):
         return is_refusal(error)
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
-        module, is_paged = self.loaded(), shape.page_size is not None
+        module, is_paged = self.load_quietly(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
         attend = self.with_kvcache if in_cache else self.varlen
         return BoundKernel(attend(module, shape, tables))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.decode.decode_reference import Operands, Tables
-from mamf.operations.decode.shapes import SAME, DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import SAME, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 
@@ -58,7 +58,7 @@ class _FlashInfer(LibraryDecode):
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.make_wrapper(self.loaded(), problem, shape, tables, workspace)
+        wrapper, plan = self.make_wrapper(self.load_quietly(), problem, shape, tables, workspace)
         plan()  # compiles
         backend.synchronize()
         begun = backend.now()

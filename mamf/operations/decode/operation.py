@@ -1,18 +1,327 @@
-"""The operation ``decode`` and the columns of its rows."""
+"""The operation ``decode``: shapes, random sequence lengths, exact FLOP and bytes, presets, columns. Pure.
+
+A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
+cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
+aligned to the bottom right. FLOP are counted for pairs of a query and a key that it sees. Bytes are counted for the
+queries, the output, the tables that locate the tokens, and the cache: each cached token once, however many query heads
+share it.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import random
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.dtypes import DTYPES
+from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.kernel import Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
-from mamf.operation import Operation, Preset, random_sizes
-from mamf.operations.attention.shapes import equal_widths
-from mamf.operations.decode.shapes import LENGTHS, PRESETS, DecodeKernel, DecodeProblem, DecodeShape
-from mamf.parameters import combine
+from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine, describe, random_sizes
+from mamf.operations.attention.operation import HeadDims, equal_widths
 from mamf.peaks import fastest_possible_flops, find_bandwidth
+
+#: Distributions of sequence lengths, by their letter in the text of a shape.
+LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
+_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
+_SIZES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
+#: Head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. Sets the
+#: scale of the scores.
+_KEYS_OF_LATENT = 192
+#: A sequence with ``tail`` lengths has 1/4 of ``cache_len`` tokens on average: the mean of x**3 for x in 0 to 1.
+_TAIL_EXPONENT = 3
+#: A graph rotates over caches of this size in total: twice the largest last-level cache of any device.
+_GRAPH_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
+_INDEX_BYTES = DTYPES["int32"].itemsize
+SAME = "same"
+
+
+@dataclass(frozen=True, order=True)
+class DecodeShape:
+    """``batch`` sequences of up to ``cache_len`` tokens, of which the last ``queries`` are new.
+
+    - ``lengths``: tokens per sequence. ``equal``: all have ``cache_len`` tokens. ``uniform``: from 1 to ``cache_len``.
+      ``tail``: most are short, a few are long. The first sequence always has ``cache_len`` tokens. A sequence shorter
+      than ``queries`` has as many queries as tokens.
+    - ``page_size``: tokens per page; the pages of a sequence are at random positions in the cache. None: the cache is
+      contiguous, one sequence after the other.
+    - ``is_latent``: each token has a single vector with ``head_dim`` elements, the key of all heads; its first
+      ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
+
+    Printed and parsed as ``b64h32kv8q1c8192ud128p16``. After the cache length comes u for uniform or t for tail
+    lengths; after the head dimension, ``v512`` if values are narrower than keys, ``l`` for a latent, ``p16`` for pages
+    of 16 tokens.
+
+    Raises UsageError if the sizes contradict one another.
+    """
+
+    batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", read=parse_size))
+    heads: int = field(metadata=describe("number of query heads", default="32", read=parse_size, metavar="H"))
+    kv_heads: int = field(
+        metadata=describe("number of key and value heads; 1 is MQA", default="8", read=parse_size, metavar="H")
+    )
+    queries: int = field(
+        metadata=describe("new tokens per sequence", default="1", keyword="query_lens", read=parse_size, metavar="S")
+    )
+    cache_len: int = field(
+        metadata=describe(
+            "tokens per full sequence, including the new ones",
+            default="1024 8192 32768",
+            keyword="cache_lens",
+            read=parse_size,
+            metavar="S",
+        )
+    )
+    head_dim: int = field(
+        metadata=describe(
+            "head dimension; K/V such as 576/512 if keys and values differ",
+            default="128",
+            keyword="head_dims",
+            read=HeadDims.parse,
+            metavar="D",
+        )
+    )
+    head_dim_v: int = field(metadata=DERIVED)
+    lengths: str = field(
+        default="equal", metadata=describe("how sequence lengths are distributed", choices=tuple(LENGTHS.values()))
+    )
+    page_size: int | None = field(
+        default=None,
+        metadata=describe(
+            "tokens per cache page; none for a contiguous cache",
+            default="none",
+            keyword="page_sizes",
+            metavar="S",
+        ),
+    )
+    is_latent: bool = field(
+        default=False, metadata=describe("cache one latent vector per token, shared by all heads", keyword="latent")
+    )
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.page_size is not None:
+            object.__setattr__(self, "page_size", whole_number("page size", self.page_size))
+        new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len}"
+        known, fits_latent = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
+        refusals = (
+            (
+                self.heads % self.kv_heads,
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads",
+            ),
+            (self.queries > self.cache_len, f"{new_tokens}: --cache-lens counts them too"),
+            (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
+            (
+                self.is_latent and not fits_latent,
+                "a latent needs values narrower than keys and 1 kv head: --kv-heads 1 --head-dims 576/512",
+            ),
+        )
+        for is_wrong, text in refusals:
+            if is_wrong:
+                raise UsageError(text)
+
+    def __str__(self) -> str:
+        kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
+        letter = next(letter for letter, name in LENGTHS.items() if name == self.lengths)
+        value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
+        page = "" if self.page_size is None else f"p{self.page_size}"
+        latent = "l" if self.is_latent else ""
+        cache = f"c{self.cache_len}{letter}d{self.head_dim}{value}{latent}{page}"
+        return f"b{self.batch}h{self.heads}{kv}q{self.queries}{cache}"
+
+    @classmethod
+    def parse(cls, text: str) -> DecodeShape:
+        """Read the text that ``str`` writes. Raises UsageError for any other text."""
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is not a decode shape; for example b64h32kv8q1c8192d128p16")
+        batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
+        digits = (batch, heads, kv or heads, queries, cache, d, v or d)
+        sizes = dict(zip(_SIZES, map(parse_digits, digits), strict=True))
+        return cls(
+            **sizes, lengths=LENGTHS[letter], page_size=parse_digits(page) if page else None, is_latent=bool(latent)
+        )
+
+    @property
+    def head_dims(self) -> HeadDims:
+        return HeadDims(self.head_dim, self.head_dim_v)
+
+    @property
+    def group(self) -> int:
+        """The number of query heads that share a kv head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """The factor that scores are multiplied by before the softmax."""
+        return 1 / math.sqrt(_KEYS_OF_LATENT if self.is_latent else self.head_dim)
+
+    @property
+    def has_equal_queries(self) -> bool:
+        """Whether all sequences have the same number of queries."""
+        return self.lengths == "equal" or self.queries == 1
+
+    @property
+    def token_elements(self) -> int:
+        """Elements per token in the cache."""
+        return self.head_dim if self.is_latent else self.kv_heads * (self.head_dim + self.head_dim_v)
+
+
+@dataclass(frozen=True)
+class DrawnSequences:
+    """The number of tokens, new tokens and pages of each sequence."""
+
+    lengths: tuple[int, ...]
+    queries: tuple[int, ...]
+    pages: tuple[int, ...]
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees, per head. The last query sees all keys, each earlier one 1 fewer."""
+        return sum(q * n - q * (q - 1) // 2 for q, n in zip(self.queries, self.lengths, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
+    """Draw the sequence lengths of a shape. They depend on the shape and seed only, so all kernels get the same."""
+    chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
+    exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
+    shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
+    lengths = tuple(max(1, math.ceil(share * shape.cache_len)) for share in shares)
+    pages = tuple(-(-length // (shape.page_size or length)) for length in lengths)
+    return DrawnSequences(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
+
+
+@dataclass(frozen=True)
+class DecodeProblem(DeclaredProblem):
+    """All parameters of a decode except its shape.
+
+    - ``cache_dtype``: the dtype of keys and values: ``same`` as queries and output, or an 8-bit dtype.
+    - ``graph``: one launch replays a graph that holds a captured launch for each of several caches, as a server replays
+      the layers of a model.
+    """
+
+    operation: ClassVar[str] = "decode"
+
+    dtype: str = "bfloat16"
+    cache_dtype: str = field(
+        default=SAME, metadata=describe("dtype of the cached keys and values", choices=(SAME, "float8_e4m3fn"))
+    )
+    graph: bool = field(
+        default=False, metadata=describe("capture launches over several caches in one graph, and time its replay")
+    )
+    data: str = "normal"
+    seed: int = 0
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the cache."""
+        return self.dtype if self.cache_dtype == SAME else self.cache_dtype
+
+    def draw_sequences(self, shape: DecodeShape) -> DrawnSequences:
+        return draw_sequences(shape, self.seed)
+
+    def count_launches(self, shape: DecodeShape) -> int:
+        """Return the number of launches captured in the graph; 1 without a graph."""
+        if not self.graph:
+            return 1
+        return min(_MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_BYTES // self._launch_bytes(shape))))
+
+    def work(self, shape: DecodeShape) -> Work:
+        count = self.count_launches(shape)
+        convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
+        flop = 2 * shape.heads * self.draw_sequences(shape).pairs * (shape.head_dim + shape.head_dim_v)
+        return Work(count * flop, count * self._launch_bytes(shape), convention, "TB/s", has_products=True)
+
+    def _launch_bytes(self, shape: DecodeShape) -> int:
+        drawn = self.draw_sequences(shape)
+        cache = sum(drawn.lengths) * shape.token_elements * DTYPES[self.stored_dtype].itemsize
+        rows = sum(drawn.queries) * shape.heads * (shape.head_dim + shape.head_dim_v) * DTYPES[self.dtype].itemsize
+        return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
+
+    def _count_table_entries(self, shape: DecodeShape) -> int:
+        """Count the entries of the page table, and of lengths and query counts where sequences differ in them."""
+        pages = 0 if shape.page_size is None else sum(self.draw_sequences(shape).pages)
+        has_lengths = shape.page_size is not None or shape.lengths != "equal"
+        return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
+
+    def count_slots(self, shape: DecodeShape) -> int:
+        """Return the number of tokens that the cache has room for: its pages are whole even if partly filled."""
+        drawn = self.draw_sequences(shape)
+        return sum(drawn.lengths) if shape.page_size is None else sum(drawn.pages) * shape.page_size
+
+    def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """Return the device buffers: each operand set has queries, and keys and values or one latent."""
+        count, slots = sets * self.count_launches(shape), self.count_slots(shape)
+        queries = sum(self.draw_sequences(shape).queries) * shape.heads * shape.head_dim
+        widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
+        if shape.is_latent:
+            widths = {"k": shape.head_dim}
+        cache = {name: Buffer(aligned(slots * width) * count, self.stored_dtype) for name, width in widths.items()}
+        return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
+
+    def nbytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
+        """Return the bytes of all operands and outputs."""
+        return sets * self.work(shape).nbytes
+
+
+_DEFAULT: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
+_LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": equal_widths(128)}
+_DEEPSEEK: Mapping[str, Sequence[object]] = {
+    "heads": (128,),
+    "kv_heads": (1,),
+    "head_dim": (HeadDims(576, 512),),
+    "is_latent": (True,),
+    "page_size": (64,),
+}
+_BOTH_CACHES = (None, 16)
+
+PRESETS: Mapping[str, Preset[DecodeShape]] = {
+    "llama-8b-decode": Preset(sizes={**_LLAMA_8B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
+    "llama-70b-decode": Preset(
+        sizes={**_LLAMA_8B, **_DEFAULT, "heads": (64,), "batch": (8, 64), "page_size": _BOTH_CACHES}
+    ),
+    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK, **_DEFAULT, "batch": (16, 128)}),
+    "speculative": Preset(
+        sizes={**_LLAMA_8B, "batch": (16,), "queries": (2, 4, 8, 16), "cache_len": (8192,), "page_size": _BOTH_CACHES}
+    ),
+    "chunked-prefill": Preset(
+        sizes={**_LLAMA_8B, "batch": (4,), "queries": (512, 2048), "cache_len": (8192, 32768), "page_size": (16,)}
+    ),
+    "ragged-decode": Preset(
+        sizes={**_LLAMA_8B, **_DEFAULT, "lengths": ("uniform", "tail"), "cache_len": (32768,), "page_size": (16,)}
+    ),
+    "ragged-prefill": Preset(
+        shapes={
+            DecodeShape(16, 32, 8, length, length, 128, 128, "uniform", page): ""
+            for length in (2048, 8192)
+            for page in _BOTH_CACHES
+        }
+    ),
+}
+
+
+class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
+    """A decode implementation. ``dtypes`` and ``cache_dtypes``: the dtypes that it supports."""
+
+    operation = "decode"
+    reports_memory = True
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME,)
+
+    def unsupported(self, backend: Backend, problem: DecodeProblem) -> str | None:
+        if problem.cache_dtype not in self.cache_dtypes:
+            return f"{self.name} has no {problem.cache_dtype} cache: use --cache-dtype {' or '.join(self.cache_dtypes)}"
+        if problem.graph and not backend.has_graphs:
+            return f"{backend.name} cannot capture launches in a graph: remove --graph"
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.stored_dtype)
+
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "batch": (64,),

@@ -16,9 +16,9 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.torch_attention import Library, tolerance_of
+from mamf.operations.attention.torch_attention import Library, get_tolerance
 from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
-from mamf.operations.decode.shapes import DecodeKernel, DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
     Signs,
@@ -86,7 +86,7 @@ class TorchDecode(DecodeKernel):
                 f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
             ),
             (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: --lengths equal"),
-            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries everywhere"),
+            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries per sequence"),
             (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
             (not shape.is_latent and not self.has_heads, "needs a latent: --latent --kv-heads 1 --head-dims 576/512"),
@@ -127,7 +127,7 @@ def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
 class LibraryDecode(Library, TorchDecode):
     """A kernel of a vendor's or a third party's library."""
 
-    on_any_device = "mamf attention --operation decode --kernel sdpa-kvcache"
+    portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
 
 
 class PreparedDecode:
@@ -142,7 +142,7 @@ class PreparedDecode:
         flat: Mapping[str, torch.Tensor],
         bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, tolerance_of(problem.dtype)
+        self._shape, self._bound, self._tolerance = shape, bound, get_tolerance(problem.dtype)
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)

@@ -33,9 +33,8 @@ from mamf.operations.matmul.cublaslt_library import (
     Matrix,
     Product,
 )
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
 from mamf.operations.matmul.scaled_formats import FormatMatmul, laid_out_scales
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.quantization import Quantized
 

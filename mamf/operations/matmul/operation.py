@@ -12,11 +12,19 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonical_name
 from mamf.errors import UnknownNameError
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation, Preset, random_sizes
-from mamf.operations.matmul.kernel import LAYOUTS, PADDINGS, MatmulKernel, MatmulProblem, ProductProblemT, ProductShapeT
-from mamf.operations.matmul.shapes import LAYOUT_OF, PRESETS, MatmulShape
-from mamf.parameters import Parameter
-from mamf.regime_names import BURST, CLASSIC, SUSTAINED
+from mamf.operation import FlopOperation, Parameter, Preset, random_sizes
+from mamf.operations.matmul.shapes import (
+    LAYOUT_OF,
+    LAYOUTS,
+    PADDINGS,
+    PRESETS,
+    MatmulKernel,
+    MatmulProblem,
+    MatmulShape,
+    ProductProblemT,
+    ProductShapeT,
+)
+from mamf.plans import BURST, CLASSIC, SUSTAINED
 
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
 # have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:

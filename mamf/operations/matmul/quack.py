@@ -15,8 +15,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.matmul.kernel import MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
 _PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
@@ -97,7 +96,7 @@ class Quack(TorchMatmul):
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
         return functools.partial(_launch, product, a, b, c, config), 1.0
 
-    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         return {"configuration": self._configuration}
 
     @property

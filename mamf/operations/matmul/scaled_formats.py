@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.operand_sets import OperandSet, float32_precision, view_as
 from mamf.operations.products import (

@@ -7,12 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError
-from mamf.limits import require_some
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
+from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_some
 from mamf.operations.matmul.operation import Matmul
-from mamf.plugins.discovery import is_path, make_kernel, skip_if_broken
-from mamf.plugins.selection import choose_kernels, registered_kernels
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem
+from mamf.plugins.discovery import choose_kernels, is_path, make_kernel, registered_kernels, skip_if_broken
 
 
 def kernel(name: str) -> MatmulKernel:

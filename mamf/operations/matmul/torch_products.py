@@ -14,8 +14,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import TorchProducts, lay_out, product_set, smaller_operand
 from mamf.operations.whole_products import Part
@@ -38,7 +37,7 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     ) -> tuple[Callable[[], object], float]:
         """Return the launch over A (M, K), B (K, N) and C (M, N), and the factor from A @ B to C."""
 
-    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
+    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         """Return details of the computation that its rows should show, such as the configuration."""
         return {}
 
@@ -56,8 +55,13 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
             lambda output: [Part(a[None], b.mT[None], output[None])],
             smaller_operand(a, b.mT),
             scale,
-            self.details(problem),
+            self.details(problem, shape),
         )
+
+
+def describe_idle_units(programs: int, units: int | None) -> dict[str, str]:
+    """Return a detail that says how many compute units a launch of ``programs`` can use, if it is not all of them."""
+    return {"ran": f"{programs} programs on at most {programs} of {units} units"} if programs < (units or 0) else {}
 
 
 class TorchMm(TorchMatmul):

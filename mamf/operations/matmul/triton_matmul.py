@@ -19,9 +19,8 @@ from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import check_triton
-from mamf.operations.matmul.kernel import MatmulKernel, MatmulProblem
-from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
+from mamf.operations.matmul.torch_products import TorchMatmul, describe_idle_units
 
 #: ``tile``: a program for each tile of C. ``persistent``: as many programs as run at once, each of many tiles. ``tma``:
 #: persistent, and operands are loaded by tensor descriptors.
@@ -127,7 +126,7 @@ _HOPPER = 90
 class TritonMatmul(TorchMatmul):
     """``text``: a configuration such as ``128x256x64/8w3s``, by default the most promising one for the dtype.
 
-    ``compute_units``: the number of compute units of the device that it is prepared for.
+    ``compute_units``: the number of compute units of the device that it is prepared for, if known.
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8, "int8")
@@ -138,7 +137,7 @@ class TritonMatmul(TorchMatmul):
     def __init__(self, text: str | None = None, compute_units: int | None = None) -> None:
         self.configuration = None if text is None else Configuration.parse(text)
         self.name = "triton" if text is None else f"triton[{self.configuration}]"
-        self._compute_units = compute_units or _COMPUTE_UNITS
+        self._compute_units = compute_units
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_triton(backend, "torch.mm")
@@ -186,12 +185,13 @@ class TritonMatmul(TorchMatmul):
 
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
-    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
-        """The configuration, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial sums are added to
-        float32 regularly.
+    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+        """The configuration, units without work, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial
+        sums are added to float32 regularly.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
-        details = {"configuration": str(self.configuration)}
+        idle = describe_idle_units(self.configuration.tiles(shape.m, shape.n), self._compute_units)
+        details = {"configuration": str(self.configuration), **idle}
         if problem.dtype not in _FLOAT8:
             return details
         every = f"float32 every {self.configuration.block_k} of K"
@@ -211,7 +211,7 @@ class TritonMatmul(TorchMatmul):
         (m, k), n = a.shape, b.shape[1]
         programs = chosen.tiles(m, n)
         if chosen.schedule != "tile":
-            programs = min(programs, self._compute_units * max(1, _WARPS_PER_UNIT // chosen.warps))
+            programs = min(programs, (self._compute_units or _COMPUTE_UNITS) * max(1, _WARPS_PER_UNIT // chosen.warps))
         options: dict[str, Any] = {
             "BLOCK_M": chosen.block_m,
             "BLOCK_N": chosen.block_n,
@@ -334,8 +334,9 @@ class Gluon(TorchMatmul):
             return f"{self.name} needs N and K to be multiples of {_ALIGNMENT // 2}"
         return None
 
-    def details(self, problem: MatmulProblem) -> Mapping[str, str]:
-        return {"configuration": self.text}
+    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+        tiles = -(-shape.m // self.rows) * -(-shape.n // _COLUMNS)
+        return {"configuration": self.text, **describe_idle_units(tiles, self.programs)}
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

@@ -1,6 +1,6 @@
 """GPT-2, Llama and a mixture of experts in plain torch.
 
-The caller supplies the attention function (q, k, v) -> output; all are (batch, sequence, heads, head dimension).
+The caller passes the attention function (q, k, v) -> output. All four are [batch, sequence, heads, head dimension].
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mamf.operations.model.shapes import ModelProblem, ModelShape
+from mamf.operations.model.operation import ModelProblem, ModelShape
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: The standard deviation of scores before the softmax, large enough that attention to wrong keys changes the loss.
+#: The standard deviation of scores before the softmax: so large that attending to wrong keys changes the loss.
 _SCORE_DEVIATION = 2.0
 
 
 class Network(nn.Module):
-    """Maps tokens and targets (batch, context) to the loss of each token, in float32."""
+    """A language model. Maps tokens and targets, [batch, context], to the loss of each token in float32."""
 
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = Embedding(problem, shape)
-        #: The same as ``blocks``, with type annotations.
+        #: The blocks as a typed tuple; an nn.ModuleList has no type for its elements.
         self.stack = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.stack)
         self.head = Head(problem)
@@ -44,7 +44,7 @@ class Network(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Embeds tokens, and in GPT-2 also their positions."""
+    """The embedding of tokens and, in GPT-2, of their positions."""
 
     def __init__(self, problem: ModelProblem, shape: ModelShape) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Head(nn.Module):
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
-        self.norm = norm_of(problem)
+        self.norm = make_norm(problem)
         self.logits = nn.Linear(problem.d_model, problem.vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class Head(nn.Module):
 class Block(nn.Module):
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = norm_of(problem), norm_of(problem)
+        self.attention_norm, self.mlp_norm = make_norm(problem), make_norm(problem)
         self.attention = SelfAttention(problem, shape, attend)
         self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": Experts}[problem.style](problem)
 
@@ -135,8 +135,10 @@ class SwiGluMlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU experts. Tokens are assigned to experts in turn, so that all experts get the same number and all launches
-    do the same work. The router only supplies the weights of the sum.
+    """SwiGLU experts of a mixture of experts.
+
+    Tokens go to experts in turn, so that each expert gets the same number of tokens and all launches do the same work.
+    The router does not choose; it only gives the weights with which the experts' outputs are summed.
     """
 
     def __init__(self, problem: ModelProblem) -> None:
@@ -148,7 +150,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(self.experts, wide, d))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Group e contains the tokens e, e + experts, ...; in turn n it uses expert (e + n) % experts.
+        # Group e contains the tokens e, e + experts, ... In turn n it goes to expert (e + n) % experts.
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         own = torch.arange(self.experts, device=x.device)
         turns = [(own + turn) % self.experts for turn in range(self.active)]
@@ -161,16 +163,16 @@ class Experts(nn.Module):
         return mixed.transpose(0, 1).reshape(x.shape)
 
     def run(self, groups: torch.Tensor) -> torch.Tensor:
-        """Run group i with expert i."""
+        """Run group i through expert i. ``groups``: [experts, tokens per expert, d_model]."""
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
 
-def norm_of(problem: ModelProblem) -> nn.Module:
+def make_norm(problem: ModelProblem) -> nn.Module:
     return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
 
 
 def rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines of the rotary positions, each (context, 1, head dimension / 2)."""
+    """Return the cosines and sines of the rotary positions, each [context, 1, head dimension / 2]."""
     pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
     positions = torch.arange(context, device=device, dtype=torch.float32)
     angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / head_dim))[:, None, :]
@@ -184,7 +186,7 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 @torch.no_grad()
 def fill(network: Network, generator: torch.Generator) -> None:
-    """Draw normal weights that give activations a standard deviation of 1 and sharp scores. Norms get 1, biases 0."""
+    """Draw normal weights so that activations have a standard deviation of about 1. Norms get 1, biases 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)

@@ -1,21 +1,263 @@
-"""The operation ``model``: training steps of language models."""
+"""The operation ``model``, training steps of language models: their exact parameters, FLOP and bytes. Pure.
+
+FLOP are those of the model, not those that the device executes: recomputation (activation checkpointing, the scores in
+attention's backward pass) is not counted.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
+from mamf.dtypes import DTYPES
+from mamf.errors import Sizes, UsageError, parse_size
+from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation, Preset
-from mamf.operations.model.shapes import SIZES, ModelKernel, ModelProblem, ModelShape
-from mamf.parameters import Parameter
-from mamf.regime_names import SUSTAINED
+from mamf.operation import DeclaredProblem, FlopOperation, Parameter, Preset, describe
+from mamf.operations.attention.operation import AttentionShape
+from mamf.plans import SUSTAINED
+
+Style = Literal["gpt2", "llama", "moe"]
+Phase = Literal["forward", "forward-backward", "step"]
+Optimizer = Literal["adamw", "adamw-fused"]
+PHASES: tuple[str, ...] = get_args(Phase)
+#: FLOP of a phase, as a multiple of the forward pass. A backward pass has two matmuls for each one of the forward pass.
+FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
+#: The minimum bytes that a phase reads or writes, as a multiple of the parameters' bytes, and in words.
+_COPIES: Mapping[str, tuple[int, str]] = {
+    "forward": (1, "parameters once"),
+    "forward-backward": (2, "parameters and gradients once"),
+    "step": (4, "parameters, gradients and optimizer state once"),
+}
+
+
+@dataclass(frozen=True, order=True)
+class ModelShape(Sizes):
+    """``batch`` sequences of ``context`` tokens each, written ``b8s1024``."""
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
+    written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
+
+    batch: int = field(metadata=describe("number of sequences", default="8", read=parse_size, metavar="N"))
+    context: int = field(
+        metadata=describe(
+            "tokens per sequence", default="256 512 1024", keyword="context_lengths", read=parse_size, metavar="N"
+        )
+    )
+
+    def __str__(self) -> str:
+        return f"b{self.batch}s{self.context}"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.context
+
+
+def _rare(help: str) -> Mapping[str, Any]:
+    """Describe a field that users rarely set themselves, because --size sets it."""
+    return describe(help, is_rare=True)
+
+
+@dataclass(frozen=True)
+class ModelProblem(DeclaredProblem):
+    """All parameters of a training step except its shape.
+
+    - ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
+      grouped queries) or ``moe`` (like ``llama``, with ``experts`` MLPs per block, of which each token uses
+      ``active_experts``).
+    - ``tied``: the logits use the weights of the embedding.
+    - ``phase``: ``forward``, ``forward-backward`` or ``step``, which includes the optimizer.
+    - ``autocast``: parameters are float32, and torch.autocast runs matmuls in ``dtype``.
+    - ``checkpointing``: each block saves only its input, and runs again in the backward pass.
+    - ``optimizer``: used in the phase ``step`` only.
+
+    Raises UsageError if the sizes contradict one another.
+    """
+
+    operation: ClassVar[str] = "model"
+
+    style: Style = field(default="gpt2", metadata=_rare("type of block"))
+    d_model: int = field(default=768, metadata=_rare("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_rare("hidden width of the MLP"))
+    layers: int = field(default=12, metadata=_rare("number of blocks"))
+    heads: int = field(default=12, metadata=_rare("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_rare("number of key and value heads"))
+    experts: int = field(default=1, metadata=_rare("number of experts per block, for style moe"))
+    active_experts: int = field(default=1, metadata=_rare("number of experts that each token uses"))
+    vocabulary: int = field(default=50257, metadata=_rare("number of tokens in the vocabulary"))
+    tied: bool = field(default=True, metadata=_rare("use the embedding's weights for the logits"))
+    phase: Phase = field(
+        default="forward",
+        metadata=describe("part of a training step to time; forward-backward minus forward is the backward pass"),
+    )
+    autocast: bool = field(
+        default=False, metadata=_rare("keep parameters in float32 and run matmuls under torch.autocast")
+    )
+    checkpointing: bool = field(default=False, metadata=_rare("recompute each block in the backward pass"))
+    optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer, for the phase step"))
+    dtype: str = "bfloat16"
+    data: str = field(default="normal", metadata=describe("values of the tokens", choices=("normal",), is_rare=True))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_divisible()
+
+    def _require_divisible(self) -> None:
+        if self.d_model % self.heads:
+            raise UsageError(f"d_model {self.d_model} does not divide into {self.heads} heads: use a multiple")
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
+            )
+        if self.style == "gpt2" and self.kv_heads != self.heads:
+            raise UsageError(f"{self.kv_heads} kv heads for {self.heads} heads: gpt2 needs as many, llama does not")
+        if self.style != "gpt2" and self.head_dim % 2:
+            raise UsageError(f"head dimension {self.head_dim} is odd: rotary positions need an even one")
+        if self.active_experts > self.experts:
+            raise UsageError(f"active_experts {self.active_experts} is more than the {self.experts} experts")
+        if (self.experts > 1) != (self.style == "moe"):
+            raise UsageError(f"{self.experts} experts in style {self.style}: moe needs at least 2, other styles 1")
+
+    @property
+    def parameter_dtype(self) -> str:
+        return "float32" if self.autocast else self.dtype
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.heads
+
+    @property
+    def has_backward(self) -> bool:
+        return self.phase != "forward"
+
+    @property
+    def architecture(self) -> str:
+        """A short description such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers and heads."""
+        kv = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
+        experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
+        return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
+
+    def unsupported_shape(self, shape: ModelShape) -> str | None:
+        """Return why a training step cannot have this shape, or None."""
+        if shape.context % self.experts:
+            return f"a context of {shape.context} tokens must be a multiple of the {self.experts} experts"
+        return None
+
+    def attention(self, shape: ModelShape) -> AttentionShape:
+        """Return the attention shape of one layer."""
+        lengths = (shape.context, shape.context)
+        return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+
+    @property
+    def _projections(self) -> int:
+        """The number of weights in the attention of one layer."""
+        return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
+
+    @property
+    def _expert(self) -> int:
+        """The number of weights in one MLP: two matrices, or three with a gate."""
+        return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
+
+    @property
+    def _router(self) -> int:
+        return self.d_model * self.experts if self.style == "moe" else 0
+
+    def parameters(self, shape: ModelShape) -> int:
+        """Return the number of parameters. It depends on the shape because GPT-2 learns one position per token."""
+        d = self.d_model
+        layer = self._projections + self._router + self.experts * self._expert
+        if self.style == "gpt2":
+            norms, biases, positions = 4 * d, 4 * d + self.d_ff + d, shape.context * d
+            return self._embeddings + positions + self.layers * (layer + norms + biases) + 2 * d
+        return self._embeddings + self.layers * (layer + 2 * d) + d
+
+    def parameter_bytes(self, shape: ModelShape) -> int:
+        return self.parameters(shape) * DTYPES[self.parameter_dtype].itemsize
+
+    @property
+    def _embeddings(self) -> int:
+        return self.vocabulary * self.d_model * (1 if self.tied else 2)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    def work(self, shape: ModelShape) -> Work:
+        copies, moved = _COPIES[self.phase]
+        convention = (
+            "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
+            f"backward twice the forward, nothing recomputed; bytes: {moved}"
+        )
+        return Work(self.flop(shape), copies * self.parameter_bytes(shape), convention)
+
+    def flop(self, shape: ModelShape) -> float:
+        """Return the FLOP of one launch, 2 per multiply-add."""
+        return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.layers * self.attention(shape).flop))
+
+    def matmul_flop(self, shape: ModelShape) -> int:
+        """Return the FLOP of the matmuls with weights in a forward pass, including the logits."""
+        layer = self._projections + self._router + self.active_experts * self._expert
+        return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+
+    def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+        """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
+        return {}
+
+    def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
+        return self.work(shape).nbytes
+
+
+def _llama(d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True) -> dict[str, Any]:
+    wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
+    return {"style": "llama", **wide, "vocabulary": 128256, "tied": tied}
+
+
+def _gpt2(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
+    wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": heads}
+    return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
+
+
+#: Architectures by name: GPT-2, Llama 3, and a mixture of experts with the width of the small GPT-2.
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "small": _gpt2(768, 3072, 12, 12),
+    "medium": _gpt2(1024, 4096, 24, 16),
+    "large": _gpt2(1280, 5120, 36, 20),
+    "xl": _gpt2(1600, 6400, 48, 25),
+    "2.7b": _gpt2(2560, 10240, 32, 32),
+    "1b": _llama(2048, 8192, 16, 32, 8),
+    "3b": _llama(3072, 8192, 28, 24, 8),
+    "8b": _llama(4096, 14336, 32, 32, 8, tied=False),
+    "moe": {**_llama(768, 2048, 12, 12, 4), "style": "moe", "experts": 8, "active_experts": 2},
+}
+
+
+class ModelKernel(Kernel[ModelProblem, ModelShape]):
+    """One way to run a training step. ``dtypes``: what it supports; not float16, because that needs loss scaling."""
+
+    operation = "model"
+    reports_memory = True
+    reports_reserved = True
+    must_fit_a_train = True
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
+
+    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+        if problem.autocast and problem.dtype == problem.parameter_dtype:
+            return f"autocast has no effect if dtype is {problem.dtype}, like the parameters: leave autocast out"
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+
+    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+        return problem.unsupported_shape(shape)
+
 
 _BATCH, _CONTEXTS = 8, (256, 512, 1024)
-#: The fields that a title shows if they differ from the defaults.
+#: Fields that a title names only if they differ from the defaults.
 _RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
+#: Names by style of block.
+_FAMILIES: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -42,7 +284,9 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Scale sizes that are not given: ``d_ff`` and ``heads`` with ``d_model``, and ``kv_heads`` with ``heads``."""
+        """Return ``given`` with the preset's sizes. Scale ``d_ff`` and ``heads`` with ``d_model``, ``kv_heads`` with
+        ``heads``, unless they are given.
+        """
         usual = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         asked = {**preset, **given}
         for size, followers in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
@@ -55,7 +299,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return asked
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return tokens per second, parameters, GB of memory that a launch needs, and GB that the process reserved."""
+        """Return tokens per second, parameters, GB that a launch needs and GB that the process reserved."""
         shape = row.shape
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
@@ -70,6 +314,15 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         values = {name: getattr(problem, name) for name in _RARE}
         others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
         return [problem.architecture, problem.phase, *others]
+
+    def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
+        """Return the words, with the name of a known model in place of its dimensions: ``Llama 3 1B``."""
+        for size, parts in SIZES.items():
+            if problem.style in _FAMILIES and all(getattr(problem, name) == value for name, value in parts.items()):
+                name = f"{_FAMILIES[problem.style]} {size.upper() if size[0].isdecimal() else size}"
+                own = {f"{field} {value}" for field, value in parts.items()}
+                return [name, *(word for word in self.words(problem)[1:] if word not in own)]
+        return self.words(problem)
 
     def axis(self, shape: ModelShape) -> float:
         """Tokens per sequence."""

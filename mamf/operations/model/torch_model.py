@@ -1,9 +1,9 @@
 """Training steps in torch with any registered attention kernel, which is named in brackets: ``torch[sdpa-flash]``.
 
-The reference is the same network in float32 with plain attention, one block at a time. At a learning rate of 0 the
-optimizer does all of its work but leaves the parameters unchanged, so even the last of thousands of steps has a known
-result. Losses and gradients are verified after each train of launches, and the parameters must not change. The
-optimizer's moments are cleared before a train, to verify that the optimizer ran.
+The reference is the same network in float32 with eager attention, one block at a time. The optimizer has a learning
+rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known. After each
+train of launches, losses and gradients are verified, and the parameters must not have changed. The optimizer's moments
+are cleared before a train and must not be zero after it, which shows that the optimizer ran.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from torch.utils.checkpoint import checkpoint
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.shapes import AttentionProblem
+from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, fill
-from mamf.operations.model.shapes import ModelKernel, ModelProblem, ModelShape, Phase
+from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
 from mamf.operations.unknown import operation_called
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
-#: Batches to rotate: all launches share the parameters, so more batches would not evict anything.
+#: The number of batches that launches rotate over. All launches share the parameters, so more would evict nothing.
 _MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """A model in eager torch, with parameters in the problem's dtype and the attention kernel named in brackets."""
+    """A model in eager torch that uses the attention kernel named in brackets."""
 
     takes = "an attention kernel"
     base: ClassVar[str] = "torch"
@@ -52,7 +52,7 @@ class TorchModel(ModelKernel):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return f"{self.attention.name} is not a TorchAttention, so a model cannot call it"
+            return f"a model cannot call {self.attention.name}, because it is not a TorchAttention: use another kernel"
         return super().unsupported(backend, problem) or self.attention.unsupported(
             backend, make_attention_problem(problem)
         )
@@ -68,7 +68,7 @@ class TorchModel(ModelKernel):
         return self.attention.refuses(error)
 
     def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> Attend:
-        """Return the attention kernel's function, in the network's layout."""
+        """Return the attention kernel as a function in the network's layout."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
         call = attention.bind(backend, make_attention_problem(problem), problem.attention(shape))
@@ -83,7 +83,7 @@ class TorchModel(ModelKernel):
 
         return attend
 
-    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_runnable(self, network: Network) -> Callable[..., torch.Tensor]:
         """Return the function that a launch calls."""
         return network
 
@@ -97,25 +97,25 @@ class TorchModel(ModelKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        gc.collect()  # free the previous model, which may be part of a reference cycle
+        gc.collect()  # free the previous model, which may be in a reference cycle
         require_memory(backend, problem.nbytes(shape))
-        network = network_on(backend.device, problem, shape, self.attend(backend, problem, shape))
-        run = self.runnable(network)
+        network = make_network(backend.device, problem, shape, self.attend(backend, problem, shape))
+        run = self.make_runnable(network)
         if problem.autocast:
             run = autocast(run, backend.device, problem)
         return Step(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepared()
 
 
 class CompiledModel(TorchModel):
-    """The same model under torch.compile, compiled for each shape."""
+    """``TorchModel`` under torch.compile, compiled for each shape."""
 
     base = "compiled"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return backend.without_compiler() or super().unavailable(backend)
 
-    def runnable(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo caches compilations per code object; after 8 networks, further ones would run uncompiled.
+    def make_runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+        # Dynamo compiles a code object at most 8 times. Without the reset, later networks would run uncompiled.
         torch.compiler.reset()
         compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
         return compiled
@@ -124,7 +124,7 @@ class CompiledModel(TorchModel):
 def autocast(
     run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
 ) -> Callable[..., torch.Tensor]:
-    """Wrap the forward pass in autocast, as training code does. The backward pass uses the same dtypes."""
+    """Wrap a forward pass in torch.autocast, as training code does. Its backward pass uses the same dtypes."""
 
     def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, torch_dtype(problem.dtype)):
@@ -138,8 +138,8 @@ def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
-def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
-    """Make a network on the device, with parameters drawn from the seed."""
+def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
+    """Make a network on the device, with random parameters that depend on the seed only."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
     try:
@@ -157,17 +157,17 @@ def network_on(device: torch.device, problem: ModelProblem, shape: ModelShape, a
 def reference(
     network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Compute the loss of each token, and the gradients of the mean loss for the parameters ``of``.
+    """Compute the loss of each token, and the gradients of the mean loss with respect to the parameters ``of``.
 
-    Uses the network's current parameters, of which at most one block is in float32 at a time.
+    Uses the network's current parameters. At most one block of them is converted to float32 at a time.
     """
     losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in of]
     with use_eager_attention(network), torch.set_grad_enabled(bool(of)):
         for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
-            x = in_float32(network.embedding, own)
+            x = call_in_float32(network.embedding, own)
             for block in network.stack:
-                x = checkpoint(in_float32, block, x, use_reentrant=False)
-            loss = checkpoint(in_float32, network.head, x, follow, use_reentrant=False)
+                x = checkpoint(call_in_float32, block, x, use_reentrant=False)
+            loss = checkpoint(call_in_float32, network.head, x, follow, use_reentrant=False)
             losses.append(loss.detach())
             if of:
                 found = torch.autograd.grad(loss.sum() / targets.numel(), of)
@@ -177,7 +177,7 @@ def reference(
 
 @contextmanager
 def use_eager_attention(network: Network) -> Iterator[None]:
-    """Use plain attention in the network within the context."""
+    """Replace the network's attention kernel by eager attention within the context."""
     attentions = [block.attention for block in network.stack]
     own = [each.attend for each in attentions]
     try:
@@ -189,7 +189,7 @@ def use_eager_attention(network: Network) -> Iterator[None]:
             each.attend = attend
 
 
-def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     """Compute a module's output with its parameters and buffers in float32."""
     named = (*module.named_parameters(), *module.named_buffers())
     output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
@@ -197,7 +197,7 @@ def in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Compute causal attention, softmax(Q K^T / sqrt(d)) V, with all scores in memory."""
+    """Compute causal attention, softmax(Q K^T / sqrt(d)) V. All scores are in memory at once."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -214,10 +214,10 @@ _Answer = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class Step:
-    """A network with the batches that its launches rotate over.
+    """A network, and the batches that its launches rotate over.
 
-    A launch returns the loss of each token. With a backward pass it also returns the gradients of some parameters:
-    those of the first block's attention, which depend on all other layers, and of the last norm.
+    A launch returns the loss of each token. With a backward pass it also returns the gradients of the last norm and of
+    the first block's attention, which depend on all other layers.
     """
 
     def __init__(
@@ -234,13 +234,13 @@ class Step:
         self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
         alike = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
-        self._known = known_answers(alike, shape, self._device)
+        self._known = get_known_answers(alike, shape, self._device)
         self._answers = dict(self._known)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
             fused = problem.optimizer == "adamw-fused"
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
-        #: How many times the size of the parameters stays in memory.
+        # How many copies of the parameters' size stay in memory between launches.
         copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
         self._held_bytes = copies * problem.parameter_bytes(shape)
 
@@ -259,7 +259,7 @@ class Step:
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
-            # Record the graph as in training, so that other phases differ only by the backward pass.
+            # Record the autograd graph as in training, so that the other phases add only the backward pass.
             return self._run(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
         losses = self._run(tokens, targets)
@@ -271,7 +271,7 @@ class Step:
     # -- verification ------------------------------------------------------------------------------------------------
 
     def poison(self, returned: Sequence[object]) -> None:
-        """Poison returned tensors, release all gradients and clear the moments of the sampled parameters."""
+        """Poison the returned tensors, release all gradients, and clear the moments of the sampled parameters."""
         for result in returned:
             for tensor in tensors_of(result):
                 poison(tensor)
@@ -280,22 +280,22 @@ class Step:
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
-        """Return the names of changed operands. If none changed, share the reference results with other kernels."""
+        """Return the names of operands that changed. If none did, share the reference results with other kernels."""
         changed = self._unchanged()
         if not changed:
             self._known |= self._answers
         return changed
 
     def _moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters; none before it has run."""
+        """Return the optimizer's moments of the sampled parameters. There are none until it runs for the first time."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled]
         return [state[name] for state in states for name in _MOMENTS if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """Verify losses, relative to the standard deviation of the reference's losses, and gradients, relative to their
-        norms.
+        """Verify the losses, relative to the standard deviation of the expected ones, and the gradients, relative to
+        their norms.
         """
         losses, gradients = self._answer(index)
         found, *own = tensors_of(result)
@@ -305,7 +305,7 @@ class Step:
             details["gradient_error"] = off = worst_of(map(relative, own, gradients, gradients))
             error = worst_of((error, off / _GRADIENT_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
-            error, details["optimizer"] = math.inf, "its moments are empty, so it did not run"
+            error, details["optimizer"] = math.inf, "did not run: its moments are 0"
         return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
 
     def _answer(self, index: int) -> _Answer:
@@ -317,9 +317,9 @@ class Step:
 
 
 @functools.lru_cache(maxsize=4)
-def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
-    """Return the reference results of each batch, in host memory. Kernels share them, because computing them takes
-    longer than a row.
+def get_known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
+    """Return the cache of reference results by batch, in host memory. Kernels share it, because computing a result
+    takes longer than measuring a row.
     """
     return {}
 
@@ -327,7 +327,7 @@ def known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device
 def draw_batch(
     problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens and the targets that follow them, each (batch, context)."""
+    """Draw random tokens, and the targets: the token after each. Both are [batch, context]."""
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)

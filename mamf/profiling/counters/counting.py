@@ -8,8 +8,7 @@ from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
-from mamf.profiling.counters.counts import Step, counts_record, step_of
-from mamf.profiling.counters.ncu import Ncu
+from mamf.profiling.counters.ncu import Ncu, Step, counts_record, step_of
 
 
 class CountingStrategy(RowsStrategy):

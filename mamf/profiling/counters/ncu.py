@@ -1,4 +1,6 @@
-"""Runs ``mamf run`` under NVIDIA's ncu, and reads its CSV.
+"""Counters of a kernel on a shape: runs ``mamf run`` under NVIDIA's ncu, reads its CSV, and adds up the device kernels
+of a launch.
+
 
 The CSV stands among ncu's own messages (``==PROF==``) and what the profiled program prints, one line per metric.
 Figures have thousands separators even in base units; a metric that the device lacks is ``n/a``.
@@ -11,16 +13,274 @@ import csv
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from mamf.errors import UnavailableError
+from mamf.errors import RunLogError, UnavailableError
+from mamf.logs.records import utc_now
+from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
-from mamf.profiling.counters.counts import METRICS, Counts, DeviceKernel, counts_of
+
+CYCLES = "gpc__cycles_elapsed.max"
+NANOSECONDS = "gpu__time_duration.sum"
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+UNITS_BUSY = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY_PIPES = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+L2 = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
+DRAM = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+L2_HIT, L1_HIT = "lts__t_sector_hit_rate.pct", "l1tex__t_sector_hit_rate.pct"
+REGISTERS, SHARED_MEMORY = "launch__registers_per_thread", "launch__shared_mem_per_block"
+BLOCKS, THREADS_OF_BLOCK = "launch__grid_size", "launch__block_size"
+WAVES = "launch__waves_per_multiprocessor"
+WARPS, MAX_WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct"
+INSTRUCTIONS = "smsp__inst_executed.sum"
+#: How many blocks of a kernel fit on a unit, by resource; the smallest number limits the occupancy.
+OCCUPANCY_LIMITS = {
+    "registers": "launch__occupancy_limit_registers",
+    "shared memory": "launch__occupancy_limit_shared_mem",
+    "warps": "launch__occupancy_limit_warps",
+    "blocks": "launch__occupancy_limit_blocks",
+}
+#: Metrics that add up over the kernels of a launch.
+SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
+METRICS = (
+    *SUMMED,
+    *(TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM),
+    *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MAX_WARPS),
+    *OCCUPANCY_LIMITS.values(),
+)
+#: A kernel on a shape of a problem.
+Step = tuple[str, Any, Any]
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """One kernel of the device. ``grid``, ``block``: as ncu writes them, ``(2, 66, 1)``. ``metrics``: by ncu's names,
+    in its base units; None if the device has no figure.
+    """
+
+    name: str
+    grid: str
+    block: str
+    metrics: Mapping[str, float | None]
+
+    @property
+    def cycles(self) -> float | None:
+        return self.metrics.get(CYCLES)
+
+    @property
+    def seconds(self) -> float | None:
+        nanoseconds = self.metrics.get(NANOSECONDS)
+        return None if nanoseconds is None else nanoseconds * 1e-9
+
+    @property
+    def dram_bytes(self) -> float | None:
+        """Bytes read and written."""
+        return _sum([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
+
+    @property
+    def dram_rate(self) -> float | None:
+        """Bytes per second."""
+        return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
+
+    @property
+    def limiters(self) -> tuple[str, ...]:
+        """The resources that limit how many of its blocks fit on a unit."""
+        room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
+        known = {name: blocks for name, blocks in room.items() if blocks is not None}
+        return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over
+    launches; ``cycles``: of each launch, summed over its kernels. Without kernels, ``reason`` says why.
+    """
+
+    kernel: str
+    problem: Any
+    shape: Any
+    kernels: tuple[DeviceKernel, ...] = ()
+    cycles: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.kernels)
+
+    @property
+    def median_cycles(self) -> float | None:
+        return statistics.median(self.cycles) if self.cycles else None
+
+    @property
+    def total(self) -> DeviceKernel:
+        """All kernels of a launch as one; metrics that have no sum, such as a share of cycles, are missing."""
+        if len(self.kernels) == 1:
+            return self.kernels[0]
+        summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
+        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def counts_of(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int) -> Counts:
+    """Counts from the kernels of several launches in the order they ran."""
+    per_launch, rest = divmod(len(kernels), launches)
+    found = [kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)]
+    if rest or len({tuple(each.name for each in launch) for launch in found}) != 1:
+        reason = f"{len(kernels)} kernels of {launches} launches are not the same in each of them"
+        return Counts(kernel, problem, shape, reason=reason)
+    cycles = [_sum([each.cycles for each in launch]) for launch in found]
+    known = tuple(each for each in cycles if each)
+    medians = tuple(_median(same) for same in zip(*found, strict=True))
+    return Counts(kernel, problem, shape, medians, known if len(known) == launches else ())
+
+
+def _median(same: Sequence[DeviceKernel]) -> DeviceKernel:
+    first = same[0]
+    values = {name: [each.metrics.get(name) for each in same] for name in first.metrics}
+    known = {name: [value for value in found if value is not None] for name, found in values.items()}
+    medians = {name: statistics.median(found) if found else None for name, found in known.items()}
+    return DeviceKernel(first.name, first.grid, first.block, medians)
+
+
+def step_of(of: Counts | Measurement) -> Step:
+    return of.kernel, of.problem, of.shape
+
+
+def counts_record(counts: Counts) -> dict[str, Any]:
+    of = operation_called(counts.problem.operation)
+    return {
+        "operation": of.name,
+        "shape": of.shape_record(counts.shape),
+        "problem": of.problem_record(counts.problem),
+        "kernel": counts.kernel,
+        "kernels": [asdict(each) for each in counts.kernels],
+        "cycles": list(counts.cycles),
+        "reason": counts.reason,
+        "time": utc_now(),
+    }
+
+
+def counted_in(log: RunLog) -> dict[Step, Counts]:
+    """The last counts of each step. Raises RunLogError for invalid records of counters."""
+    try:
+        return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
+    except MALFORMED as error:
+        raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
+
+
+def _counts(record: Mapping[str, Any]) -> Counts:
+    of = operation_called(record["operation"], record)
+    if any(cycles <= 0 for cycles in record["cycles"]):
+        raise ValueError("cycles of a launch that are not a positive number")
+    return Counts(
+        record["kernel"],
+        of.problem_from_record(record["problem"]),
+        of.shape_from_record(record["shape"]),
+        tuple(DeviceKernel(**each) for each in record["kernels"]),
+        tuple(map(float, record["cycles"])),
+        record["reason"],
+    )
+
+
+# -- what bounds a kernel ----------------------------------------------------------------------------------------------
+
+
+#: Percent.
+BUSY = 60.0
+# A device takes about as long to start and end a kernel: what is shorter waits for that.
+_SHORT_SECONDS = 5e-6
+# Waves of blocks: below, that share of the device has nothing to do.
+_FEW_WAVES = 0.5
+# Of a launch's time in burst, the share that its kernels are at work: below, the device waits between them.
+_GAPS = 0.7
+# Of a launch's cycles, what its longest kernel must take for its bound to be reported without naming the others.
+_ALL = 0.98
+_MAX_NAME_LENGTH = 48
+
+TENSOR_PIPE, OTHER_PIPES, MEMORY, L2_CACHE, ON_CHIP = "tensor pipe", "other pipes", "memory", "L2", "L1 and shared"
+LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``by``: one of the names above; ``why``: its figures, in a line."""
+
+    by: str
+    why: str
+
+
+def bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
+    """What bounds a launch: the gaps between its kernels, else what bounds the longest of them. ``burst_seconds``: of a
+    launch without the profiler.
+    """
+    total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
+    if burst_seconds and total.seconds and total.seconds < _GAPS * burst_seconds:
+        busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
+        what = "its kernel is" if kernels == 1 else f"its {kernels} kernels are"
+        return Bound(LAUNCH, f"{what} at work for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
+    found = bound_of_kernel(longest)
+    share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
+    if share >= _ALL:
+        return found
+    return Bound(found.by, f"{found.why}; this is {short_name(longest.name)}, {share:.0%} of the launch's cycles")
+
+
+def bound_of_kernel(kernel: DeviceKernel) -> Bound:
+    """What bounds one kernel of the device."""
+    known = {name: percent for name, percent in busy_parts(kernel).items() if percent is not None}
+    if not known:
+        return Bound(UNKNOWN, "no counter of its pipes and memory has a figure")
+    busiest = max(known, key=lambda name: known[name])
+    if known[busiest] >= BUSY:
+        return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
+    text, metrics = f"no part is busy, the most {busiest} {known[busiest]:.3g} %", kernel.metrics
+    waves, blocks, seconds = metrics.get(WAVES), metrics.get(BLOCKS), kernel.seconds
+    if waves is not None and waves < _FEW_WAVES:
+        size = "" if blocks is None else f", {blocks:.0f} blocks"
+        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{size}; {text}")
+    if seconds is not None and seconds < _SHORT_SECONDS:
+        return Bound(LAUNCH, f"too little to do: {seconds * 1e6:.3g} us, about what starting it takes; {text}")
+    active, possible = metrics.get(WARPS), metrics.get(MAX_WARPS)
+    if active is not None and possible is not None:
+        by = f" by its {' and '.join(kernel.limiters)}" if possible < 100 else ""
+        text += f"; warps {active:.3g} % of {possible:.3g} % possible{by}"
+    return Bound(LATENCY, text)
+
+
+def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
+    """Percent of the peak of each part of the device. Work in several counters is listed once, where most specific."""
+    get = kernel.metrics.get
+    tensor, units, dram, l2, pipes = get(TENSOR), get(UNITS_BUSY), get(DRAM), get(L2), get(MEMORY_PIPES)
+    # Traffic that fills the memory also fills the L2.
+    is_of_memory = dram is not None and dram >= BUSY
+    is_of_others = {each for each in (tensor, dram, l2) if each is not None}
+    return {
+        TENSOR_PIPE: tensor,
+        OTHER_PIPES: None if units in is_of_others else units,
+        MEMORY: dram,
+        L2_CACHE: None if is_of_memory else l2,
+        ON_CHIP: None if is_of_memory or pipes in is_of_others else pipes,
+    }
+
+
+def short_name(name: str) -> str:
+    """The beginning of a kernel's name without template arguments, parameters and namespaces: some have a thousand
+    characters.
+    """
+    bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
+    return (bare.rpartition("::")[2] or name)[:_MAX_NAME_LENGTH]
+
 
 #: By default ncu locks the clock: nothing here changes the machine, and counts are of the clock that kernels run at.
 _ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import operation_called
-from mamf.profiling.counters.counts import (
+from mamf.profiling.counters.ncu import (
     BLOCKS,
     INSTRUCTIONS,
     L1_HIT,
@@ -27,9 +27,18 @@ from mamf.profiling.counters.counts import (
     short_name,
     step_of,
 )
-from mamf.report.document import Answer, Column, Document, Lines, Table, columns_from, rate_column
+from mamf.report.document import (
+    Answer,
+    Column,
+    Document,
+    Lines,
+    Table,
+    columns_from,
+    end_line,
+    machine_line,
+    rate_column,
+)
 from mamf.report.shares import problem_title
-from mamf.report.text import end_line, machine_line
 
 
 class Line(NamedTuple):

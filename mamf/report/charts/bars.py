@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
@@ -76,16 +76,15 @@ class StackedChart(Picture):
 
     def drawn_rows(self) -> list[list[DrawnPanel | None]]:
         drawn: list[DrawnPanel | None] = [self._drawn(panel) for panel in self.panels]
-        columns = min(len(drawn), _MAX_COLUMNS)
+        columns = -(-len(drawn) // -(-len(drawn) // _MAX_COLUMNS))
         drawn += [None] * (-len(drawn) % columns)
         return [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
 
     def _drawn(self, panel: StackedPanel) -> DrawnPanel:
         described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
         draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
-        return DrawnPanel(
-            described, draw, self.unit, (max(PAGE_WIDTH, _INCHES_PER_BAR * count), _PAGE_INCHES), max(count, 2)
-        )
+        size = (max(PAGE_WIDTH, _INCHES_PER_BAR * count), _PAGE_INCHES)
+        return DrawnPanel(described, draw, self.unit, size, max(count, 2), has_own_labels=True)
 
     def look(self, name: str) -> tuple[str, float]:
         """Give the color and the opacity of a part."""
@@ -164,10 +163,11 @@ class RangeRow:
 
 @dataclass(frozen=True)
 class RangeChart(Picture):
-    """``unit``: of all values."""
+    """``unit``: of all values. ``is_bars``: each value is a bar from 0, with its figure."""
 
     unit: str
     rows: tuple[RangeRow, ...]
+    is_bars: bool = False
 
     @property
     def inches(self) -> float:
@@ -181,7 +181,8 @@ class RangeChart(Picture):
     def legend(self) -> Named:
         styles = styles_of(row.style for row in self.rows)
         names = dict.fromkeys(row.style for row in self.rows)
-        return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name])}) for name in names]
+        square = {"marker": "s"} if self.is_bars else {}
+        return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name]), **square}) for name in names]
 
 
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
@@ -194,20 +195,26 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
         for row in rows:
             y += 1
             names[y] = textwrap.shorten(row.name, _MAX_NAME, placeholder="...")
-            _draw_row(axes, row, y, chart.unit, vars(styles[row.style]))
+            _draw_row(axes, row, y, chart, vars(styles[row.style]))
     axes.set_yticks(list(names), labels=list(names.values()))
     axes.set_ylim(y + 0.6, -0.6)
     axes.locator_params(axis="x", nbins=7)
     axes.set_xlabel(chart.unit, fontsize=TEXT)
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
-    if min(ends) < max(ends) / 2:
-        axes.set_xlim(left=0)
+    if chart.is_bars or min(ends) < max(ends) / 2:
+        axes.set_xlim(0, _HEADROOM * max(ends) if chart.is_bars else None)
 
 
-def _draw_row(axes: Axes, row: RangeRow, y: int, unit: str, style: dict[str, str]) -> None:
+def _draw_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style: dict[str, str]) -> None:
     values, ys = [point.value for point in row.points], [y] * len(row.points)
-    axes.hlines(ys, [point.low for point in row.points], [point.high for point in row.points], style["color"])
-    (drawn,) = axes.plot(values, ys, **style, linestyle="none", markersize=7, markeredgecolor="white")  # type: ignore[arg-type]
-    HINTS[drawn] = [f"{row.name}: {point.value:.4g} {unit} {point.text}" for point in row.points]
+    lines_color = "black" if chart.is_bars else style["color"]
+    axes.hlines(ys, [point.low for point in row.points], [point.high for point in row.points], lines_color)
+    if chart.is_bars:
+        axes.barh(ys, values, 0.8, color=style["color"])
+        for point in row.points:
+            axes.annotate(f"{point.value:.1f}", (point.high, y), (5, 0), textcoords="offset points", va="center")
+    look: dict[str, Any] = style | {"marker": "none"} if chart.is_bars else style
+    (drawn,) = axes.plot(values, ys, **look, linestyle="none", markersize=7, markeredgecolor="white")
+    HINTS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
     if row.peak is not None:
         axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK)

@@ -10,7 +10,7 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
 from mamf.report.charts.logs import chosen_regimes, failures, machine, point
-from mamf.report.text import counted
+from mamf.report.document import counted
 
 # More panels side by side would be too narrow to read.
 _MAX_ACROSS = 4

@@ -206,8 +206,8 @@ def _spaced_labels(axes: Axes, axis: Axis) -> list[str]:
 
 
 def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """Give all panels the same scale, unless each has its own. It begins at 0 if a ceiling is drawn or if the rates
-    differ by more than a factor of two.
+    """Give all panels the same scale, unless each has its own. It begins at 0 if lines are below a ceiling, or if the
+    rates differ by more than a factor of two.
     """
     alike = [panel] if chart.has_own_scales else chart.panels
     points = [point for each in alike for point in each.points]
@@ -215,7 +215,7 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
     highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
-    if (ceilings or lowest < highest / 2) and not chart.has_own_scales:
+    if ((ceilings and chart.is_connected) or lowest < highest / 2) and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
         return
     margin = max(0.12 * (highest - lowest), _MIN_SPAN * highest / 2)

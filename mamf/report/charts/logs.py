@@ -13,13 +13,11 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, ceiling_of
 from mamf.errors import UsageError
-from mamf.measurement import TERA, Measurement, group_pairs
-from mamf.operations.attention.shapes import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
-from mamf.operations.model.operation import Model
-from mamf.operations.model.shapes import PHASES, ModelProblem
+from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
+from mamf.operations.attention.operation import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
+from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
-from mamf.rate import Rates, find_rate
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled
 
@@ -143,7 +141,7 @@ def find_chart(
     )
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     axis = Axis("measurement, in the order taken", is_shared=False)
-    return Chart(title, machine(header), axis, (tuple(panels),), False, has_own_scales=True, notes=notes)
+    return Chart(title, machine(header), axis, (tuple(panels),), False, notes=notes)
 
 
 # -- kernels of any operation ------------------------------------------------------------------------------------------
@@ -261,7 +259,7 @@ def _key(row: Measurement) -> _Key:
 
 def _words(key: _Key) -> list[str]:
     regime, problem, kernel, batch = key
-    words = [word for word in Model().words(problem) if word not in PHASES]
+    words = [word for word in Model().describe_problem(problem) if word not in PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
@@ -349,8 +347,9 @@ def attention_chart(
     header: Mapping[str, Any],
     regime: str | None = None,
     directions: Sequence[str] | None = None,
-) -> Chart:
-    """Draw one regime of a run of attention kernels, by default the first of the log.
+) -> Chart | StackedChart:
+    """Draw one regime of a run of attention kernels, by default the first of the log: lines against the sequence
+    length, or bars if there is one length.
 
     Raises UsageError where nothing is left to draw.
     """
@@ -374,15 +373,26 @@ def attention_chart(
         title = ", ".join(facet.text(rows[0]) for facet in varying)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
-    label = "queries" if is_by_queries else "sequence length"
-    return Chart(
-        f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else ""),
-        f"{machine(header)}{_sizes(measured)}",
-        Axis(label, True, labelled(map(position, measured), in_kibi)),
-        _grid(measured, varying, panel),
-        palette=tuple(dict.fromkeys(row.kernel for row in rows if row.ok)),
-        notes=(*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured})),
-    )
+    title = f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else "")
+    subtitle = f"{machine(header)}{_sizes(measured)}"
+    grid = _grid(measured, varying, panel)
+    notes = (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured}))
+    if count_values(LENGTH, measured) == 1 and not is_by_queries:
+        bars = tuple(_bars(each) for line in grid for each in line if each)
+        return StackedChart(f"{title}, {LENGTH.text(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
+    axis = Axis("queries" if is_by_queries else "sequence length", True, labelled(map(position, measured), in_kibi))
+    palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
+    return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
+
+
+def _bars(panel: Panel) -> StackedPanel:
+    """Make a bar for each kernel, the fastest first, with its MAMFU if the ceiling is known."""
+    bars = []
+    for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
+        (only,) = line.points
+        share = f", {100 * only.y / panel.ceiling:.1f} % MAMFU" if panel.ceiling else ""
+        bars.append(Stack(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
+    return StackedPanel(panel.title, tuple(bars))
 
 
 def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:

@@ -50,7 +50,7 @@ PartT = TypeVar("PartT")
 class DrawnPanel:
     """``described``: for a screen reader. ``scale``: panels side by side with an equal scale share the labels of their
     vertical axes; None for a panel that keeps its labels. ``size``: on a page, in inches. ``share``: of the width of a
-    file, relative to the panels beside it.
+    file, relative to the panels beside it. ``has_own_labels``: below it, unlike those of the panel under it.
     """
 
     described: str
@@ -58,6 +58,7 @@ class DrawnPanel:
     scale: object = None
     size: tuple[float, float] = (PAGE_WIDTH, 3.8)
     share: float = 1.0
+    has_own_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]
     if scale is not None and any(each and each.scale == scale for each in after):
         for shares in list(axes.child_axes):
             shares.remove()
-    if any(row[column] for row in rows[line + 1 :]):
+    if panel and not panel.has_own_labels and any(row[column] for row in rows[line + 1 :]):
         axes.set_xlabel("")
         axes.tick_params(labelbottom=False)
 
@@ -239,7 +240,7 @@ _GROUPS = (
 )
 _PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
 # Works that overlap, and steps down from a datasheet, where computed figures are grey.
-_PLACES |= {"products": 0, "other work": 1}
+_PLACES |= {"other work": 1}
 _PLACES |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
 #: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
 CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}

@@ -13,10 +13,9 @@ from torch.nn.functional import layer_norm
 
 from mamf.backend import Backend
 from mamf.errors import UsageError
-from mamf.kernel import Buffer, Verdict, aligned
+from mamf.kernel import Buffer, Verdict, Work, aligned
 from mamf.operation import Operation
 from mamf.operations.operand_sets import OperandSet, TorchKernel, view_as
-from mamf.work import Work
 
 _TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 

@@ -1,19 +1,17 @@
 import pytest
-from mamf_layer_norm import LayerNorm, TorchLayerNorm
+from mamf_layer_norm import LayerNorm, LayerNormProblem, Rows, TorchLayerNorm
 
 import mamf
-from mamf.testing import OperationContract
+from mamf.testing import AnyKernelContract, OperationContract
 
 
-class TestLayerNorm(OperationContract):
-    @pytest.fixture
-    def backend(self):
-        return mamf.open_backend("cpu")
+class TestKernel(AnyKernelContract):
+    backend = pytest.fixture(lambda self: mamf.open_backend("cpu"))
+    kernel = pytest.fixture(lambda self: TorchLayerNorm())
+    problem = pytest.fixture(lambda self: LayerNormProblem())
+    shape = pytest.fixture(lambda self: Rows(64, 256))
 
-    @pytest.fixture
-    def operation(self):
-        return LayerNorm()
 
-    @pytest.fixture
-    def kernel(self):
-        return TorchLayerNorm()
+class TestOperation(OperationContract):
+    backend, kernel = TestKernel.backend, TestKernel.kernel
+    operation = pytest.fixture(lambda self: LayerNorm())

@@ -11,13 +11,16 @@ import functools
 import io
 import os
 import re
+import shlex
 import statistics
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
 import mamf
 from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
+from mamf.cli import call
 from mamf.cli import main as mamf_command
 from mamf.errors import MamfError
 from mamf.logs.compare import roofs_of_logs
@@ -41,6 +44,7 @@ _HEADS = {
     "page_size": "pages of",
 }
 _FENCE = "```"
+SIMULATED = "mamf.testing:SimulatedBackend"
 
 
 class FigureError(Exception):
@@ -184,9 +188,9 @@ def single_figure(path: str, expression: str) -> str:
 
 
 def matrix_table(words: Sequence[str]) -> str:
-    """Rows by ``rows=`` fields, columns by a ``columns=`` field (``log``: a column a log), in each ``cell=`` (several
-    with a slash between). Of several logs the first that has a cell fills it; several rows of a log are given as their
-    span. Other words filter rows.
+    """Rows by ``rows=`` fields, columns by a ``columns=`` field (``log`` or ``card``: a column for each), in each
+    ``cell=`` (several with a slash between). Of several logs the first that has a cell fills it; several rows of a log
+    are given as their span. Other words filter rows.
     """
     paths, options = split_words(words)
     if not {"rows", "columns"} <= options.keys():
@@ -194,10 +198,14 @@ def matrix_table(words: Sequence[str]) -> str:
     row_names, (column_name,) = options.pop("rows"), options.pop("columns")
     cell_names, best = options.pop("cell", ["rate"]), options.pop("best", [])
     found: dict[tuple[str, ...], dict[str, list[tuple[Measurement, RunLog]]]] = {}
+    cards: dict[str, str] = {}
     for number, path in enumerate(paths, 1):
         log = read(path)
+        device = log.header["device"]
+        card = cards.setdefault(device["uuid_hash"], f"{device['name'].split()[1]}, card {len(cards) + 1}")
+        of_log = {"log": str(number), "card": card}
         for row in rows_of(log, options):
-            column = str(number) if column_name == "log" else field(row, column_name)
+            column = of_log.get(column_name) or field(row, column_name)
             cell = found.setdefault(tuple(field(row, name) for name in row_names), {}).setdefault(column, [])
             if all(other is log for _, other in cell):
                 cell.append((row, log))
@@ -374,6 +382,24 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
     return shown if "markdown" in words else f"{_FENCE}\n{shown}{_FENCE}\n"
 
 
+def simulated_table(words: Sequence[str]) -> str:
+    """What a command prints with the simulated device, on a terminal of 80 columns, from the first blank line on: what
+    is above it names the torch of this machine.
+    """
+    if SIMULATED not in words:
+        raise FigureError(f"the command does not measure on {SIMULATED}")
+    text = _Terminal()
+    with (
+        mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        call([*words, "--output", f"{folder}/run.jsonl"])
+    report = text.getvalue().partition("\n\n")[2].partition("\nlog: ")[0]
+    return f"{_FENCE}\n{report}\n{_FENCE}\n"
+
+
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "matrix": matrix_table,
     "winners": winners_table,
@@ -382,12 +408,13 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
     "terminal": terminal_table,
+    "simulated": simulated_table,
 }
 
 
 def table(what: str) -> str:
     """The table that the words of a marker name."""
-    name, *words = what.split()
+    name, *words = shlex.split(what)
     if name not in TABLES:
         raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
     try:

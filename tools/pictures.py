@@ -22,6 +22,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import burst_clock
 from figure_tables import ROOT, read
 
 from mamf.kinds.registry import chart_of
@@ -80,7 +81,8 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
     "docs/find-h200.png": _log(f"{_H200}/find-bfloat16-burst-sustained-20261121-143537.jsonl"),
     "docs/attention-h200-fwd.png": _log(_ATTENTION, directions=["fwd"]),
     "docs/attention-h200-bwd.png": _log(_ATTENTION, directions=["bwd"]),
-    "docs/decode-h100.png": _log("results/nvidia-h100-80gb-hbm3/decode-bfloat16-burst-20261124-162157.jsonl"),
+    "docs/decode-h200.png": _log(f"{_H200}/decode-bfloat16-burst-20261124-193736.jsonl"),
+    "docs/burst-clock-h200.png": lambda: burst_clock.picture_of(ROOT / "docs/burst-clock-h200.csv"),
     "docs/cycles-h200.png": lambda: clock_chart(read(_CLOCKED)),
     "docs/roofline-h200.png": _roofline(
         f"{_H200}/bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl",

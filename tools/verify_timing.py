@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, find_timer, relative_accuracy
 from mamf.plugins.discovery import make_kernel, open_backend, operation
-from mamf.timers import find_timer, relative_accuracy
 
 # What a train queues beside the launch: the flush of the cache.
 NOT_THE_LAUNCH = ("memset", "fill")

@@ -165,11 +165,13 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
-    """Turn --requeue of a missing log into --output. Raises UsageError for --resume of a missing log.
+    """Turn --requeue of a missing or empty log into --output. Raises UsageError for --resume of a missing log.
 
     This happens before the command runs, because a command reads its options differently when it resumes.
     """
     path = getattr(options, "resume", None)
+    if path is not None and hasattr(options, "requeues") and path.is_file() and not path.stat().st_size:
+        path.unlink()  # no log of a run: one has its header from the first moment on
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
     if is_missing and not options.begins:

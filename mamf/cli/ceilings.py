@@ -20,7 +20,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import plan_of
-from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem
+from mamf.operations.bandwidth.operation import CACHES_OF_MEMORY, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import operation_called
 from mamf.plans import CEILINGS, FIND, Plan
@@ -54,7 +54,10 @@ def given_ceilings(
         log = read_run_log(path)
         own = {**log.all_ceilings, **read_bandwidths(log, backend.info.cache_bytes)}
         if not own:
-            raise UsageError(f"{path} has no ceiling: give a log of 'mamf find' or 'mamf bandwidth --pattern read'")
+            raise UsageError(
+                f"{path} has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth --pattern read' "
+                f"with arrays of {CACHES_OF_MEMORY} times the cache or more"
+            )
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
         found |= own

@@ -15,7 +15,7 @@ from verdicts import verified
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import Checked, WrongResultError
-from mamf.errors import PluginError, UsageError
+from mamf.errors import PluginError, UnsupportedError, UsageError
 from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
 from mamf.operations.decode.torch_decode import BoundKernel
@@ -133,6 +133,27 @@ def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
     reason = kernel.unavailable(device.kind(0))
     assert "is not installed" in reason.reason
     assert reason.remedy.startswith(("pip install", "git clone"))
+
+
+def test_a_build_without_pages_says_how_to_build_them(library, monkeypatch):
+    kernel, backend = library("flash-attn-3-kvcache")
+
+    def refuse(*arguments, **options):
+        raise RuntimeError("This flash attention build does not support paged KV.\nat flash_api.cpp:700")
+
+    monkeypatch.setattr(sys.modules["flash_attn_interface"], "flash_attn_with_kvcache", refuse)
+    with pytest.raises(UnsupportedError) as refused:
+        prepared(kernel, backend, PAGED).launches[0]()
+    assert str(refused.value).startswith(
+        "This flash attention build does not support paged KV.; to build all of it: pip"
+    )
+    assert classify_error(refused.value, kernel, backend)[0] == "unsupported"
+
+
+def test_another_card_than_flash_attn_3_supports_is_told_a_kernel_over_a_cache(library, monkeypatch):
+    kernel, backend = library("flash-attn-3-kvcache")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
+    assert kernel.unavailable(backend).remedy == "mamf attention --kernel flash-attn-2-kvcache --operation decode"
 
 
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):

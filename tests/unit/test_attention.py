@@ -3,13 +3,12 @@
 import csv
 import dataclasses
 import io
-import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_plans import kernels_plan, setup_of
+from refusals import assert_refused
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_ceiling
@@ -163,11 +162,7 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
     ],
 )
 def test_bad_input_is_one_line(attention, arguments, said):
-    code, out, err = attention(*arguments, "--backend", "mamf.testing:SimulatedBackend")
-    assert code == 2
-    assert out == ""
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
+    assert_refused(attention(*arguments, "--backend", "mamf.testing:SimulatedBackend"), said)
 
 
 def shapes_of(*asked):
@@ -221,32 +216,3 @@ def test_scaling_holds_eager_against_compiled_in_both_directions(
     assert f"kernels: {', '.join(kernels.split())}\n" in out
     assert f", {rows} rows in burst" in out
     assert ("leaving out kernel compiled-eager: no compiler" in err) == (compiler is not None)
-
-
-def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(attention, monkeypatch):
-    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6), ("peak_reserved_memory", 9)):
-        monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
-    prepare = SimulatedAttention.prepare
-    monkeypatch.setattr(
-        SimulatedAttention,
-        "prepare",
-        lambda self, *operands: dataclasses.replace(prepare(self, *operands), held_bytes=256 * 2**20),
-    )
-    options = [
-        "--seq-lens",
-        "1024",
-        "--direction",
-        "fwd",
-        "bwd",
-        "--causal",
-        "no",
-        "--no-ceiling",
-        "--output",
-        "run.jsonl",
-    ]
-    code, out, err = attention(*SIMULATED, *options)
-    assert code == 0, err
-    assert out.count("saved MiB") == 1  # in the table of the backward pass alone
-    rows = json.loads(attention("run.jsonl", "--format", "json", name="show")[1])["measurements"]
-    assert {row.peak_reserved_bytes for row in read_run_log(Path("run.jsonl")).measurements} == {None}
-    assert {(row["direction"], row["saved_mib"]) for row in rows} == {("fwd", None), ("bwd", 256.0)}

@@ -48,32 +48,6 @@ def test_mamf_finders_spelling_works(sweep):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--m-range", "0", "10", "-1"], "step must be at least 1"),
-        (["--m-range", "512", "512", "256"], "is empty"),
-        (["--m", "0"], "whole number of at least 1"),
-        (["--shapes", "1x2"], "write MxNxK"),
-        (["--shapes", "1x2x3", "--m", "4"], "--shapes cannot be combined with --m"),
-        (["--dtype", "int8"], "does not multiply integers"),
-        (["--regime", "brust"], "did you mean burst?"),
-        (["--precison", "1%"], "did you mean --precision?"),
-        (["--budget", "-5s"], "'-5s' is not a duration"),
-        (["--precision", "-.3%"], "'-.3%' is not a share"),
-        (["--output", "nowhere/run.jsonl"], "cannot write nowhere"),
-        (["--device", "7"], "no device 7"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(sweep, tmp_path, arguments, complaint):
-    code, out, err = sweep("--output", "x.jsonl", *arguments) if "--resume" not in arguments else sweep(*arguments)
-    assert code == 2
-    assert out == ""
-    assert complaint in err
-    assert len(err.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("argument", "complaint"),
     [
         ("--versoin", "unknown option '--versoin' (did you mean --version?)"),

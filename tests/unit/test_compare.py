@@ -1,14 +1,12 @@
 """Comparing two logs: what is paired, how sure a verdict is, and what is refused."""
 
 import copy
-import csv
-import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_plans import kernels_plan, search_plan, sweep_plan
+from refusals import assert_refused
 
 from mamf.cli import main
 from mamf.errors import IncomparableError
@@ -286,24 +284,6 @@ def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, co
     assert ("slower by more than" in capsys.readouterr().out) == (code == 3)
 
 
-def test_every_format_holds_every_row(write, capsys):
-    a, b = write(log(row(), row(shape=SHAPES[1]))), write(log(row(), row(1.5, SHAPES[1]), name="b.jsonl"))
-
-    def printed(form):
-        assert main(["compare", a, b, "--format", form]) == 3
-        return capsys.readouterr().out
-
-    assert "2 rows: 1 SAME, 0 FASTER, 1 SLOWER, 0 UNDECIDED; geometric mean B/A 0.8165" in printed("table")
-    content = json.loads(printed("json"))
-    assert content["summary"]["SLOWER"] == content["summary"]["regressions"] == 1
-    assert [each["verdict"] for each in content["rows"]] == ["SLOWER", "SAME"]
-    read = list(csv.DictReader(io.StringIO(printed("csv"))))
-    assert [each["shape"] for each in read] == ["2048x1024x1024", "1024x1024x1024"]
-    assert float(read[0]["ratio"]) == pytest.approx(1 / 1.5)
-    lines = [line for line in printed("markdown").splitlines() if line.startswith("|")]
-    assert len(lines) == 4
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -315,7 +295,4 @@ def test_every_format_holds_every_row(write, capsys):
 def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):
     write(log(row()))
     write(log(row(regime="sustained"), name="b.jsonl"))
-    code, out, err = run("compare", *arguments)
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert len(err.strip().splitlines()) == 1
+    assert_refused(run("compare", *arguments), complaint)

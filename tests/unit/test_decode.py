@@ -1,5 +1,7 @@
 """Decode: exact counts, drawn lengths, tables, and rows as shares of the read bandwidth and the matmul ceiling."""
 
+import json
+from dataclasses import replace
 from functools import partial
 
 import library
@@ -8,8 +10,7 @@ import pytest
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.decode.operation import PRESETS, Decode, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
-from mamf.testing import SimulatedBackend
-from mamf.testing.simulated_kernels import SimulatedKernel
+from mamf.testing import Physics, SimulatedBackend
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_decode:HalfOfMemory"]
 
@@ -122,8 +123,6 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     log = read_run_log(tmp_path / "run.jsonl")
     assert log.plan.operation == "decode"
     assert [ceiling.problem.pattern for ceiling in log.own_ceilings.values()] == ["read"]
-    import json
-
     (row,) = [each for each in json.loads(out)["measurements"] if each["operation"] == "decode"]
     assert row["mbu"] == pytest.approx(0.5, abs=0.02)
     assert row["bound_by"] == "bandwidth"
@@ -169,4 +168,19 @@ def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
     text = (tmp_path / "caches.svg").read_text()
     assert all(part in text for part in ("cache length", "% MBU", "pages of 16", "contiguous"))
     code, out, err = run("reproduce", "one.jsonl", *SIMULATED[:2], "--kernel", SIMULATED[3], "--output", "again.jsonl")
-    assert (code, err.count("no kernel")) == (0, 0), err
+    assert (code, err) == (0, ""), err
+    assert "\nreproduced: burst" in out and "by half-of-memory: 1.500 TB/s claimed, 1.500 TB/s here: " in out
+
+
+def test_a_guard_holds_the_bandwidth_of_a_decode_row(decode, run, monkeypatch, tmp_path):
+    (tmp_path / "guard.toml").write_text(
+        'operation = "decode"\nkernels = ["test_decode:HalfOfMemory"]\nbaseline = "baseline.jsonl"\n'
+        'shapes = ["b8h32kv8q1c8192d128", "b8h32kv8q1c4096d128"]\n'
+    )
+    guard = ["guard", "guard.toml", *SIMULATED[:2]]
+    assert run(*guard, "--update", "--output", "first.jsonl")[0] == 0
+    code, out, _ = run(*guard, "--output", "same.jsonl")
+    assert (code, "TB/s" in out) == (0, True), out
+    monkeypatch.setattr(SimulatedBackend, "physics", replace(Physics(), bandwidth=0.95 * Physics.bandwidth))
+    code, out, _ = run(*guard, "--output", "slower.jsonl")
+    assert (code, "b8h32kv8q1c8192d128" in out) == (3, True), out

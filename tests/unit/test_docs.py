@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 import mamf
 import mamf.testing
+from mamf.cli import _parser as command_parser
+from mamf.cli.parser import with_dashes
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -88,6 +91,25 @@ def test_the_page_of_a_command_has_the_options_of_each_operation_and_action(comm
     for option in options.split():
         assert any(line.startswith(f".. option:: {option}") for line in lines)
     assert not any("SUPPRESS" in line for line in lines)
+
+
+def commands_of(page):
+    """The lines in bash blocks of a page that run mamf, as words, without comments and redirections."""
+    for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := re.match(r"(?:.* )?(?:-m )?(mamf [a-z].*?)(?: \|.*| 2?> .*)?(?:  +#.*)?$", line.strip()):
+                yield [word for word in shlex.split(found[1], comments=True)[1:] if word.strip("[]") == word]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_mamf_accepts_the_options_of_each_command_of_a_page(page, capsys):
+    for words in commands_of(page):
+        if "layer_norm" in words:  # the operation of another package
+            continue
+        try:
+            command_parser(words).parse_args(with_dashes(words))
+        except SystemExit as ended:
+            assert not ended.code, f"mamf {' '.join(words)}: {capsys.readouterr().err}"
 
 
 # -- links -------------------------------------------------------------------------------------------------------------

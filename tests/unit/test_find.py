@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_plans import search_plan
 from made_rates import contributed
+from refusals import assert_refused
 
 import mamf
 from mamf.ceilings.ceiling import MIN_ROUNDS, Ceiling, confirm_ceiling
@@ -548,27 +549,6 @@ def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypa
     assert "mamf: 20 s are too few for a search in float16\n" in err
     assert [path.name for path in tmp_path.iterdir()] == ["run-bfloat16.jsonl"]
     assert find("--dtype", "float16", *options)[::2] == (2, "mamf: 20 s are too few for a search in float16\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--regime", "classic"], "invalid choice: 'classic'"),
-        (["--kernel", "mamf.testing:SimulatedMatmul", "cublaslt"], "kernel cublaslt is not available on simulated"),
-        (["--kernel", "torch.mm[3]"], "no algorithms to choose from"),
-        (["--m", "4096"], "unknown option '--m'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(find, tmp_path, arguments, complaint):
-    assert_refused(find(*arguments), complaint)
-    assert list(tmp_path.iterdir()) == []
-
-
-def assert_refused(result, complaint):
-    code, out, err = result
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert len(err.strip().splitlines()) == 1
 
 
 def test_a_wrong_second_dtype_is_said_before_the_first_is_measured(find, tmp_path):

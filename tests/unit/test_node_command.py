@@ -8,6 +8,7 @@ from argparse import Namespace
 import pytest
 import simulated_node
 from forked import Child
+from refusals import assert_refused
 
 from mamf.cli.progress import Phases
 from mamf.errors import RunLogWriteError, UsageError
@@ -281,10 +282,7 @@ def test_launchers_tell_a_rank_its_place():
 def test_bad_options_are_3_since_2_is_a_bad_device(run, arguments, told):
     (run.folder / "full").mkdir()
     (run.folder / "full" / "log.txt").touch()
-    code, out, err = run("node", *arguments)
-    assert (code, out) == (3, "")
-    assert told in err
-    assert len(err.splitlines()) == 1
+    assert_refused(run("node", *arguments), told, code=3)
 
 
 def test_what_cannot_be_measured_is_no_fault_of_a_device(run, monkeypatch):

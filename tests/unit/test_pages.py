@@ -5,10 +5,8 @@ import dataclasses
 import hashlib
 import html.parser
 import json
-import os
 import re
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -184,18 +182,6 @@ def test_the_command_writes_one_file_and_replaces_none(tmp_path, monkeypatch, ca
     assert main(["report", str(FIND), "-o", "page.html", "--overwrite"]) == 0
     assert main(["report", "missing.jsonl"]) == 2
     assert "missing.jsonl" in capsys.readouterr().err
-
-
-def test_a_pipe_is_read_and_a_half_written_log_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(FIND.read_bytes()[:-20]))
-    writer.start()
-    assert main(["report", "pipe", "-o", "page.html"]) == 0
-    writer.join()
-    page = Path("page.html").read_text()
-    assert "<strong>853.8</strong>" in page
-    assert "the last line of the log is incomplete and ignored" in page
 
 
 def test_old_and_new_are_compared_without_a_verdict(capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from made_rates import contributed
+from refusals import assert_refused
 
 import mamf
 from mamf.contribution import known_ceilings
@@ -229,7 +230,4 @@ def test_the_command_prints_value_interval_and_source(machine, run):
 
 
 def test_an_unknown_device_is_one_line(run):
-    code, _, err = run("peak", "--backend", "cpu", "--dtype", "float64")
-    assert code == 2
-    assert "mamf find --dtype float64" in err
-    assert len(err.splitlines()) == 1
+    assert_refused(run("peak", "--backend", "cpu", "--dtype", "float64"), "mamf find --dtype float64")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from refusals import assert_refused
 from test_attention import KERNELS, SlowAttention
 
 from mamf.cli import main
@@ -112,14 +113,6 @@ def resume(run, logs, tmp_path, monkeypatch):
     return resumed
 
 
-def assert_refused(found, *told):
-    code, out, err = found
-    assert (code, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1
-    for text in told:
-        assert text in err
-
-
 @pytest.mark.parametrize(("command", "changes"), [(command, each) for command, all in SAME.items() for each in all])
 def test_the_same_options_are_accepted(resume, command, changes):
     code, out, err = resume(command, *changed(MADE[command], changes))
@@ -176,6 +169,7 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
     assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "use --requeue to start a new run there")
+    (tmp_path / "run.jsonl").touch()  # as a job that was killed in its first moment may leave it
     code, _, err = run(*options)
     assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()

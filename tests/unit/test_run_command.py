@@ -12,7 +12,6 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
 PRODUCT = ["run", "mamf.testing:SimulatedMatmul", *SIMULATED, "--shape", "4096x4096x4096"]
-ATTENTION = ["run", "mamf.testing:SimulatedAttention", *SIMULATED]
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
@@ -41,30 +40,6 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
     assert (name, launches) == ("simulated.mm 4096x4096x4096", [before, within])
     assert device.launches == before + within
     assert ("not verified" in out) == ("--no-verify" in given)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
-        (["torch"], "torch is a kernel of bandwidth, copies, model: choose one with --operation"),
-        (["torch.mm", "--seq-lens", "5"], "unknown option '--seq-lens'"),
-        ([*ATTENTION[1:]], "takes one shape, not 3: give --shape b1h16q4096k4096d128c"),
-        ([*ATTENTION[1:], "--seq-lens", "64", "128"], "takes one shape, not 2"),
-        ([*ATTENTION[1:], "--seq-lens", "64", "--shape", "b1h1q1k1d64"], "cannot be combined with --seq-lens"),
-        ([*PRODUCT[1:], "--dtype", "fp16", "bf16"], "takes one problem, not 2: give each value once"),
-        ([*PRODUCT[1:], "--shape", "4096"], "'4096'"),
-        ([*PRODUCT[1:], "--dtype", "int8"], "the simulated device does not multiply integers"),
-        ([*PRODUCT[1:], "--set", "direction=bwd"], "unknown field of matmul 'direction'"),
-        ([*PRODUCT[1:], "--launches", "0"], "at least 1"),
-        (["nowhere:Kernel"], "kernel 'nowhere:Kernel' cannot be loaded"),
-    ],
-)
-def test_bad_input_is_told_in_a_line(run, given, told):
-    code, out, err = run("run", *given)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert told in err
 
 
 def test_a_wrong_result_is_refused(run, monkeypatch):

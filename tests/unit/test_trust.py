@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from made_plans import search_plan
 from made_rates import ceiling
+from refusals import assert_refused
 from test_attention import KERNELS
 
 from mamf import load_ceiling, measure_kernels
@@ -76,14 +77,6 @@ def kernel(record):
     if record["record"] == "header":
         record["kernel"] = "evil:X"
         record["plan"]["kernels"] = ["evil:X"]
-
-
-def assert_refused(found, *told):
-    code, out, err = found
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    for text in told:
-        assert text in err
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["measure", "dry-run"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mamf.errors import UnsupportedError, first_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.decode_reference import Operands, Tables
@@ -27,8 +28,17 @@ class _FlashKvcache(LibraryDecode):
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         module, is_paged = self.load_quietly(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
-        attend = self.with_kvcache if in_cache else self.varlen
-        return BoundKernel(attend(module, shape, tables))
+        call = (self.with_kvcache if in_cache else self.varlen)(module, shape, tables)
+
+        def attend(operands: Operands) -> torch.Tensor:
+            try:
+                return call(operands)
+            except RuntimeError as error:
+                if is_refusal(error) and "buil" in str(error):
+                    raise UnsupportedError(f"{first_line(error)}; to build all of it: {self.install}") from None
+                raise
+
+        return BoundKernel(attend)
 
     def with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
@@ -77,6 +87,7 @@ class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
     name = "flash-attn-3-kvcache"
     table = "page_table"
+    instead = "flash-attn-2-kvcache --operation decode"
     has_ragged_kvcache = True
     has_latent = True
 

@@ -18,8 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import (
@@ -37,6 +36,9 @@ from mamf.errors import (
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
 from mamf.plugins.contracts import CheckedClock, check_attribute, enforce_contract, guard_method, wrap_errors_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -64,19 +66,21 @@ class BackendStatus:
     fault: PluginError | None = None
 
 
-def entry_points(group: str) -> Sequence[metadata.EntryPoint]:
+def entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points that installed distributions declare in a group."""
     return _read_entry_points(group, tuple(sys.path))
 
 
 @functools.lru_cache  # each call reads a file per installed distribution, and a command calls this many times
-def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
-    return tuple(metadata.entry_points(group=group))
+def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # imported here because --help does not need it
+
+    return tuple(entry_points(group=group))
 
 
-def find_registered(group: str) -> dict[str, metadata.EntryPoint]:
+def find_registered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name. Raises UsageError if there are none, or if two have the same name."""
-    found: dict[str, metadata.EntryPoint] = {}
+    found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = found.setdefault(point.name, point)
         if known.value != point.value:
@@ -89,7 +93,7 @@ def find_registered(group: str) -> dict[str, metadata.EntryPoint]:
     return found
 
 
-def _describe_origin(point: metadata.EntryPoint) -> str:
+def _describe_origin(point: EntryPoint) -> str:
     distribution = point.dist.name if point.dist else "an unknown distribution"
     return f"{distribution} ({point.value})"
 
@@ -127,7 +131,7 @@ def _watched_import(label: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _load_class(what: str, point: metadata.EntryPoint, contract: type[Contract]) -> type[Contract]:
+def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
         with _watched_import(f"{what} {point.name}"):
             loaded = point.load()
@@ -154,7 +158,9 @@ def _import_class(what: str, path: str, contract: type[Contract]) -> type[Contra
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
-    return _load_class(what, metadata.EntryPoint(path, path, group=""), contract)
+    from importlib.metadata import EntryPoint
+
+    return _load_class(what, EntryPoint(path, path, group=""), contract)
 
 
 def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:

@@ -11,6 +11,7 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.decode.operation import PRESETS, Decode, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
 from mamf.testing import Physics, SimulatedBackend
+from mamf.testing.simulated_kernels import SimulatedKernel
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_decode:HalfOfMemory"]
 

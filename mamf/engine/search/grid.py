@@ -123,6 +123,10 @@ QUICK = Pace(
 )
 
 
+def pace_of(options: SearchOptions) -> Pace:
+    return QUICK if options.is_quick else THOROUGH
+
+
 def plan_for(
     backend: Backend,
     problem: MatmulProblem,

@@ -21,10 +21,9 @@ from mamf.ceilings.ceiling import CHOOSE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, Runner, Setup, Step, Steps
 from mamf.engine.search.grid import (
-    QUICK,
-    THOROUGH,
     fits,
     long_reductions,
+    pace_of,
     refinement_steps,
     shapes_anywhere,
     shapes_around,
@@ -82,7 +81,7 @@ class FindStrategy(PlanStrategy):
         self._default = kernels[0].name
         #: The kernels whose algorithms are compared; the default is one of them only if its algorithms are cheap.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
-        self.pace = QUICK if self.options.is_quick else THOROUGH
+        self.pace = pace_of(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted: list[Measurement] = []

@@ -34,7 +34,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Run:
+class SiteLog:
     """A log at ``place`` in results/. ``what``: kind, operation and dtypes. ``card``: the hash of the device's
     identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder.
     """
@@ -74,7 +74,7 @@ class CeilingLine(Rate):
 class SiteData:
     """``attention``, ``kernels``: confirmed rows of complete logs."""
 
-    runs: Sequence[Run] = ()
+    runs: Sequence[SiteLog] = ()
     lines: Sequence[CeilingLine] = ()
     attention: Sequence[ResultRate] = ()
     kernels: Sequence[ResultRate] = ()
@@ -103,41 +103,41 @@ def read_site_data(root: Path) -> SiteData:
     """The logs in the folder ``root``, each in the folder of its accelerator. Raises RunLogError for a log that cannot
     be read.
     """
-    runs: list[Run] = []
+    runs: list[SiteLog] = []
     entries: list[ResultRate] = []
-    finders: list[tuple[Run, FinderRun]] = []
+    finders: list[tuple[SiteLog, FinderRun]] = []
     for path in sorted(root.glob("*/*.jsonl")):
         place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
         if isinstance(log, FinderRun):
             what = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
             of = (log.device or UNKNOWN, what, log.started or "", log.software, UNKNOWN)
-            run = Run(place, LEGACY, *of, card=None, info={})
+            run = SiteLog(place, LEGACY, *of, card=None, info={})
             finders.append((run, log))
         else:
-            run = _run_of_log(log, place)
+            run = _describe_log(log, place)
             entries += collect_rates(log, place)
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
-    data = _ranked(entries, read_submitters(root))
-    lines = [*data.lines, *_legacy_lines(finders, vendors)]
+    data = _rank(entries, read_submitters(root))
+    lines = [*data.lines, *_make_legacy_lines(finders, vendors)]
     order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
     return replace(data, runs=runs, lines=lines)
 
 
-def _run_of_log(log: RunLog, place: Path) -> Run:
+def _describe_log(log: RunLog, place: Path) -> SiteLog:
     header, plan, device = log.header, log.plan, log.header["device"]
     dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
     title = run_title(plan).partition(" ")[2].removesuffix(" of matmul")
     what = ", ".join([title, *filter(None, dtypes)])
-    return Run(
+    return SiteLog(
         *(place, log.tier, device["name"], what, header["started"], software_versions(header)),
         *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
     )
 
 
-def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
+def _rank(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [split_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
@@ -146,14 +146,14 @@ def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[_ceiling_line(tier, *leader) for tier, each in tiers.items() for leader in find_leaders(each)],
+        lines=[_make_line(tier, *leader) for tier, each in tiers.items() for leader in find_leaders(each)],
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],
     )
 
 
-def _ceiling_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
+def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
     """``alike``: all entries of the device, dtype and regime. Logs without a card's hash count as one card."""
     ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
     cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
@@ -174,7 +174,7 @@ def _ceiling_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> C
     )
 
 
-def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
+def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
     """A line for each device, dtype and statistic of mamf-finder, which stands in place of the regime."""
     found: dict[tuple[str, str, str], CeilingLine] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())

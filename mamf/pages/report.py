@@ -1,4 +1,4 @@
-"""One page for logs of any kind, profiles, imported logs and folders of runs: ``mamf report``."""
+"""Makes the page of ``mamf report`` from run logs, profiles, logs of mamf-finder and folders of runs."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
 
-#: At most so many figures in large type, and rows of a table.
+#: Maximum number of figures in large type, and of rows in a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
-#: If a log has more tables, they open on a click.
+#: If a log has more tables than this, they are hidden until the reader clicks.
 _MAX_OPEN_TABLES = 8
-#: Headline figures are of these operands; others show what data cost.
+#: The data of headline figures. Runs with other data show how much the data change the rate.
 NORMAL = "normal"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A headline figure with its interval and notes. ``unit``: of ``point``."""
+    """A headline figure with its interval and notes. ``unit``: the unit of ``point``."""
 
     label: str
     unit: str
@@ -85,8 +85,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Source:
-    """What a page shows of one log. ``name``: identifies it on the page. ``document``: its report. ``log``:
-    None unless it is a run log. ``run``: None unless mamf-finder wrote it.
+    """What a page shows of one log.
+
+    ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the log's report. ``log``:
+    the log itself, if it is a run log. ``run``: the run, if mamf-finder wrote the log.
     """
 
     name: str
@@ -103,8 +105,8 @@ class Source:
 
     @property
     def sections(self) -> list[Section]:
-        """Pictures, tables, conditions and the command that makes such a log."""
-        # Csv and json have all rows.
+        """The log's pictures, tables and conditions, and the command that repeats the run."""
+        # Pages have few rows. CSV and JSON have all.
         figures = [
             replace(block, top=_MAX_ROWS)
             if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS)
@@ -121,7 +123,7 @@ class Source:
 
 
 def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
-    """All sections in one that opens on a click."""
+    """Join sections into one that is closed until the reader clicks on it."""
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
@@ -129,7 +131,7 @@ def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
 
 
 def make_report(paths: Sequence[Path]) -> Page:
-    """Make a page for logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
+    """Make one page from logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
     folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
     if len(paths) == len(folders) == 1:
         return _report_folder(paths[0])
@@ -149,7 +151,7 @@ def _report_folder(path: Path) -> Page:
         return _report_ranks(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
-        raise UsageError(f"{path} holds no log: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
+        raise UsageError(f"{path} has no logs: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
     return make_report(logs)
 
 
@@ -176,7 +178,7 @@ def _report_ranks(path: Path) -> Page:
 
 
 def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
-    """Make a page that shows all logs side by side, then each in a section."""
+    """Make a page that shows all logs side by side, and then each log in a section."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _compare(sources)
@@ -201,14 +203,14 @@ def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
 
 
 def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
-    """Yield what each log answers: shares of a ceiling if it has any, else its figures."""
+    """Yield the headline figures of each log: shares of a ceiling, or if it has none its rates."""
     for source in sources:
         facts = source.facts or [figure.fact for figure in source.figures]
         yield from facts[: max(1, _MAX_FACTS // len(sources))]
 
 
 def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
-    """Draw the headline figures of all logs that have the unit of the first."""
+    """Draw the headline figures of all logs, except those in another unit than the first."""
     figures = [(source.name, figure) for source in sources for figure in source.figures]
     if not figures:
         return []
@@ -221,7 +223,7 @@ def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
 
 
 def _compare(sources: Sequence[Source]) -> Sequence[Block]:
-    """Compare two logs of one operation, or say why they are not comparable."""
+    """Compare two logs of the same operation, or say why they cannot be compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(sources) != 2:
         return []
@@ -233,14 +235,14 @@ def _compare(sources: Sequence[Source]) -> Sequence[Block]:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; use --")[0]
-        for log in logs:  # a page is passed on: it names no folder of this machine
+        for log in logs:  # people pass pages on, so they must not show folders of this machine
             reason = reason.replace(str(log.path), log.path.name)
-        return [Lines([f"not compared: {reason}"])]
+        return [Lines([f"these logs cannot be compared: {reason}"])]
     return document.visible_blocks
 
 
 def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
-    """Show two logs beside each other, at least one of which is of mamf-finder."""
+    """Compare two logs, at least one of which mamf-finder wrote. Empty if they have nothing in common."""
     shown = []
     with suppress(UsageError):  # the logs have nothing in common
         for source in sources:
@@ -344,7 +346,7 @@ def _format_start(header: Mapping[str, Any]) -> str:
 
 
 def _draw_pictures(log: RunLog) -> Iterator[Picture]:
-    """Draw all regimes in one picture, or a picture for each regime where lengths are drawn."""
+    """Draw all regimes in one picture, or each in its own if the operation's chart is drawn by length."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
@@ -352,7 +354,7 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
 
 
 def _list_figures(log: RunLog) -> Iterable[Figure]:
-    """Give the ceilings if the run confirmed them, else the best row of each problem and regime."""
+    """List the ceilings that the run confirmed, or if there are none the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
@@ -361,7 +363,7 @@ def _list_figures(log: RunLog) -> Iterable[Figure]:
 
 
 def _find_best_rows(log: RunLog) -> list[Measurement]:
-    """Return the best row of each problem and regime."""
+    """Return the best row of each problem and regime, with normal data if there are any such rows."""
     best: dict[tuple[Any, str], Measurement] = {}
     rows = ranked(log.measurements)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
@@ -388,7 +390,7 @@ def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
     share = share_of(ceiling.rate, ceiling.problem, header)
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
-    # The seed is left out, so that finds with different seeds are side by side.
+    # Without the seed, so that searches with different seeds get the same label and are drawn side by side.
     is_plain = is_of_products(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
@@ -415,12 +417,12 @@ def _row_figure(row: Measurement, shares: Shares) -> Figure:
 
 
 def list_conditions(header: Mapping[str, Any]) -> list[Block]:
-    """List the device, the software and the findings of the doctor, problems first."""
+    """List device, software and settings of a run, and the findings of ``mamf doctor`` with problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
     rows = {
         "device": device["name"],
-        "highest clock": f"{clock / 1e6:.0f} MHz" if clock else None,
+        "maximum clock": f"{clock / 1e6:.0f} MHz" if clock else None,
         "power limit": f"{watts:.0f} W" if watts else None,
         "memory": f"{memory / 2**30:.0f} GiB" if memory else None,
         "driver": device.get("driver"),
@@ -439,5 +441,5 @@ def list_conditions(header: Mapping[str, Any]) -> list[Block]:
 
 
 def _name_table(values: Mapping[str, Any]) -> Table[Any]:
-    """Make a table of names and known values."""
+    """Make a table of names and values, without unknown values."""
     return text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

@@ -1,8 +1,7 @@
-"""``mamf results site``: static pages from the logs in results/, and for programs index.json and ceilings.csv, whose
-fields docs/site.md describes.
+"""Builds the static site of results/: pages for people, index.json and ceilings.csv for programs.
 
-The same logs give the same bytes. The folder holds a list of the site's files, so that a build replaces its own files
-only.
+docs/site.md describes the fields of these two files. The same logs give the same bytes. The site's folder has a list of
+its files, so that a build replaces or deletes only files of an earlier build.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from mamf.report.document import (
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
 from mamf.text import Link
 
-#: In the output folder: the files of the site, one per line.
+#: The file in the site's folder that lists the files of the site, one per line.
 LIST = ".mamf-site"
 _DEVICES = "devices"
 _LONGEST_NAME = 80
@@ -48,14 +47,14 @@ INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
-    """Write the site of the results folder ``root`` and return its data.
+    """Write the site of the results folder ``root`` to the folder ``output``, and return its data.
 
-    ``logs``: the base address of the logs, by default a relative one. Files of an earlier build that are no longer part
-    of the site are removed. Raises UsageError if ``output`` lies in ``root`` or holds files that no build wrote,
-    RunLogError for a log that cannot be read, RunLogWriteError if the disk is full.
+    ``logs``: the address of the folder with the logs; the default is a relative path. Files of an earlier build that
+    are no longer part of the site are deleted. Raises UsageError if ``output`` is inside ``root`` or contains files that no
+    build wrote, RunLogError for an unreadable log, and RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
-        raise UsageError(f"{output} lies in {root}, which holds logs only: name another folder")
+        raise UsageError(f"{output} is inside {root}, which is only for logs: name another folder")
     base, old = _logs_address(logs, root, output), _list_own_files(output)
     data = read_site_data(root)
     _write_files(output, dict(_render_files(data, base)), old)
@@ -63,27 +62,27 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
 
 
 def _logs_address(address: str | None, root: Path, output: Path) -> str:
-    """Give the base address of logs: ``address``, or the relative path from the site to ``root``."""
+    """Return the address of the folder with the logs: ``address``, or the relative path from ``output`` to ``root``."""
     if address is None:
         try:
             return quote(Path(os.path.relpath(root.resolve(), output.resolve())).as_posix()) + "/"
         except ValueError:  # another drive
-            raise UsageError(f"no relative link leads from {output} to {root}: name the address with --logs") from None
+            raise UsageError(f"{output} and {root} are on different drives: give the address with --logs") from None
     if not address.lower().startswith(("https://", "http://")):
-        raise UsageError(f"--logs {address}: name an address that begins with https:// or http://")
+        raise UsageError(f"--logs {address} must begin with https:// or http://")
     return address.rstrip("/") + "/"
 
 
 def _list_own_files(output: Path) -> set[str]:
-    """List the files of an earlier build. Names that begin with a dot, such as .git, are left alone. Raises UsageError
-    if there are other files.
+    """List the files of an earlier build. Raises UsageError if the folder contains other files, except those whose name
+    or folder begins with a dot, such as .git.
     """
     listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
     present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
     if foreign:
-        raise UsageError(f"{output} holds files that are not from a site, such as {foreign[0]}: name an empty folder")
+        raise UsageError(f"{output} has files that no build wrote, such as {foreign[0]}: name an empty folder")
     return present
 
 
@@ -101,7 +100,7 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
 
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
-    """Choose a file name for each device that every file system accepts; a hash keeps equal ones apart."""
+    """Choose a file name for each device that every file system accepts. Equal or long names get a hash."""
     slugs = {name: folder_name(name) for name in sorted(set(devices))}
     unique = {slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _LONGEST_NAME}
 
@@ -114,7 +113,7 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 
 def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     make_folder(output / _DEVICES)
-    # First all names, so that a build after an interrupted one knows its files.
+    # Write the list first, so that the next build can delete the files of an interrupted one.
     write_whole(output / LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
         write_whole(output / name, text)
@@ -126,13 +125,13 @@ def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 # -- for programs ------------------------------------------------------------------------------------------------------
 
 
-#: Of the feed. It changes if a field is removed, renamed or gets another meaning; new fields leave it.
+#: Version of index.json. It changes if a field is removed, renamed or redefined, but not for new fields.
 SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
 
 def feed_record(line: CeilingLine) -> dict[str, Any]:
-    """Describe a ceiling for programs."""
+    """Return a ceiling's entry in index.json."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
     return {
@@ -155,7 +154,7 @@ def feed_record(line: CeilingLine) -> dict[str, Any]:
 
 
 _MAX_FACTS = 4
-#: Limits that keep pages small: devices of a picture, points of a row, and points of a picture.
+#: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
     "burst: of a rested card, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
@@ -165,7 +164,7 @@ _WORDS = (
     "tier complete: a maintainer measured it, or two contributors did; every result was checked.",
     "tier unconfirmed: one contributor measured it.",
     "tier interrupted: the run ended early; the best shape may never have been tried.",
-    "tier legacy: mamf-finder's figures as printed, of unchecked results.",
+    "tier legacy: figures that mamf-finder printed. It did not check its results.",
     "Figures of different tiers are not comparable.",
 )
 _CONTRIBUTE: Sequence[Part] = (
@@ -176,7 +175,7 @@ _CONTRIBUTE: Sequence[Part] = (
 
 
 def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
-    """Make the front page. ``logs``: the base address of logs; ``pages``: the address of each device's page."""
+    """Make the front page. ``logs``: the address of the folder with the logs. ``pages``: each device's page."""
     charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
     leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
@@ -217,7 +216,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
 
 
 def make_device_page(name: str, data: SiteData, logs: str) -> Page:
-    """Make the page of a device. ``data``: its part. ``logs``: the base address of logs, from this page."""
+    """Make the page of a device. ``data``: the device's part. ``logs``: the address of the logs from this page."""
     best = [line for line in data.lines if line.tier == data.lines[0].tier]
     best = [line for line in best if line.regime in CEILINGS] or best
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
@@ -268,7 +267,7 @@ def device_title(name: str) -> str:
 
 
 def count_cards(runs: Iterable[SiteLog]) -> int:
-    """Count the cards of one device. If no log identifies its card, they count as one."""
+    """Count the cards in the logs of one device. If no log identifies its card, they count as one card."""
     return len({run.card for run in runs if run.card}) or 1
 
 
@@ -280,7 +279,7 @@ def _summarize(data: SiteData) -> str:
 
 
 def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
-    """Show a ceiling in large type, with its interval, share of the datasheet, range over cards and energy."""
+    """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
     found = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
@@ -293,7 +292,7 @@ def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
 
 
 def _format_joules(line: CeilingLine) -> str | None:
-    """Give joules per 1e12 FLOP; None unless power was read in the sustained regime."""
+    """Format the joules per 1e12 FLOP. None if it is not a sustained rate or power is unknown."""
     return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
 
 
@@ -306,12 +305,12 @@ def _format_range(line: CeilingLine) -> str | None:
 
 
 def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """Make a table, or none without rows."""
+    """Make a list with a table, or an empty list if there are no rows."""
     return [Table(columns, rows, title)] if rows else []
 
 
 def _log_column(base: str) -> Column[Any]:
-    """Link each row to its log. ``base``: the address of results/, with a slash at its end."""
+    """Return a column that links to each row's log. ``base``: the address of results/, which ends with a slash."""
     return Column("", "log", lambda row: _log_link(base, row.place))
 
 
@@ -320,7 +319,7 @@ def _log_link(base: str, place: Path, text: str = "log") -> Link:
 
 
 def _figure_columns() -> list[Column[CeilingLine]]:
-    """Make the columns of a ceiling's figures, the same on all pages."""
+    """Return the columns with a ceiling's figures, which all pages share."""
     return [
         Column("", "TFLOPS", lambda line: line.tflops, significant),
         text_column("dtype", lambda line: line.dtype),
@@ -375,6 +374,6 @@ def _point(entry: ResultRate) -> RangePoint:
 
 
 def choose_evenly(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """Choose at most ``count`` items evenly, including the first and the last."""
+    """Choose at most ``count`` evenly spaced items, including the first and the last."""
     step = (len(items) - 1) / (count - 1)
     return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

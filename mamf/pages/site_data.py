@@ -1,4 +1,4 @@
-"""What the site of results/ shows: every log once, and the best figures by device, dtype, regime and tier."""
+"""Reads the data of the site: all logs in results/, and the best ceilings by device, dtype, regime and tier."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
-#: The tier of figures that neither a maintainer nor two submitters measured, whether their run is complete or not.
+#: The tier of figures that neither a maintainer nor two submitters measured, even if the run is complete.
 UNCONFIRMED = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
 UNKNOWN = "unknown"
@@ -35,8 +35,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class SiteLog:
-    """A log at ``place`` in results/. ``what``: kind, operation and dtypes. ``card``: the hash of the device's
-    identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder.
+    """A log with the path ``place`` in results/.
+
+    ``what``: kind of run, operation and dtypes. ``card``: the hash of the device's identifier, None if unknown.
+    ``info``: the device in the log's header, empty for a log of mamf-finder.
     """
 
     place: Path
@@ -52,8 +54,10 @@ class SiteLog:
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingLine(Rate):
-    """The highest figure of a device for a dtype and a regime, among those of one tier. ``entry``: where it is from,
-    None for a legacy figure. ``cards``: the best entry of each card, highest first.
+    """The highest rate of a device for a dtype and a regime, within a tier.
+
+    ``entry``: the rate with its log, None for a figure of mamf-finder. ``cards``: the best entry of each card, highest
+    first.
     """
 
     regime: str
@@ -66,13 +70,13 @@ class CeilingLine(Rate):
 
     @property
     def share(self) -> float | None:
-        """Of the datasheet's dense peak."""
+        """The rate as a share of the datasheet's dense peak, None if that is unknown."""
         return self.rate / self.peak.rate if self.peak else None
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """``attention``, ``kernels``: confirmed rows of complete logs."""
+    """Everything that the site shows. ``attention``, ``kernels``: confirmed rows of complete logs."""
 
     runs: Sequence[SiteLog] = ()
     lines: Sequence[CeilingLine] = ()
@@ -82,15 +86,15 @@ class SiteData:
 
     @property
     def by_dtype(self) -> dict[str, list[CeilingLine]]:
-        """The ceilings of complete logs, else those that are unconfirmed or interrupted; the dtype of most cards
-        first.
+        """The ceilings by dtype, those with the most cards first. If a dtype has ceilings of complete, confirmed logs,
+        others are left out.
         """
         found = group_pairs((line.dtype, line) for line in self.lines if line.entry)
         kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in found.items()]
         return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
     def by_device(self) -> dict[str, SiteData]:
-        """The part of each device that has a log, by its name."""
+        """Return the data of each device that has a log, by its name."""
         kinds = ("runs", "lines", "attention", "kernels", "unconfirmed")
         parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
         return {
@@ -100,9 +104,7 @@ class SiteData:
 
 
 def read_site_data(root: Path) -> SiteData:
-    """The logs in the folder ``root``, each in the folder of its accelerator. Raises RunLogError for a log that cannot
-    be read.
-    """
+    """Read the logs in ``root``, which has a folder per accelerator. Raises RunLogError for an unreadable log."""
     runs: list[SiteLog] = []
     entries: list[ResultRate] = []
     finders: list[tuple[SiteLog, FinderRun]] = []
@@ -154,7 +156,10 @@ def _rank(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
 
 
 def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
-    """``alike``: all entries of the device, dtype and regime. Logs without a card's hash count as one card."""
+    """Make the line of a device, dtype and regime from its best entry and all of its entries (``alike``).
+
+    Logs without a card's hash count as one card.
+    """
     ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
     cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
     return CeilingLine(
@@ -175,7 +180,7 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
 
 
 def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
-    """A line for each device, dtype and statistic of mamf-finder, which stands in place of the regime."""
+    """Make a line for each device, dtype and statistic of mamf-finder. The statistic takes the place of the regime."""
     found: dict[tuple[str, str, str], CeilingLine] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):

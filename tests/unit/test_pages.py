@@ -88,7 +88,7 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     assert [section.is_open for section in two.sections] == [True, True, False, False]
     unlike = make_report([finds[0], FIND, FIND])
     assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
-    assert "not compared: " in render_page(make_report([FIND, finds[0]]))
+    assert "cannot be compared: " in render_page(make_report([FIND, finds[0]]))
 
 
 def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():
@@ -112,7 +112,7 @@ def test_a_log_of_mamf_finder_stands_beside_a_new_one():
 
 
 def test_a_folder_without_logs_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds no log"):
+    with pytest.raises(UsageError, match="has no logs"):
         make_report([tmp_path])
 
 

@@ -114,7 +114,7 @@ def test_logs_can_be_elsewhere(root):
     files = built(root, logs="https://example.org/results")
     address = f"https://example.org/results/amd-epyc/{EPYC.name}"
     assert all(address in links(files[name]) for name in ("index.html", "devices/amd-epyc.html"))
-    with pytest.raises(UsageError, match="begins with https"):
+    with pytest.raises(UsageError, match="must begin with https"):
         build_site(root, root.parent / "other", "javascript:alert(1)//")
 
 
@@ -227,7 +227,7 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
     with pytest.raises(UsageError, match=r"not from a site, such as index\.html"):
         build_site(root, output)
     assert [path.name for path in output.iterdir()] == ["index.html"]
-    with pytest.raises(UsageError, match="lies in"):
+    with pytest.raises(UsageError, match="is inside"):
         build_site(root, root / "site")
 
 

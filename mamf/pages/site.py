@@ -50,8 +50,10 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
     """Write the site of the results folder ``root`` to the folder ``output``, and return its data.
 
     ``logs``: the address of the folder with the logs; the default is a relative path. Files of an earlier build that
-    are no longer part of the site are deleted. Raises UsageError if ``output`` is inside ``root`` or contains files that no
-    build wrote, RunLogError for an unreadable log, and RunLogWriteError if the disk is full.
+    are no longer part of the site are deleted.
+
+    Raises UsageError if ``output`` is inside ``root`` or contains files that no build wrote, RunLogError for an
+    unreadable log, and RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
         raise UsageError(f"{output} is inside {root}, which is only for logs: name another folder")

@@ -216,7 +216,7 @@ def test_a_log_that_was_killed_before_it_began_is_none(healthy, tmp_path, data):
     log = log_path(tmp_path, 1, "find")
     log.write_bytes(data)
     device = read_node(tmp_path)[1][1]
-    assert (device.failures, device.lacks) == ((), ("find was not measured",))
+    assert (device.failures, device.lacks) == ((), ("there is no log of find",))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")

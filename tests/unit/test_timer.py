@@ -7,9 +7,9 @@ import pytest
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
+from mamf.measurement import credible_overhead, find_timer
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
-from mamf.timers import credible_overhead, find_timer
 
 CUDA = find_timer("cuda")
 SHAPE = MatmulShape(2048, 2048, 2048)

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +24,7 @@ from mamf.operations.decode.operation import DecodeProblem, DecodeShape, DrawnSe
 from mamf.operations.operand_sets import one_thread
 
 # Score elements that are computed at once, and the most key elements of one head that are copied to the host.
-_CHUNK, _MAX_ON_HOST = 2**26, 2**22
+_CHUNK, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 # Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE = 0.25
 # How far the slope of the output against the reference may be from 1, plus how many standard deviations of rounding.
@@ -104,8 +105,7 @@ def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.devi
     return make_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """The tensors of one operand set.
 
     ``q``: [queries, heads, head_dim]. ``k``: [positions, kv_heads, head_dim]. ``v``: [positions, kv_heads, head_dim_v];
@@ -138,38 +138,32 @@ def attend(
     return found
 
 
-class Reference:
-    """Computes the expected output from the operands as they are now, because they change between launches."""
+def compare_sequences(
+    shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float, is_whole: bool = False
+) -> Verdict:
+    """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
+    sequences, parts = list(tables.query_rows()), []
+    chosen = sequences if is_whole else [secrets.choice(sequences)]
+    for sequence, rows in chosen:
+        slots = tables.slots(sequence)
+        q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
+        step = max(1, _CHUNK // (len(slots) * shape.heads))
+        parts += [attend(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)]
+    return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
-    def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
-        self._shape, self._tables, self._operands = shape, tables, operands
 
-    def verify(self, output: torch.Tensor, bound: float, is_whole: bool = False) -> Verdict:
-        """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
-        shape, operands, sequences, parts = self._shape, self._operands, list(self._tables.query_rows()), []
-        chosen = sequences if is_whole else [secrets.choice(sequences)]
-        for sequence, rows in chosen:
-            slots = self._tables.slots(sequence)
-            q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
-            step = max(1, _CHUNK // (len(slots) * shape.heads))
-            parts += [
-                attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
-            ]
-        return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
-
-    def verify_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
-        """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
-        shape, tables, operands = self._shape, self._tables, self._operands
-        sequence, rows = secrets.choice(list(tables.query_rows()))
-        if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
-            return None
-        kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
-        heads = slice(kv * shape.group, (kv + 1) * shape.group)
-        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (operands.k, operands.v))
-        some = slice(max(0, rows.stop - rows.start - 4), None)
-        with one_thread():
-            expected = attend(shape, operands.q[rows, heads].cpu(), k, v, some)
-            return compare(output[rows, heads][some].cpu(), expected, bound)
+def compare_on_host(
+    shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float
+) -> Verdict | None:
+    """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
+    sequence, rows = secrets.choice(list(tables.query_rows()))
+    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
+        return None
+    kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
+    heads, some = slice(kv * shape.group, (kv + 1) * shape.group), slice(-_ROWS_ON_HOST, None)
+    q, k, v = operands.q[rows, heads].cpu(), *(gather(each[:, kv : kv + 1], slots).cpu() for each in operands[1:])
+    with one_thread():
+        return compare(output[rows, heads][some].cpu(), attend(shape, q, k, v, some), bound)
 
 
 def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.torch_attention import Library, get_tolerance
-from mamf.operations.decode.decode_reference import Operands, Reference, Tables, shuffle_pages
+from mamf.operations.decode.decode_reference import Operands, Tables, compare_on_host, compare_sequences, shuffle_pages
 from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape
 from mamf.operations.operand_sets import (
     OperandSet,
@@ -146,7 +146,7 @@ class PreparedDecode:
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
-        self._reference = Reference(shape, tables, self._operands)
+        self._compared = shape, tables, self._operands
 
     def operand_set(self) -> OperandSet:
         signs = Signs(with_long_rows(self._operands.k if self._shape.is_latent else self._operands.v))
@@ -168,13 +168,13 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        return replace(self._reference.verify(self._output(result), self._tolerance), details=self._details)
+        return replace(compare_sequences(*self._compared, self._output(result), self._tolerance), details=self._details)
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output, and one head of a random sequence on the host."""
         output = self._output(result)
-        found = self._reference.verify(output, self._tolerance, is_whole=True)
-        on_host = self._reference.verify_on_host(output, self._tolerance) or found
+        found = compare_sequences(*self._compared, output, self._tolerance, is_whole=True)
+        on_host = compare_on_host(*self._compared, output, self._tolerance) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
 
     def _output(self, result: object) -> torch.Tensor:
@@ -200,11 +200,8 @@ def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
         wrong = next((each for each in found if not each.ok), found[0])
         return wrong if not wrong.ok else replace(wrong, error=worst_of(each.error for each in found))
 
-    def launch() -> None:
-        replay()
-
     return OperandSet(
-        launch,
+        replay,
         lambda _: verify_with([each.verify for each in sets]),
         outputs=[tensor for result in results for tensor in tensors_of(result)],
         verify_whole=lambda _: verify_with([each.verify_whole or each.verify for each in sets]),

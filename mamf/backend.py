@@ -262,7 +262,7 @@ class Backend(ABC):
 
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot
-        estimate it. The caller rejects implausible estimates (mamf.timers).
+        estimate it. The caller rejects implausible estimates (mamf.measurement).
         """
         return None
 

@@ -28,6 +28,7 @@ from mamf.measurement import (
     Tabular,
     find_rate,
     label_dtype,
+    relative_accuracy,
 )
 from mamf.plans import SUSTAINED, Plan
 from mamf.statistics import (
@@ -39,7 +40,6 @@ from mamf.statistics import (
     median_interval,
     repeat_interval,
 )
-from mamf.timers import relative_accuracy
 
 #: Ceilings by (dtype, regime); ``label_dtype`` gives the dtype.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]

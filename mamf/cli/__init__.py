@@ -156,7 +156,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # with the plan of the log, not of the options
         options.resume, options.begins, options.given = restart.log, False, set()
-    guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
+    guard = importlib.import_module("mamf.plugins.contracts").wrap_errors_of
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
         if hasattr(options, "share"):
@@ -165,11 +165,13 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
-    """Turn --requeue of a missing log into --output. Raises UsageError for --resume of a missing log.
+    """Turn --requeue of a missing or empty log into --output. Raises UsageError for --resume of a missing log.
 
     This happens before the command runs, because a command reads its options differently when it resumes.
     """
     path = getattr(options, "resume", None)
+    if path is not None and hasattr(options, "requeues") and path.is_file() and not path.stat().st_size:
+        path.unlink()  # no log of a run: one has its header from the first moment on
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
     if is_missing and not options.begins:

@@ -78,6 +78,7 @@ def add_parameters(
 
     ``several``: whether a field takes several values. ``defaults``: other default values, by parameter.
     """
+    parser.set_defaults(usual=defaults)
     # A command's option with the same name as a parameter replaces it; --set can still set the parameter.
     parser.conflict_handler = "resolve"
     if has_shapes:
@@ -169,7 +170,11 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
     require_steps(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {**({"dtype": dtypes} if dtypes else {}), **dict(_given(options, fields_of(of).values(), "field"))}
-    return Request(of, shapes, sizes, read_fields(of, getattr(options, "set", None) or (), fields), preset)
+    texts = getattr(options, "set", None) or ()
+    for name in {text.partition("=")[0] for text in texts} & fields.keys():
+        if getattr(options, f"field_{name}", None) == getattr(options, "usual", {}).get(name):
+            del fields[name]  # a default of the command, which --set replaces
+    return Request(of, shapes, sizes, read_fields(of, texts, fields), preset)
 
 
 def _given(
@@ -221,9 +226,9 @@ def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) 
     of_preset = request.preset.kernels
     if options.kernel or not of_preset:
         return options.kernel  # type: ignore[no-any-return]
-    from mamf.plugins.discovery import kernel_of
+    from mamf.plugins.discovery import make_kernel
 
-    reasons = {name: kernel_of(request.of, name).unavailable(backend) for name in of_preset}
+    reasons = {name: make_kernel(request.of, name).unavailable(backend) for name in of_preset}
     able = [name for name, reason in reasons.items() if reason is None]
     for name, reason in reasons.items():
         if able and reason:

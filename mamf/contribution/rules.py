@@ -30,12 +30,11 @@ from mamf.logs.run_log import (
     latest_rows,
 )
 from mamf.machine.privacy import scrub_record
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import TERA, Measurement, find_timer, is_credible
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
 from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
 from mamf.plausibility import cycles_used, split_impossible, why_implausible
-from mamf.timers import find_timer, is_credible
 
 TIERS = ("complete", "interrupted", "legacy")
 # Only rows of approximate kernels have these details: such a kernel skips work, or multiplies in another dtype.

@@ -13,12 +13,11 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status
+from mamf.measurement import TERA, Conditions, Measurement, Status, timer_accuracy
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import cycles_used, split_impossible, why_implausible
 from mamf.statistics import figure_of, known_median, summarize, two_levels
-from mamf.timers import timer_accuracy
 
 #: Whether to measure the clock of a row with this rate (FLOP per second).
 WantsClock = Callable[[float], bool]

@@ -33,7 +33,7 @@ from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
-from mamf.plugins.contracts import attribute_errors_to
+from mamf.plugins.contracts import wrap_errors_of
 
 _MAX_ENDS = 3
 #: A kernel, with the name that it was requested by.
@@ -109,7 +109,7 @@ class Runner:
         self.deadline = None if self.budget_seconds is None else self.begun + self.budget_seconds
         self._left = deque(self.held)
         self._pools: dict[object, OperandPool] = {}
-        self._has_figure = False
+        self._has_figure = self._has_tried = False
 
     def results(self, steps: Steps) -> Iterator[Measurement]:
         """Yield each row that is measured. Closing the generator discards the measurement in progress."""
@@ -145,8 +145,8 @@ class Runner:
         return bool(self._left)
 
     def is_over(self) -> bool:
-        """Whether the budget has ended."""
-        return self.deadline is not None and self.now() >= self.deadline
+        """Whether the budget has ended and a step was tried, because preparing can take longer than the budget."""
+        return self.deadline is not None and self._has_tried and self.now() >= self.deadline
 
     def has_next_step(
         self,
@@ -222,6 +222,7 @@ class Runner:
         if self.is_over():
             self.left_out += 1
             return None
+        self._has_tried = self._has_tried or not step.is_reference
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
         limit = find_limit(kernel, self.backend.info, problem, step.shape)
@@ -356,7 +357,7 @@ def failed_row(step: Step) -> Measurement:
 def require_work(problem: Problem, shape: Any) -> None:
     """Raises PluginError if an operation counts no work for a shape, because it would have no rate."""
     label = f"operation {problem.operation}"
-    with attribute_errors_to(label, f"the work of {shape}"):
+    with wrap_errors_of(label, f"the work of {shape}"):
         amount = problem.work(shape).amount
     if not 0 < amount < math.inf:
         raise PluginError(f"{label} is broken: the work of {shape} is {amount:g}, not a number above 0")

@@ -20,7 +20,7 @@ from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.measurement import Measurement
+from mamf.measurement import LARGEST_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
 from mamf.plans import (
@@ -38,7 +38,6 @@ from mamf.plans import (
     SweepOptions,
     VerifyOptions,
 )
-from mamf.timers import LARGEST_SHIFT_SECONDS
 
 
 class Environment(Struct, kw_only=True):

@@ -18,11 +18,10 @@ from msgspec import UnsetType as Missing
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measurement import Conditions, Measurement, Rate, Status
+from mamf.measurement import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS, Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
-from mamf.timers import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS
 
 _OLD_ANEW_DEGREES = 6
 _STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -396,8 +395,8 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 def known_ceiling_record(rate: Rate) -> dict[str, Any]:
     """Convert a ceiling that the run did not measure to JSON values."""
-    values = {"tflops": rate.tflops, "source": rate.source, "told": rate.description}
-    return {"dtype": rate.dtype, "regime": rate.regime, **values}
+    named = {"dtype": rate.dtype, "regime": rate.regime, "tflops": rate.tflops}
+    return {**named, "source": rate.source, "told": rate.description}
 
 
 def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:

@@ -150,7 +150,7 @@ def read_device(device: Device, logs: Mapping[str, RunLog | str], run: NodeRun, 
                 (failures if run.is_over or log.summary else lacks).extend(_find_early_end(part, log))
             lacks += _find_missing(part, log)
         elif not reason:
-            lacks.append(f"{part} was not measured")
+            lacks.append(f"there is no log of {part}")
     if reason:  # it explains everything that is missing
         failures, lacks = (failures, lacks[:1]) if is_no_fault else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))

@@ -9,6 +9,7 @@ Here is also the report on the verdict, with the figures of every device, as a d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
@@ -40,8 +41,8 @@ TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
 UNITS = {
     BURST: ("TFLOPS", 1.0),
     SUSTAINED: ("TFLOPS", 1.0),
-    COPY: ("TB/s", 1.0),
-    READ: ("TB/s", 1.0),
+    COPY: ("GB/s", 1e3),
+    READ: ("GB/s", 1e3),
     TO_DEVICE: ("GB/s", 1e3),
     TO_HOST: ("GB/s", 1e3),
     TO_PEER: ("GB/s", 1e3),
@@ -325,16 +326,19 @@ _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
     """Make the report of ``mamf node``.
 
-    The first line gives the reason for the verdict, for a pager; the last one the pace of a synchronous job.
+    The first line gives the reason for the verdict, for a pager; the last one repeats it with the exit code.
     ``not_together``: why the devices did not measure together, empty if they did.
     """
     others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
-    remarks = [f"not measured together: {not_together}"] if not_together else []
+    models = Counter(device.name for device in devices if device.name)
+    remarks = [f"{count} x {name}" for name, count in models.items()]
+    remarks += [f"not measured together: {not_together}"] if not_together else []
+    pace = [slowest_line(devices)] if verdict.findings else []  # else the reason says it
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),
         Lines(remarks),
-        Answer([f"{verdict.level}, exit code {verdict.exit_code}: {slowest_line(devices)}"]),
+        Answer([*pace, f"{verdict.reason} (exit code {verdict.exit_code})"]),
     ]
     data = {
         "level": verdict.level,

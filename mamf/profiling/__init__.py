@@ -1,1 +1,1 @@
-"""Profiles a script: its kernels and operations by class, as shares of a training step. See docs/profiling.md."""
+"""Profiles a script: how much of a training step each class of kernels and operations takes. See docs/profiling.md."""

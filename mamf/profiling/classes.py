@@ -1,10 +1,10 @@
-"""The class of an event: by the operation that launched it first, by its kernel's name second.
+"""Sorts events into classes: first by the operation that launched the kernel, then by the kernel's name.
 
-The rules are data, in classes.csv. A rule has to match a whole name, or whole words of it, never a part of a word.
+The rules are in classes.csv. A rule must match a whole name or whole words of it, never a part of a word.
 
-Shares of a training step come from unions of intervals: each instant counts once, so the shares add up to 1. Sums of
-durations would count concurrent work twice. An instant in which several classes are at work counts for the first of
-them in CLASSES. Communication is last: only communication that is not hidden by computation is a cost.
+The share of a class in a training step is the length of the union of its intervals. Each instant counts once, so the
+shares add up to 1; sums of durations would count concurrent work twice. While several classes run, time counts for the
+first of them in CLASSES. Communication is last, because it costs time only where no computation hides it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mamf.profiling.traces import ON_DEVICE, Event, Union, length, union
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
 COPIES, OPTIMIZER = "memory copies", "optimizer"
-#: What the names of mamf's ranges of modules begin with.
+#: The beginning of the names that mamf gives to ranges around modules.
 MODULE = "mamf: module "
-#: Classes in report order, which is also the priority of classes that are at work at the same time: communication last.
+#: Classes in the order of reports. While several run at the same time, time counts for the first: communication last.
 CLASSES = (
     "attention",
     "matmul",
@@ -38,20 +38,22 @@ CLASSES = (
     UNCLASSIFIED,
     COMMUNICATION,
 )
-#: A kernel may be an argument of the template of another, which only launches it.
+#: How deep kernels may be nested: a kernel may be a template argument of another kernel that only launches it.
 _MAX_WRAPPERS = 4
 
 
 @functools.cache
 def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
-    """The patterns and classes of classes.csv by their column ``by``: the first that matches decides. ``by`` is one of
+    """Return the patterns and classes in classes.csv, by their column ``by``. The first pattern that matches decides.
 
-    caller: operations and annotations whose class applies to all that they call (the products of an attention);
-    operation: other operations, of which the innermost decides;
-    wrapper: kernels that launch one of their template's arguments, with the class of those whose argument is unknown;
-    kernel: kernels by namespaces and function, without template arguments and parameters;
-    word: kernels, and operations of other libraries, by whole words of the function, else of a namespace;
-    framework: torch's own work, the class of events if none of their callers has one.
+    - ``caller``: operations and annotations. Their class applies to all that they call: matmuls within attention are
+      attention.
+    - ``operation``: other operations. The innermost one decides.
+    - ``wrapper``: kernels that only launch a kernel in their template arguments. The class is for those in which no
+      argument is known.
+    - ``kernel``: kernels, by namespaces and function, without template arguments and parameters.
+    - ``word``: kernels, and operations of other libraries, by whole words of the function, or else of a namespace.
+    - ``framework``: torch's own work, if no other rule gives a class.
     """
     by: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for row in packaged_rows("profiling/classes.csv"):
@@ -61,14 +63,14 @@ def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 
 
 def class_of(event: Event) -> str:
-    """One of CLASSES."""
+    """Return the class of an event, one of CLASSES."""
     callers = [each for each in event.lineage() if each.kind in ("operation", "annotation")]
-    # The operations of an attention run outside of it in the backward pass.
+    # In the backward pass, the operations of attention run outside of it: look at those of the forward pass too.
     forward = [each for caller in callers if caller.forward for each in caller.forward.lineage()]
-    # An annotation of a collective lasts until that has completed: it did not call all that is within.
+    # An annotation around a collective lasts until that is done, so not all events within it were called by it.
     enclosing = {_class_by("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])}
     if forward or any(each.name.startswith((MODULE, "nn.Module: ")) for each in callers):
-        enclosing.discard(OPTIMIZER)  # of Lightning, whose optimizers call the forward and the backward pass
+        enclosing.discard(OPTIMIZER)  # in Lightning, the optimizer calls the forward and the backward pass
     return (
         next((name for _, name in rules()["caller"] if name in enclosing), None)
         or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)
@@ -85,7 +87,7 @@ def _is_in_flight(caller: Event, innermost: Event) -> bool:
 
 
 def class_of_name(kernel: str) -> str | None:
-    """The class of a kernel whose operation is unknown; None if its name says none."""
+    """Return the class of a kernel by its name alone; None if no rule matches."""
     return _by_name(kernel, _MAX_WRAPPERS)
 
 
@@ -101,7 +103,7 @@ def _by_name(kernel: str, wrappers: int) -> str | None:
 
 @functools.cache
 def _operation(name: str) -> str | None:
-    """Operations of libraries that have no rule are known by their words."""
+    """Return the class of an operation; of a library's operation without a rule, by the words in its name."""
     is_of_library = "::" in name and not _class_by("framework", name)
     return _class_by("operation", name) or (class_of_name(name) if is_of_library else None)
 
@@ -115,14 +117,14 @@ def _class_by(by: str, name: str) -> str | None:
 
 
 class Share(NamedTuple):
-    """The seconds of one class: ``visible``, those that count for it, and ``hidden``, those that count for another."""
+    """The seconds of a class. ``visible`` seconds count for it; ``hidden`` seconds count for another class."""
 
     visible: float
     hidden: float
 
 
 def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
-    """The share of each class that was at work, in the order of CLASSES, from the intervals of its events."""
+    """Return the share of each class that has events, in the order of CLASSES. ``by_class``: (begin, end) of events."""
     found: dict[str, Share] = {}
     taken: Union = []
     for name in CLASSES:
@@ -140,18 +142,21 @@ def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, S
 
 
 _CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
-#: ROCm's descriptors end with it.
+#: The end of a kernel's name in ROCm, where it is the name of a descriptor.
 _DESCRIPTOR = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
-#: Tokens of a mangled name: literals, types and substitutions hold digits that are no lengths of identifiers.
+#: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.
 _TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: Between words: a hump of camelCase, or what is no letter.
+#: What separates words: a hump of camelCase, or characters that are not letters or digits.
+#: What separates words: the hump of camelCase, or characters that are not letters or digits.
 _BETWEEN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
 class KernelName(NamedTuple):
-    """``function``: with its namespaces, without return type, template arguments and parameters. ``arguments``: those
-    of its template, unread.
+    """A kernel's name in parts.
+
+    ``function``: with its namespaces, without return type, template arguments and parameters. ``arguments``: the
+    template arguments as text.
     """
 
     function: str
@@ -159,13 +164,13 @@ class KernelName(NamedTuple):
 
     @property
     def words(self) -> Iterator[str]:
-        """The words of the function, then of each namespace around it: _like_this_."""
+        """The words of the function, then those of each namespace around it, written _like_this_."""
         return (f"_{_BETWEEN.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
 
 
 @functools.cache
 def read_name(name: str) -> KernelName:
-    """Read a name in time linear in its length, also if it was cut off."""
+    """Read a name, even one that was cut off, in time linear in its length."""
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED.match(name):
         function, *arguments = _identifiers(name[mangled.end() :]) or [name]
@@ -175,7 +180,7 @@ def read_name(name: str) -> KernelName:
 
 
 def _split(name: str) -> tuple[str, list[str]]:
-    """The function, and the arguments of its last template."""
+    """Return the function and the arguments of its last template."""
     brackets: list[str] = []
     function: list[str] = []
     arguments: list[str] = []
@@ -188,7 +193,7 @@ def _split(name: str) -> tuple[str, list[str]]:
                 arguments, begun = [], place + 1
             brackets.append(character)
         elif character in _CLOSES:
-            # Within parentheses, > compares or is part of an arrow.
+            # Within parentheses, > is a comparison or part of an arrow.
             if brackets and brackets[-1] == _CLOSES[character]:
                 brackets.pop()
                 if not brackets:
@@ -205,7 +210,7 @@ def _split(name: str) -> tuple[str, list[str]]:
 
 
 def _identifiers(mangled: str) -> list[str]:
-    """Identifiers in the order of the name; those of one nested name are joined."""
+    """Return the identifiers in a mangled name, in order; those of one nested name are joined with ``::``."""
     found: list[str] = []
     place, last = 0, -1
     while token := _TOKEN.match(mangled, place):

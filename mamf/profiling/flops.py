@@ -1,7 +1,7 @@
-"""FLOP of an operation from the shapes of its arguments, 2 per multiply-add. Pure.
+"""The FLOP of an operation, 2 per multiply-add, from the shapes of its arguments. Pure.
 
-A causal attention counts what is not masked, and a backward 2.5 times the forward, as mamf.operations.attention does.
-Operations without a formula here have no FLOP, and are reported as such.
+Causal attention counts only what is not masked, and its backward pass 2.5 times the forward pass, as in
+mamf.operations.attention. Operations without a formula count no FLOP, and reports say so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mamf.operations.attention.operation import BACKWARD_COUNTS, AttentionShape
 from mamf.profiling.traces import Event
 
 _Shapes = Sequence[Sequence[int]]
-#: torch's names of element types, as it records them, by mamf's.
+#: mamf's name of a dtype, by the name that torch records.
 DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -27,12 +27,12 @@ DTYPES = {
     "c10::Float8_e5m2": "float8_e5m2",
 }
 
-#: Kernels of NVIDIA's libraries that multiply float32 in TF32: s1688 is the shape of that instruction.
+#: Kernels of NVIDIA's libraries that multiply float32 in TF32. 1688 is the shape of its instruction, m16n8k8.
 TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm")
 
 
 def flop_of(event: Event) -> int | None:
-    """None for an operation without a formula, or whose shapes were not recorded."""
+    """Return the FLOP of an operation; None if it has no formula or its shapes were not recorded."""
     formula = _FORMULAS.get(event.name)
     if formula is None:
         return None
@@ -43,32 +43,39 @@ def flop_of(event: Event) -> int | None:
 
 
 def dtype_of(event: Event) -> str:
-    """mamf's name of the dtype that an operation multiplies; torch's if mamf has no name for it."""
+    """Return mamf's name of the dtype that an operation multiplies, or torch's name if mamf has none."""
     operand = _FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
     return DTYPES.get(recorded, recorded or "unknown")
 
 
 def product_flop(a: Sequence[int], b: Sequence[int]) -> int:
-    """(..., M, K) @ (..., K, N). Groups of one operand alone share out the rows, the columns or K of the other."""
+    """Return the FLOP of (..., M, K) @ (..., K, N).
+
+    In a grouped matmul only one operand has groups. They divide the rows, the columns or K of the other among them.
+    """
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
 
 def _product(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
-    """The operands from the argument ``first`` on."""
+    """Return the formula of a matmul whose operands are the arguments ``first`` and ``first + 1``."""
     return lambda shapes, values: product_flop(shapes[first], shapes[first + 1])
 
 
 def _linear(shapes: _Shapes, values: Sequence[str]) -> int:
-    """(..., K) by a weight (N, K)."""
+    """Return the FLOP of an input (..., K) times a weight (N, K)."""
     weight = shapes[1]
     return 2 * math.prod(shapes[0]) * (weight[0] if len(weight) > 1 else 1)
 
 
 def _convolution(shapes: _Shapes, values: Sequence[str]) -> int:
-    """Input (N, C, ...), weight (O, C/groups, ...); stride, padding, dilation, transposed, output padding, groups."""
+    """Return the FLOP of a convolution.
+
+    Arguments: input (N, C, ...), weight (O, C/groups, ...), bias, stride, padding, dilation, transposed, output
+    padding, groups.
+    """
     size, weight = shapes[0], shapes[1]
-    if values[6] == "True":  # every element of the input meets the whole weight of its group
+    if values[6] == "True":  # transposed: each element of the input is multiplied with the whole weight of its group
         return 2 * math.prod(size) * math.prod(weight[1:])
     strides, padding, dilation = (_numbers(values[number], len(weight) - 2) for number in (3, 4, 5))
     output = [
@@ -84,7 +91,10 @@ def _numbers(text: str, count: int) -> list[int]:
 
 
 def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
-    """Gradient of the output (N, O, ...), input, weight; the mask at the end selects the gradients."""
+    """Return the FLOP of a convolution's backward pass.
+
+    Arguments: gradient of the output (N, O, ...), input, weight, ...; the last says which gradients are computed.
+    """
     gradient, size, weight = shapes[:3]
     transposed = values[7] == "True"
     one = 2 * math.prod(size if transposed else gradient) * math.prod(weight[1:])
@@ -92,16 +102,17 @@ def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
 
 
 def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
-    """Q, K, V (batch, heads, length, head dimension) from the argument ``first`` on; ``causal``: that flag's index.
+    """Return the formula of attention, whose Q, K and V are (batch, heads, length, head dimension).
 
-    torch aligns a causal mask to the top left: keys beyond the last query are masked.
+    ``first``: the index of Q among the arguments. ``causal``: the index of that flag. ``count``: FLOP as a multiple of
+    a forward pass. torch aligns a causal mask to the top left, so keys beyond the last query are masked.
     """
 
     def flop(shapes: _Shapes, values: Sequence[str]) -> int:
         (batch, heads, length, size), (_, kv_heads, length_k, _), (*_, size_v) = shapes[first : first + 3]
         is_causal = values[causal] == "True"
         if is_causal and length > length_k:
-            raise ValueError("a causal mask of more queries than keys")
+            raise ValueError("a causal mask needs at least as many keys as queries")
         keys = length if is_causal else length_k
         return int(count * AttentionShape(batch, heads, kv_heads, length, keys, size, size_v, is_causal).flop)
 

@@ -1,10 +1,10 @@
-"""A profile as a run log of tier ``profile``: a record for each class, module, kernel, part of memory; a summary. With
-``--ranks all`` a folder has a log for each rank.
+"""Writes and reads the log of a profile, and makes its report.
 
-A profile has no samples, so it is not a measurement: rankings, comparisons and result tables ignore it.
+A log of tier ``profile`` has a record for each class, module, kernel and part of memory, and a summary. With ``--ranks
+all`` a folder has a log per rank. A profile has no samples, so rankings, comparisons and result tables ignore it.
 
-Here are the reports too: of a profile (classes, modules, top kernels, memory), and of the profiles of all ranks, which
-says which rank the others wait for.
+There are two reports: that of a profile (classes, modules, top kernels, memory), and that of all ranks, which says for
+which rank the others wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from mamf.report.shares import known_ceiling_lines
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"
-#: The records of rows, with the field of a Profile that has them.
+#: By the name of a record: the field of Profile that has these rows, and the type of a row.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
@@ -59,7 +59,7 @@ Ranks = Mapping[int, tuple[str, Profile]]
 
 
 class ProfileHeader(Struct):
-    """The fields that every header of a profile has."""
+    """The fields that the header of a profile always has."""
 
     schema: int
     tool: dict[str, Any]
@@ -70,8 +70,9 @@ class ProfileHeader(Struct):
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write the whole log at once, so that no partial log is left. Returns its path, which has a number if another
-    program made this file meanwhile. Raises UsageError when it cannot be made.
+    """Write a log at once, so that no partial log is ever left. Return its path.
+
+    If another program created the file meanwhile, the name gets a number. Raises UsageError if it cannot be created.
     """
     header = {
         "schema": SCHEMA,
@@ -92,7 +93,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
-    """The script and its profile, or None for a log of another kind. Raises RunLogError when it cannot be read."""
+    """Read a script's name and its profile; None for a log of another kind. Raises RunLogError if it is damaged."""
     lines = list(lines_of(path))
     try:
         header = parse_record(lines[0])
@@ -105,7 +106,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     number, rows = 1, defaultdict[str, list[Any]](list)
     try:
         script = read_record(header, ProfileHeader).script
-        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error names it)
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
             record = parse_record(line)
             if record["record"] == "summary":
                 return script, _profile(rows, record)
@@ -121,7 +122,7 @@ def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     profile = read_record({"classes": (), **{name: summary[name] for name in _OF_SUMMARY}, **rows}, Profile)
     durations = profile.seconds, profile.steps, profile.unprofiled_step_seconds
     if any(each is not None and each <= 0 for each in durations):
-        raise ValueError("a profile of no step")
+        raise ValueError("steps and seconds must be above 0")
     return profile
 
 
@@ -130,40 +131,40 @@ def rank_log(folder: Path, rank: int) -> Path:
 
 
 def rank_logs(folder: Path) -> dict[int, Path]:
-    """Whole or not, by rank."""
+    """Return the logs in a folder by rank, complete or not."""
     names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS)}
     return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
 
 
 def read_rank_logs(folder: Path) -> Ranks:
-    """Without those that are not whole. Raises UsageError for a folder without any."""
+    """Read the complete logs in a folder. Raises UsageError if there is none."""
     ranks: dict[int, tuple[str, Profile]] = {}
     for rank, path in sorted(rank_logs(folder).items()):
         with suppress(RunLogError):
             if profiled := read_profile_or_none(path):
                 ranks[rank] = profiled
     if not ranks:
-        raise UsageError(f"{folder} holds no profiles of ranks ({RANK_LOGS})")
+        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOGS})")
     return ranks
 
 
-# Kernels that are instances of templates have names of a thousand characters.
+# Instances of templates have names of a thousand characters.
 _LONGEST_NAME, _SHORTEST_NAME = 70, 24
 _SHORTENED = itemgetter(slice(_LONGEST_NAME))
 _MAX_CLASSES = 3
-# In seconds, what rounding leaves.
+# Seconds that are only rounding errors.
 _NOTHING = 1e-12
-# The share of a class's time without a known FLOP formula that is worth a line.
+# Report it if more than this share of a class's time has no FLOP formula.
 _NOTABLE = 0.01
-#: The share of a step by which a rank's own time must exceed the least of all to make it a straggler. Two equal ranks
-#: on two H200 differed by 1.3 to 2.9 % in the three steps that were profiled.
+#: A rank is a straggler if its own time exceeds that of the fastest rank by this share of a step. Two equal ranks on
+#: two H200 differed by 1.3 to 2.9 % over three profiled steps.
 _BEHIND = 0.05
 _PERCENT = "{:.1%}".format
 _DERIVED = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
 
 
 def profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
-    """Csv holds the classes."""
+    """Make the report of a profile. Its csv has the classes. ``top``: how many modules and kernels to show."""
     tables = ("classes", "kernels", "memory", "modules", "dtypes")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
@@ -184,7 +185,7 @@ def profile_document(script: str, profile: Profile, top: int | None = 10) -> Doc
 def _title(script: str, profile: Profile) -> Iterator[str]:
     where = device_of(profile)
     if profile.steps is None:
-        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in all; its steps are unknown"
+        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in total; the trace does not mark its steps"
         return
     took = milliseconds(profile.step_seconds)
     yield f"{script} on {where}: {counted(profile.steps, 'step')} of {took} ms with the profiler"
@@ -192,17 +193,20 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
             f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
-            f"with the profiler a step is {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
+            f"the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
-        time = "" if profile.unprofiled_step_seconds is None else " in the time without it"
+        time = "" if profile.unprofiled_step_seconds is None else " in the time without the profiler"
         work = rate_text(profile.flop / profile.steps / 1e12, "TFLOP")
-        yield f"a step multiplies {work}: {rate_text(profile.tflops, 'TFLOPS')}{share}{time}"
+        yield f"a step needs {work}: {rate_text(profile.tflops, 'TFLOPS')}{share}{time}"
 
 
 def _class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
-    """Times, calls and FLOP are per step for people, and of all steps in csv and json. ``what``: class or module."""
+    """Return the columns. The printed table is per step, csv and json have sums over all steps.
+
+    ``what``: ``class`` or ``module``.
+    """
     steps = profile.steps or 1
     rows = profile.classes if what == "class" else profile.modules
     return [
@@ -261,7 +265,7 @@ def device_of(profile: Profile) -> str:
 
 
 def conclusion(profile: Profile) -> str:
-    """The classes that take most of a step."""
+    """Name the classes that take most of a step."""
     largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_CLASSES]
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
@@ -298,7 +302,7 @@ def _end(profile: Profile) -> Iterator[str]:
 
 
 def _about_idle(profile: Profile) -> str:
-    """How certain idle is."""
+    """Say what shares and idle time refer to, and how certain idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
@@ -312,7 +316,7 @@ def _about_idle(profile: Profile) -> str:
 
 
 def ranks_document(ranks: Ranks, count: int = 0) -> Document:
-    """``count``: how many ranks there are at least."""
+    """Make the report of all ranks. ``count``: the minimum number of ranks, so that missing ones are named."""
     script = next(script for script, _ in ranks.values())
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [device_of(profile) for _, profile in ranks.values()]
@@ -333,14 +337,16 @@ def ranks_document(ranks: Ranks, count: int = 0) -> Document:
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-# The seconds of a step without exposed communication, in which a rank also waits for others.
+# The seconds of a step without exposed communication, because communication includes waiting for other ranks.
 def _own(profile: Profile) -> float:
     return (profile.whole_seconds - profile.seconds_of(COMMUNICATION)) / (profile.steps or 1)
 
 
 def _exposed(profile: Profile) -> float:
-    """Visible communication of a step. The profiler slows hosts, so ranks wait longer for one another: the time by
-    which a device is busy for longer in the trace than the steps take without the profiler is left out.
+    """Return the seconds of communication per step that no computation hides.
+
+    The profiler slows hosts, so ranks wait longer for one another. If a device is busy for longer in the trace than the
+    steps take without the profiler, the excess is subtracted.
     """
     added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
     return max(0.0, profile.seconds_of(COMMUNICATION) - added) / (profile.steps or 1)

@@ -1,7 +1,7 @@
-"""A profile: the seconds of each class and module in a training step, its FLOP and the top kernels. Pure.
+"""A profile of training steps: the seconds and FLOP of each class and module, and the top kernels. Pure.
 
-Shares and idle are of a step without the profiler, if that was timed. Idle is that time less the time in which the
-device worked in the trace, so what the profiler adds between two kernels is not idle time.
+Shares and idle time refer to a step without the profiler, if that was timed. Idle time is the duration of that step
+minus the busy time in the trace, so gaps that the profiler adds between kernels do not count as idle.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
 
 OUTSIDE = "outside of any module"
-#: The name of the memory row that the others are parts of.
+#: The name of the memory row for the peak; the other rows are parts of it.
 PEAK = "peak"
-#: Share of a class's FLOP that may be of dtypes without a ceiling, and is left out: a rotary table of float32 next to
-#: matmuls in bfloat16.
+#: MAMFU ignores up to this share of FLOP in dtypes without a ceiling, such as float32 rotary tables next to bfloat16
+#: matmuls.
 _MAX_UNKNOWN = 0.01
-#: In the name of a module: its number among others, or what wraps it.
+#: Parts of a module's name that are folded: a number, and the names of wrappers.
 _FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
-#: The ceiling of a dtype (mamf's name), or None if it is unknown.
+#: Returns the ceiling of a dtype (by mamf's name), or None if it is unknown.
 CeilingOf = Callable[[str], Rate | None]
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class in all profiled steps, or modules whose names differ in numbers alone, forward and backward, with the
-    modules within them.
+    """A class, or all modules whose names differ only in numbers, over all profiled steps.
 
-    ``visible`` and ``hidden``: seconds (classes.Share). Calls of idle are the gaps in the trace, those of a module the
-    events that worked for it. ``flop`` by dtype, and ``multiplying``, the seconds in which they were computed.
-    ``mamfu``: the share of the ceilings of these dtypes, None if more than 1 % of the FLOP has no known ceiling.
+    A module includes its backward pass and the modules within it.
+
+    - ``visible``, ``hidden``: seconds (see classes.Share).
+    - ``calls``: of a class, its calls; of idle, the gaps in the trace; of a module, the events in it.
+    - ``flop``: FLOP by dtype. ``multiplying``: the seconds in which they were computed.
+    - ``mamfu``: the share of the ceilings of these dtypes; None if more than 1 % of the FLOP has no known ceiling.
     """
 
     name: str
@@ -57,7 +59,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel, or an operation of a CPU: ``seconds`` in all profiled steps, by the union of its intervals."""
+    """A kernel, or an operation on a CPU. ``seconds``: the union of its intervals over all profiled steps."""
 
     name: str
     class_name: str
@@ -67,7 +69,7 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The peak of the profiled steps or a part of it: ``nbytes``, None if the device does not report its peak."""
+    """The peak memory of the profiled steps, or a part of it. ``nbytes``: None if the device does not report a peak."""
 
     name: str
     nbytes: int | None
@@ -75,7 +77,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class DtypeRow:
-    """How many tensors of a part of the script (parameters, outputs of a kind of layer, loss) have a dtype."""
+    """How many tensors have a dtype, in a part of the script: parameters, outputs of a type of layer, the loss."""
 
     name: str
     dtype: str
@@ -84,10 +86,14 @@ class DtypeRow:
 
 @dataclass(frozen=True)
 class Profile:
-    """``steps``: None if the trace does not mark them; ``seconds``: of all of them, with the profiler.
-    ``unprofiled_step_seconds``: the time of a step without it, if that was measured. ``device``: empty if unknown;
-    ``is_of_device``: whether it worked at all, else these are a CPU's operations. Classes are in the order of CLASSES,
-    idle last; kernels and modules are in the order of their seconds. ``ceilings``: those that MAMFU refers to.
+    """A profile of several training steps.
+
+    - ``seconds``: the duration of all steps, with the profiler. ``steps``: their number; None if the trace does not
+      mark them. ``unprofiled_step_seconds``: the duration of a step without the profiler, if it was timed.
+    - ``device``: its name, empty if unknown. ``is_of_device``: whether a device ran kernels; if not, times are those of
+      operations on the CPU.
+    - ``classes``: in the order of CLASSES, idle last. ``kernels``, ``modules``: longest first.
+    - ``ceilings``: the ceilings that MAMFU refers to.
     """
 
     seconds: float
@@ -109,23 +115,25 @@ class Profile:
         object.__setattr__(self, "classes", rows)
 
     def seconds_of(self, name: str) -> float:
-        """The visible seconds of a class in all profiled steps."""
+        """Return the visible seconds of a class over all profiled steps."""
         return sum(row.visible for row in self.classes if row.name == name)
 
     @property
     def busy_seconds(self) -> float:
-        """In which something worked, in all profiled steps: the union of all intervals in the trace."""
+        """The seconds in which anything ran, over all profiled steps: the union of all intervals in the trace."""
         return sum(row.visible for row in self.classes if row.name != IDLE)
 
     @property
     def usual_seconds(self) -> float:
-        """Of as many steps as were profiled, without the profiler where that was timed."""
+        """The duration of as many steps as were profiled: without the profiler if that was timed, else with it."""
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property
     def whole_seconds(self) -> float:
-        """What shares are of: the steps without the profiler, or ``busy_seconds`` if that is longer, because the
-        profiler slows what works. The steps with the profiler if nothing else was timed: then idle is an upper bound.
+        """The seconds that shares refer to: ``usual_seconds``, or ``busy_seconds`` if that is longer.
+
+        Busy time may be longer because the profiler slows what runs. If only steps with the profiler were timed, idle
+        time is an upper bound.
         """
         return max(self.usual_seconds, self.busy_seconds)
 
@@ -135,17 +143,17 @@ class Profile:
 
     @property
     def flop(self) -> int:
-        """Of all profiled steps."""
+        """The FLOP of all profiled steps."""
         return sum(row.total_flop for row in self.classes)
 
     @property
     def tflops(self) -> float | None:
-        """Of whole steps, in their time without the profiler where that was measured."""
+        """The rate of whole steps, by their duration without the profiler if that was timed."""
         return self.flop / self.usual_seconds / TERA if self.flop else None
 
     @property
     def mamfu(self) -> float | None:
-        """The time that the ceilings would take, as a share of that of whole steps; None if a ceiling is unknown."""
+        """The time that the FLOP take at the ceilings, as a share of whole steps; None if a ceiling is unknown."""
         at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
         if not at_ceilings or None in at_ceilings:
             return None
@@ -155,7 +163,7 @@ class Profile:
 def profile_of(
     trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
-    """``ceiling_of``: the ceilings for MAMFU."""
+    """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
     at_work = busy(trace)
     idle = gaps(_union(at_work), trace.begun, trace.ended)
     rows = list(_class_rows(at_work, ceiling_of))
@@ -186,7 +194,7 @@ def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[Clas
 
 
 def _is_within(name: str, event: Event) -> bool:
-    """Whether an operation of the CPU was called by another of its class: one call, not two. Every kernel is one."""
+    """Return whether an operation on the CPU was called by one of its own class, so that both are one call."""
     caller = event.parent
     return caller is not None and event.kind == caller.kind == "operation" and class_of(caller) == name
 
@@ -200,7 +208,7 @@ def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
 
 
 def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRow]:
-    """The longest first; none if the trace has no ranges of modules."""
+    """Make the rows of modules, longest first; none if the trace has no ranges of modules."""
     by_module: dict[tuple[str, str], list[Busy]] = defaultdict(list)
     for each in at_work:
         names = [folded(name) for name in _modules(each.event)] or [OUTSIDE]
@@ -208,13 +216,13 @@ def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRo
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
     for (root, name), work in by_module.items():
-        # Modules within several models would otherwise have one name.
+        # With several models, modules in them could have the same name.
         title = f"{root}.{name}" if len(roots) > 1 and root != name else name
         rows.append(_row(title, length(_union(work)), 0.0, len(work), work, ceiling_of))
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE} else []
 
 
-# The modules that an event is of, the outermost first: of the backward pass those of the forward pass.
+# The modules that an event belongs to, outermost first. A backward event belongs to the modules of its forward pass.
 def _modules(event: Event) -> list[str]:
     lineage = list(event.lineage())
     forward = next((each.forward for each in lineage if each.forward), event)
@@ -224,23 +232,24 @@ def _modules(event: Event) -> list[str]:
     return []
 
 
-# ``model.layers.0.mlp: LlamaMLP`` as ``model.layers.*.mlp: LlamaMLP``.
+# Turns ``model.layers.0.mlp: LlamaMLP`` into ``model.layers.*.mlp: LlamaMLP``.
 def folded(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
 def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Busy], ceiling_of: CeilingOf) -> ClassRow:
-    """With the FLOP of its work. An operation and those that it calls count once, in the class of the operation: a copy
-    that a product calls computes none of it. The dtype is that of the innermost one, to which autocast has converted
-    the operands.
+    """Make a row with the FLOP of its work.
+
+    An operation and those that it calls count once, in the class of the operation: a copy that a matmul calls has none
+    of its FLOP. The dtype is that of the innermost operation, which gets the operands that autocast converted.
     """
     counting = {each.event: operations for each in work if (operations := _counted(each.event))}
     counting = {event: each for event, each in counting.items() if class_of(each[-1]) == class_of(event)}
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
     kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
-    tf32 = {operation for kernel in kernels for operation in kernel.lineage()}  # torch records float32
+    tf32 = {operation for kernel in kernels for operation in kernel.lineage()}  # torch records TF32 as float32
     for operation, multiplying in innermost.items():
         dtype = dtype_of(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += flop_of(operation) or 0
@@ -249,15 +258,16 @@ def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Bu
 
 
 def _counted(event: Event) -> list[Event]:
-    """The operations with a formula that an event belongs to, innermost first: it computes the FLOP of the last. What
-    an optimizer multiplies (Muon) is not work of the model.
+    """Return the operations with a formula that an event belongs to, innermost first. It computes FLOP of the last one.
+
+    Matmuls of an optimizer (Muon) are left out, because they are not work of the model.
     """
     found = [each for each in event.lineage() if flop_of(each) is not None]
     return found if found and class_of(event) != OPTIMIZER else []
 
 
 def _share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
-    """The time that the ceilings of the dtypes would take, as a share of the time that was taken."""
+    """Return the time that the FLOP would take at the ceilings of their dtypes, as a share of ``seconds``."""
     known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
     if not seconds or not flop or unknown > _MAX_UNKNOWN * sum(flop.values()):

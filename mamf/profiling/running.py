@@ -1,8 +1,8 @@
-"""Runs a script in this process as Python would, and some of its steps under torch.profiler.
+"""Runs a script in this process as Python would, and profiles some of its steps with torch.profiler.
 
-A training step ends when its optimizer has stepped, a named function returns, or the script marks its end. An end
-within a backward pass waits until the pass has returned: torch.profiler crashes if it is stopped within it. Steps
-without the profiler are timed right before those with it, so that the profiler's own cost is seen.
+A training step ends when its optimizer has stepped, when a named function returns, or when the script marks its end. If
+that is within a backward pass, the step ends when the pass returns, because torch.profiler crashes if it is stopped
+within one. Steps without the profiler are timed right before those with it, to show what the profiler costs.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 Watch = MemoryWatch | DtypeWatch | ModuleRanges
 
 _INTERRUPTED = 130
-#: Files that mamf reads, but cannot run.
+#: Suffixes of files that mamf reads and cannot run.
 _LOGS, _TRACES = (".jsonl",), (".json", ".gz", ".csv")
-# Silences the profiler's library, which otherwise prints a line on each start and stop.
+# A log level at which the profiler's library does not print a line at each start and stop.
 _QUIET = "6"
 _MAIN, _DECORATOR = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script with its arguments, or with ``is_module`` a module as ``python -m`` runs it."""
+    """A script and its arguments. ``is_module``: ``name`` is a module, run as by ``python -m``."""
 
     name: str
     arguments: Sequence[str] = ()
     is_module: bool = False
 
     def require(self) -> None:
-        """Raises UsageError for a file or module that does not exist, and for a log or a trace."""
+        """Raise UsageError if the file or module does not exist, or is a log or a trace."""
         kind = "" if self.is_module else Path(self.name).suffix
         if kind in (*_LOGS, *_TRACES):
             read = f"mamf show {self.name}" if kind in _LOGS else f"mamf profile --from {self.name}"
@@ -60,7 +60,7 @@ class Program:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Set arguments and the first folder of modules as the program expects them."""
+        """Within the context, set ``sys.argv`` and the first folder in ``sys.path`` as the program expects them."""
         argv, path = sys.argv, list(sys.path)
         sys.argv = [self.name, *self.arguments]
         sys.path.insert(0, str(Path().resolve() if self.is_module else Path(self.name).resolve().parent))
@@ -70,7 +70,7 @@ class Program:
             sys.argv, sys.path[:] = argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run it in its place as Python would; returns its exit code. ``run_decorated``: from ``decorated``."""
+        """Run the program as Python would, and return its exit code. ``run_decorated``: from ``decorated``."""
         try:
             if run_decorated:
                 run_decorated()
@@ -92,7 +92,10 @@ class Program:
         return 0
 
     def decorated(self, function: str, decorator: object) -> Callable[[], None]:
-        """What runs it with a decorator around a function that it defines. Raises UsageError if it defines none."""
+        """Return a function that runs the program with a decorator around a function that it defines.
+
+        Raises UsageError if the program does not define it.
+        """
         spec = find_spec(self.name) if self.is_module else None
         if spec is not None and spec.submodule_search_locations:  # a package
             spec = find_spec(f"{self.name}.__main__")
@@ -123,21 +126,22 @@ class Program:
 
 
 def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames that ran the script."""
+    """Return a traceback without the frames that ran the script."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
         trace = trace.tb_next
     return trace
 
 
 class StepProfiler:
-    """Profiles the steps that are due, called at each step's end. ``steps``: how many are timed, then profiled;
-    ``watches``: observe the same steps. ``stop``: end the script after the last of them. ``on_profiled`` is called when
-    no more steps will be profiled, right after the last one.
+    """Profiles some training steps of a script. Call ``step_ended`` at the end of each step.
 
-    A script may fork processes that train. The first process of this rank that ends a step is the one that is profiled;
-    a file in ``folder`` tells the others, until the folder is removed with the profile done.
+    - ``warmup``: how many steps to skip. ``steps``: how many steps to time after that, and then to profile.
+    - ``watches``: what else observes the profiled steps. ``stop``: end the script after the last of them.
+    - ``on_profiled``: called once, right after the last profiled step.
+    - ``failure``: an error, in one line. Errors never end the script; after one, nothing more is profiled.
 
-    Errors never end the script: they are reported in ``failure``, one line, and nothing is profiled after them.
+    A script may fork processes that train. The first process of this rank to end a step is profiled, and claims that by
+    a file in ``folder``, which exists until the profile is done.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class StepProfiler:
         stop: bool = False,
     ) -> None:
         self.failure = self._remark = ""
-        #: The optimizers that stepped outside of a backward pass, by id.
+        #: The names of optimizers that stepped outside of a backward pass, by id.
         self.optimizers: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
@@ -172,16 +176,16 @@ class StepProfiler:
         return os.getpid() != (self._profiled_process or self._process)
 
     def _claims_steps(self) -> bool:
-        """Whether the steps of this process are profiled. The first call in any process claims them for it."""
+        """Return whether this process is the one to profile: the first in which this is called."""
         if self._profiled_process is None and rank() == self._rank:
             self._profiled_process = 0
-            with suppress(OSError):  # another process has claimed them, or has profiled them
+            with suppress(OSError):  # another process was first, or is done and has removed the folder
                 self._claim.touch(exist_ok=False)
                 self._profiled_process = os.getpid()
         return self._profiled_process == os.getpid()
 
     def step_ended(self) -> None:
-        """Several ends within a backward pass, of optimizers that step in hooks, are one."""
+        """End a step. Several calls within one backward pass, of optimizers that step in its hooks, end one step."""
         if not self._claims_steps():
             return
         self._has_step_to_end = is_in_backward()
@@ -191,7 +195,7 @@ class StepProfiler:
         if not (self.is_complete or self.failure or self._remark):
             with self._keeping_errors():
                 self._profile_next()
-        if self.stop and self.is_complete:  # once more if the script goes on
+        if self.stop and self.is_complete:  # at each later step too, if the script catches it and goes on
             raise SystemExit(0)
 
     def backward_returned(self) -> None:
@@ -204,7 +208,7 @@ class StepProfiler:
     def _keeping_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # such as a profiler that is not torch's at work
+        except Exception as error:  # for example because another profiler is active
             self.failure, self._is_running = describe_error(error), False
 
     def _profile_next(self) -> None:
@@ -224,15 +228,15 @@ class StepProfiler:
                 mark_step()
 
     def other_began(self) -> None:
-        """Give way to a profiler of the script, because torch runs one at a time. Keep the steps until now."""
+        """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
         if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
             return
         warmup = self._seen - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
         if self._is_running:
-            advice += "; mamf's profiler slowed the steps before, which the script may time"
+            advice += "; mamf's profiler slowed the steps before it, so ignore the script's own timing of them"
         if self._profiled:
-            self._remark = f"{self._profiled} of {self._steps} steps: the script's own profiler began{advice}"
+            self._remark = f"{self._profiled} of {self._steps} steps, because the script started a profiler{advice}"
             with self._keeping_errors():
                 self.finish()
                 self.on_profiled()
@@ -242,9 +246,9 @@ class StepProfiler:
                 self.finish()
 
     def terminated(self, *_: object) -> None:
-        """Handle SIGTERM: keep the steps until now, then end by the signal."""
+        """Handle SIGTERM: keep the steps profiled so far, then end by the signal."""
         self._has_signal = not self._is_other_process and is_in_backward()
-        if self._has_signal:  # again when the backward pass has returned
+        if self._has_signal:  # this is called again when the backward pass has returned
             return
         if not (self._is_other_process or self.is_complete or self._remark):
             with self._keeping_errors():
@@ -267,7 +271,7 @@ class StepProfiler:
         mark_step()
 
     def finish(self) -> None:
-        """Stop after the device has finished its queue. Has no effect after the first call."""
+        """Stop the profiler when the device has finished its queue. Later calls have no effect."""
         if not self._is_running or self._is_other_process:
             return
         self._is_running = False
@@ -279,38 +283,39 @@ class StepProfiler:
         self._profiler.stop()
 
     def read_trace(self, path: Path) -> Trace | None:
-        """The profiled steps, None without any. ``path``: where their trace is written."""
+        """Return the trace of the profiled steps; None if there are none. ``path``: the file to write the trace to."""
         if not self._profiled or self.failure:
             return None
         if not path.exists():
             self._profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
         first, *others = self.optimizers.values() or [""]
-        several = f"several optimizers step: a step ends with the first, {first}, not with {', '.join(others)}"
+        several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
     def why_nothing(self, function: str | None) -> str:
-        """Why there is no profiled step, in a line. ``function``: the function whose calls are the steps."""
+        """Say in one line why no step was profiled. ``function``: the function whose calls are the steps."""
         if self.failure:
             return self.failure
         if not self._seen and self._claim.exists():
             steps = self._warmup + 2 * self._steps
             return (
-                f"the process that trains, forked by the script, ended before {steps} steps: lower --warmup or --steps"
+                f"the process that trains, which the script forked, took fewer than {steps} steps: "
+                "lower --warmup or --steps"
             )
         if not self._seen and function is not None:
-            return f"{function} was not called: of what the script itself defines, name __main__:FUNCTION"
+            return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"
         if not self._seen:
-            named = "name a function that is a step, as --calls torch:Tensor.backward or --calls __main__:train"
+            named = "name a function that is a step, such as --calls torch:Tensor.backward or --calls __main__:train"
             return f"no optimizer of torch stepped in this process; {named}"
         return f"the script took {self._seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program under a profiler: a training step ends when ``function`` (``module:function``) returns, by
-    default when the script's first optimizer has stepped. Returns the program's exit code, 0 if it was stopped.
+    """Run a program under a profiler. Return its exit code; 0 if it was stopped.
 
-    Raises UsageError for an unknown function.
+    A training step ends when ``function`` (``module:function``) returns, or by default when the first optimizer of the
+    script has stepped. Raises UsageError for an unknown function.
     """
     run_decorated, process = None, os.getpid()
     with program.in_place(), _following_steps(profiler, function):
@@ -318,7 +323,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
             decorator = functools.partial(_wrapped, after=profiler.step_ended)
             run_decorated = program.decorated(function.removeprefix(_MAIN), decorator)
         code = program.run(run_decorated)
-    if os.getpid() != process:  # the script forked this one: what follows is the business of the other
+    if os.getpid() != process:  # the script forked this process: only its parent reports a profile
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)
@@ -328,7 +333,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 @contextmanager
 def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
     import torch
-    from torch.autograd.profiler import profile  # torch.profiler uses it too
+    from torch.autograd.profiler import profile  # torch.profiler calls it too
 
     with ExitStack() as stack:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -339,7 +344,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
         _wrap(stack, profile, "_prepare_trace", before=profiler.other_began)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            if not isinstance(watch, ModuleRanges):  # before what ends the step
+            if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step is ended
                 stack.callback(_after_optimizers(watch.stepped).remove)
         if function is None:
             stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
@@ -352,7 +357,7 @@ def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[N
 def _wrap(
     stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
-    """Call others before and after a function, until the stack is closed."""
+    """Call ``before`` and ``after`` with each call of a function, until the stack is closed."""
     usual = getattr(owner, name)
     setattr(owner, name, _wrapped(usual, before, after))
     stack.callback(setattr, owner, name, usual)
@@ -376,8 +381,10 @@ def _after_optimizers(call: Callable[[Any], None]) -> Any:
 
 
 def _ending_steps(profiler: StepProfiler) -> Callable[[object], None]:
-    """With several optimizers (a GAN), the first of them ends the step; those that step in hooks of the backward pass
-    end it together.
+    """Return the function to call when an optimizer has stepped.
+
+    With several optimizers (a GAN), the first one ends the step. Optimizers that step in hooks of the backward pass end
+    it together.
     """
     first: list[object] = []
 
@@ -394,14 +401,17 @@ def _ending_steps(profiler: StepProfiler) -> Callable[[object], None]:
 
 
 def is_in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread."""
+    """Return whether autograd is running a backward pass in this thread."""
     import torch
 
     return torch._C._current_graph_task_id() != -1
 
 
 def _owner_of(function: str) -> tuple[Any, str]:
-    """The module or class that has a function (``module:function``), and its name there. Raises UsageError."""
+    """Find the module or class that has a function (``module:function``); return it and the function's name in it.
+
+    Raises UsageError if there is none.
+    """
     module_name, colon, name = function.partition(":")
     *owners, attribute = name.split(".")
     try:
@@ -415,20 +425,21 @@ def _owner_of(function: str) -> tuple[Any, str]:
 
 
 def rank() -> int:
-    """The number of this process among those of torchrun."""
+    """Return the rank of this process, as torchrun sets it; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def keeping_device() -> AbstractContextManager[object]:
-    """Restore torch's current device afterwards: opening another one makes that the current one."""
+    """Return a context after which torch's current device is restored, because opening a device changes it."""
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 
 def list_device_kernels(launch: Callable[[], object]) -> list[str]:
-    """The names of the kernels that a launch runs on the device, in order; empty on a CPU. Raises RuntimeError if
-    another profiler is active.
+    """Return the names of the kernels that a launch runs on the device, in order; empty on a CPU.
+
+    Raises RuntimeError if another profiler is active.
     """
     with torch_profiler() as profiler:
         mark_step()
@@ -443,11 +454,11 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
 
 def torch_profiler(**options: Any) -> Any:
-    """A profiler for the host and all devices that torch supports."""
+    """Make a torch.profiler for the host and all devices that torch supports."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
     from torch.profiler import profile, supported_activities
 
-    # Events of a single cycle are kept; without this option some releases warn about that.
+    # There is only one cycle, whose events are kept anyway. Without acc_events some releases warn about it.
     return profile(activities=supported_activities(), acc_events=True, **options)
 
 

@@ -1,6 +1,4 @@
-"""What ran when, as the file of a profiler has it: a Chrome trace of torch.profiler, or a table of nsys or rocprofv3.
-Pure.
-"""
+"""Reads what ran when, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +17,14 @@ from typing import Any, Literal
 from mamf.errors import UsageError
 
 Kind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
-#: What runs on the device.
+#: The kinds of events that run on the device.
 ON_DEVICE = ("kernel", "copy")
-#: Annotations of libraries that communicate on the host, in separate threads: waiting for other ranks included.
+#: The beginning of annotations of libraries that communicate on the host, in threads of their own. Their time includes
+#: waiting for other ranks.
 _COMMUNICATES_ON_HOST = "gloo:"
-#: Disjoint intervals in seconds, in order.
+#: Disjoint (begin, end) in seconds, in order.
 Union = list[tuple[float, float]]
-#: The mark in a trace with which ``mamf profile`` ends a training step.
+#: The name of the mark that ``mamf profile`` puts in a trace at the end of a training step.
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
 _STEP_OF_OPTIMIZER = "Optimizer.step#"
@@ -39,28 +38,29 @@ _KINDS: Mapping[str, Kind] = {
 }
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
-# Times are rounded to the nanosecond, so a call may appear to end after its caller.
+# Times are rounded to nanoseconds, so a call may appear to end after its caller.
 _ROUNDING = 2e-9
 _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
-#: The largest trace that is read, unpacked: Python's objects take some ten times as much.
+#: The largest trace to read, unpacked. As Python objects it takes about ten times as much memory.
 _MAX_BYTES = 1 << 30
-# How many times as long as its file a trace may be, and from which length on: gzip makes real ones 10 to 30 times
-# shorter, and a few bytes of a forged one could fill the memory.
+# The largest ratio of a trace to its gzip file, for files above this size. Real ratios are 10 to 30; without a limit, a
+# few bytes of a forged file could fill the memory.
 _MAX_RATIO, _MAX_RATIO_FROM = 64, 1 << 18
 _Raw = Mapping[str, Any]
-#: Columns of a table: the kernel's name, when it began, and when it ended or how long it took, all in ns.
+#: The columns of a table: the kernel's name, its begin, and its duration (nsys) or end (rocprofv3), in ns.
 _NSYS = "Name", "Start (ns)", "Duration (ns)"
 _ROCPROF = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """``begun``, ``ended``: seconds from the beginning of the trace.
+    """An event in a trace.
 
-    ``parent``: the event that called or launched it; None if nothing did or it is unknown. ``forward``: for a node of
-    autograd, the operation that it differentiates. ``dimensions``, ``dtypes`` and ``values``: the arguments of an
-    operation, in order, empty if they were not recorded; ``dtypes`` as torch prints them, ``values`` of arguments that
-    are not tensors.
+    - ``begun``, ``ended``: seconds since the beginning of the trace.
+    - ``parent``: the event that called or launched it; None if there is none or it is unknown.
+    - ``forward``: for a node of autograd, the operation that it differentiates.
+    - ``dimensions``, ``dtypes``, ``values``: the arguments of an operation in order: shapes, dtypes as torch prints
+      them, and values of arguments that are not tensors. Empty if they were not recorded.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Event:
         return self.kind in ON_DEVICE
 
     def lineage(self) -> Iterator[Event]:
-        """The event, its caller, the caller of that, and so on."""
+        """Yield the event, its caller, the caller's caller, and so on."""
         event: Event | None = self
         while event is not None:
             yield event
@@ -87,7 +87,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """An interval in which an event, and no event that it called, was at work."""
+    """An interval in which an event was running itself, not an event that it called."""
 
     event: Event
     begun: float
@@ -96,10 +96,11 @@ class Busy:
 
 @dataclass(frozen=True)
 class Trace:
-    """The profiled training steps: their ``events``, when they ``begun`` and ``ended`` in seconds, and how many
-    ``steps`` there are (None if the trace has no marks). ``device``: its name, empty if unknown. ``notes``: remarks for
-    readers of the figures. Raises ValueError if it takes no
-    time.
+    """The trace of the profiled training steps.
+
+    ``begun``, ``ended``: of all steps, in seconds. ``steps``: their number; None if the trace does not mark them.
+    ``device``: its name, empty if unknown. ``notes``: remarks for readers of the report. Raises ValueError if the trace
+    has no duration.
     """
 
     events: tuple[Event, ...]
@@ -111,7 +112,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.ended > self.begun:
-            raise ValueError("no time")
+            raise ValueError("the trace has no duration")
 
     @property
     def seconds(self) -> float:
@@ -119,7 +120,7 @@ class Trace:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether a device was at work; if not, times are those of the CPU's operations."""
+        """Whether a device ran kernels. If not, times are those of operations on the CPU."""
         return any(event.is_on_device for event in self.events)
 
 
@@ -138,14 +139,16 @@ def length(intervals: Union) -> float:
 
 
 def gaps(covered: Union, begun: float, ended: float) -> Union:
-    """The parts of a training step that no interval covers."""
+    """Return the parts of a step, from ``begun`` to ``ended``, that no interval covers."""
     edges = [begun, *(edge for interval in covered for edge in interval), ended]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
 def busy(trace: Trace) -> list[Busy]:
-    """The busy intervals of events within the training steps: events on the device if there is one, else the CPU's
-    operations, each without the operations that it calls; and communication on the host.
+    """Return the busy intervals within the training steps.
+
+    They are those of events on the device if there are any, else of operations on the CPU (each without the operations
+    that it calls), and of communication on the host.
     """
     if trace.is_of_device:
         found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
@@ -169,7 +172,7 @@ def _own_time(operations: Sequence[Event]) -> Iterable[Busy]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the launches in a table of nsys or
+    """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the kernels in a table of nsys or
     rocprofv3 (.csv). Raises UsageError for any other file.
     """
     content = _unpacked(path)
@@ -177,12 +180,12 @@ def read_trace(path: Path) -> Trace:
     try:
         return _of_table(content.decode()) if is_table else _of_chrome(json.loads(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error):
-        what = "a list of launches from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
+        what = "a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
         raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
 
 
 def _unpacked(path: Path) -> bytes:
-    """The content of a file. Raises UsageError if it cannot be read or is too large."""
+    """Return the content of a file, unpacked. Raises UsageError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
             state = os.fstat(file.fileno())
@@ -215,7 +218,7 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
-    note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs: known by their names alone"
+    note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs, so only their names are known"
     return Trace(
         tuple(event for event in events if event.ended > begun and event.begun < ended),
         begun,
@@ -227,9 +230,10 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
 
 
 def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Events of the host, and those that launch work on the device by the field and number that its events have too.
+    """Return the events on the host, and those that launch work on the device, by the field and number that link them
+    to it.
 
-    Derive callers from nesting: an event within another on the same thread was called by it.
+    An event within another on the same thread was called by it.
     """
     events: list[Event] = []
     launches: dict[tuple[str, Any], Event] = {}
@@ -255,7 +259,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tupl
         )
         stack.append(event)
         if sequence is not None and not is_backward:
-            forward[sequence] = event  # the last event with a sequence number created the node
+            forward[sequence] = event  # the last event with a sequence number created the autograd node
         events.append(event)
         field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
         if field and field in arguments:
@@ -266,7 +270,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tupl
 def _of_device(
     raw: _Raw, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
 ) -> Event:
-    """A kernel or copy with the call that launched it; None for replayed ones, where a call launches a whole graph."""
+    """Make the event of a kernel or copy. Its parent is the call that launched it; None if a graph was replayed."""
     arguments = raw.get("args", {})
     keys = [(field, arguments.get(field)) for field in ("correlation", "External id")]
     parent = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
@@ -281,10 +285,10 @@ def _interval(raw: _Raw, origin: float) -> tuple[float, float]:
 def _steps(
     events: Sequence[Event], on_device: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """The begin and end of the complete training steps of a trace, their number, and the optimizer whose annotations
-    end them; without marks, the whole trace.
+    """Return begin, end and number of the complete training steps, and the optimizer whose annotations end them.
 
-    ``on_device``: name, begin and end of annotations as their kernels ran, which is later than on the host.
+    If nothing marks steps, return begin and end of the whole trace, None and "". ``on_device``: name, begin and end of
+    annotations when their kernels ran, which is later than on the host.
     """
     marks = sorted(event.ended for event in events if event.name == STEP_MARK)
     if len(marks) > 1:
@@ -294,7 +298,7 @@ def _steps(
         steps = [each for each in found if each[0].startswith(_STEP_OF_PROFILER)]
         if steps:
             return min(begun for _, begun, _ in steps), max(ended for *_, ended in steps), len(steps), ""
-    # An optimizer that steps in hooks of the backward pass does so several times a step.
+    # Leave out optimizers that step in hooks of the backward pass, because they do so several times per step.
     optimizers = [
         event.name
         for event in events
@@ -309,7 +313,7 @@ def _steps(
 
 
 def _of_table(text: str) -> Trace:
-    """Kernels without steps. Lines before the header (nsys's progress) are skipped."""
+    """Read the kernels in a table; their steps are unknown. Lines before its header (progress of nsys) are skipped."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         names = set(next(csv.reader([line]), []))

@@ -1,8 +1,7 @@
-"""What else observes the profiled steps: the memory at their peak, dtypes, and ranges that say which module launched a
-kernel.
+"""Watches of the profiled steps: peak memory, dtypes, and ranges that show which module launched a kernel.
 
-All have ``start`` and ``finish`` (without effect after the first call), and a ``remark``: why something is missing, a
-line. Their errors never end the script.
+Each watch has ``start``, ``finish`` (later calls have no effect), and ``remark``: why something is missing, in one
+line. An error of a watch never ends the script.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, folded
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
 _MAX_ENTRIES = 1_000_000
-#: Modules in the table of allocations.
+#: The number of modules in the table of allocations.
 _MAX_MODULES = 10
 
 
 class MemoryWatch:
-    """Counts parameters, gradients and optimizer state right after an optimizer step, when all exist.
+    """Counts the bytes of parameters, gradients and optimizer state right after an optimizer step, when all exist.
 
-    ``snapshot``: the file for the history of allocations, for https://pytorch.org/memory_viz.
-    Where modules enter ``span`` (ModuleRanges), rows say which of them allocated most of the peak.
+    ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz. If modules run
+    within ``span`` (see ModuleRanges), rows say which of them allocated most of the peak.
     """
 
     def __init__(self, snapshot: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
-        #: When modules ran, as ModuleRanges says it.
+        #: When modules ran: begin, end (in ns) and name.
         self.spans: list[tuple[int, int, str]] = []
         self._bytes: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False
@@ -59,7 +58,7 @@ class MemoryWatch:
 
         self._is_running = True
         if not torch.cuda.is_available():
-            self.remark = "there is no memory snapshot: torch keeps the history of allocations on CUDA devices alone"
+            self.remark = "no memory snapshot: torch keeps the history of allocations on CUDA devices only"
             return
         with self._explaining():
             torch.cuda.reset_peak_memory_stats()
@@ -88,11 +87,11 @@ class MemoryWatch:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self.remark = f"there is no memory snapshot: {first_line(error)}"
+            self.remark = f"no memory snapshot: {first_line(error)}"
 
 
 def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Bytes by device and kind, each tensor once; only the local part of a sharded tensor."""
+    """Count bytes by device and kind. Each tensor counts once, a sharded tensor by its local part."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     by_kind = {
         _PARAMETERS: parameters,
@@ -108,7 +107,7 @@ def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
 
 
 def _memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
-    """The parts of the peak on the device that reports one; without such a device those on the CPU."""
+    """Yield the parts of peak memory on the device; without a device that reports its peak, those on the CPU."""
     import torch
 
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
@@ -120,9 +119,10 @@ def _memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 
 
 def rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
-    """What is allocated when most is, by the module that ran at its allocation, the largest first.
+    """Return what is allocated at the peak, by the module that ran when it was allocated, largest first.
 
-    ``history``: torch's record of a device; ``spans``: begin and end of modules, in ns like torch's microseconds.
+    ``history``: torch's record of a device, with times in us. ``spans``: begin, end and name of modules, in ns on the
+    same clock.
     """
     total, peak, place = 0, 0, 0
     for index, entry in enumerate(history):
@@ -147,7 +147,7 @@ def rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[i
 
 
 class DtypeWatch:
-    """Counts the dtypes of parameters, gradients, outputs of layers, logits and losses: what autocast lowers."""
+    """Counts the dtypes of parameters, gradients, layer outputs, logits and losses, to show what autocast lowers."""
 
     def __init__(self) -> None:
         self.remark = ""
@@ -164,7 +164,7 @@ class DtypeWatch:
         for each in _eager_modules():
             if not any(True for _ in each.children()):
                 self._running.callback(each.register_forward_hook(self._see_output).remove)
-        # Of a loss the first argument: logits, and what a backward pass begins with.
+        # The first argument: the logits of a loss function, and the loss that a backward pass starts from.
         for owner, name, what in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
@@ -205,10 +205,10 @@ class DtypeWatch:
 
 
 class ModuleRanges:
-    """A range around the forward pass of every module, within a window of the vendor's profiler.
+    """Puts a range around the forward pass of each module, within a window of the vendor's profiler.
 
-    ``opened``: makes the backend, or what has ranges in its place. ``start`` calls it, because the script may first
-    choose its devices.
+    ``opened``: returns the backend, or another object that makes ranges. ``start`` calls it, and no earlier, because
+    the script may choose its device first.
     """
 
     def __init__(self, opened: Callable[[], Any]) -> None:
@@ -217,14 +217,14 @@ class ModuleRanges:
         self._backend: Any = None
         self._running = ExitStack()
         self._open = _Open()
-        #: Names of modules within the outermost that was called.
+        #: The names of modules within the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
         with self._giving_up():
             self._backend = backend = self._opened()
             if backend.profiler_range("a module") is None:
-                raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) reads them")
+                raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) reads ranges")
             self._running.enter_context(backend.profiler_window("steps"))
             for each in _eager_modules():
                 self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
@@ -241,14 +241,14 @@ class ModuleRanges:
         try:
             yield
         except Exception as error:
-            self.remark = f"there are no ranges by module: {describe_error(error)}"
+            self.remark = f"no ranges by module: {describe_error(error)}"
             self._open = _Open()
             self._running.close()
 
     def _enter(self, module: Any, *_: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # compiled code stays unchanged
+        if torch.compiler.is_compiling():  # put no ranges in compiled code
             return
         with self._giving_up():
             own = self._backend.profiler_range(self._name(module))
@@ -266,7 +266,7 @@ class ModuleRanges:
                 ranges.pop()[1].__exit__(None, None, None)
 
     def _name(self, module: Any) -> str:
-        """Such as ``model.layers.0.mlp: LlamaMLP``."""
+        """Return a module's name, such as ``model.layers.0.mlp: LlamaMLP``."""
         if module not in self._names:
             for name, each in module.named_modules():
                 kind = type(each).__name__
@@ -275,18 +275,18 @@ class ModuleRanges:
 
 
 def in_trace() -> SimpleNamespace:
-    """In place of a backend: ranges in the trace of torch.profiler, from which times by module follow."""
+    """Return a substitute for a backend that puts ranges in the trace of torch.profiler, for times by module."""
     from torch.profiler import record_function
 
     return ranges_of(lambda name: record_function(f"{MODULE}{name}"))
 
 
 def ranges_of(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
-    """In place of a backend: ``enter`` makes a range."""
+    """Return a substitute for a backend whose ranges are made by ``enter``."""
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
 
 
-# Hooks of what is compiled, or of all modules at once, would make torch compile in the middle of the profiled steps.
+# Leaves out compiled modules. Hooks in them, or on all modules at once, would make torch compile during profiled steps.
 def _eager_modules() -> list[Any]:
     import torch
 
@@ -297,7 +297,7 @@ def _eager_modules() -> list[Any]:
 
 
 class _Open(threading.local):
-    """Open ranges per thread: checkpointed modules run again in the thread of the backward pass."""
+    """The open ranges of each thread, because checkpointed modules run again in the thread of the backward pass."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

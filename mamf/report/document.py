@@ -143,7 +143,7 @@ def _cell(text: str) -> str:
 
 
 def label_kernel(name: str, header: Mapping[str, Any]) -> str:
-    """A kernel's name for people, with a label if the plan of its log knows it by its path alone."""
+    """Return a kernel's name as tables show it: with "(by path)" if the run got it as ``package.module:Class``."""
     planned = _planned_kernels(header)
     is_by_path = any(":" in each for each in planned) and {name, name.partition("[")[0]}.isdisjoint(planned)
     return f"{name} (by path)" if is_by_path else name

@@ -14,7 +14,7 @@ from mamf.ceilings.ceiling import CONFIRM, compute_drift
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import device_speeds
-from mamf.measurement import Measurement, group_pairs
+from mamf.measurement import SHORT_LAUNCH_SECONDS, Measurement, group_pairs
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
 from mamf.report.document import (
@@ -35,7 +35,6 @@ from mamf.report.document import (
 )
 from mamf.report.shares import Shares, clock_text, described_title
 from mamf.statistics import arithmetic_mean, geometric_mean
-from mamf.timers import SHORT_LAUNCH_SECONDS
 
 #: How much faster a row is than its baseline, or None.
 SpeedUp = Callable[[Measurement], float | None]

@@ -17,8 +17,8 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
+from mamf.operations.matmul.operation import kernel as kernel_named
 from mamf.operations.matmul.scaled_formats import Dequantized
-from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
@@ -243,7 +243,7 @@ class TakesAName(TorchMm):
 
 
 def test_a_class_by_path_cannot_take_a_registered_name():
-    with pytest.raises(UsageError, match=r"calls itself torch.mm, as a registered kernel does: give its class another"):
+    with pytest.raises(UsageError, match=r"has the name of a registered kernel, torch.mm: give its class another"):
         kernel_named(f"{__name__}:TakesAName")
     assert kernel_named("mamf.operations.matmul.torch_products:TorchMm").name == "torch.mm"
 

@@ -63,32 +63,6 @@ def test_what_does_not_compile_is_a_row_with_its_reason(run, monkeypatch):
     assert run(*ON_CPU, "--resume", "run.jsonl")[0] == 0
 
 
-def planned(run, *given):
-    code, out, err = run(*ON_CPU, "--dry-run", *given)
-    assert code == 0, err
-    return out
-
-
-def test_each_attention_is_in_the_model_as_it_is_and_compiled(run):
-    assert "kernels: torch[sdpa]\n" in planned(run)
-    out = planned(run, "--attention", "sdpa-math", "eager", "--compile")
-    assert "torch[sdpa-math], compiled[sdpa-math], torch[eager], compiled[eager]" in out
-    assert "shapes: 4, 8 rows in sustained" in planned(
-        run,
-        "--batch",
-        "1",
-        "8",
-        "--context-lengths",
-        "512",
-        "1024",
-        "--phase",
-        "forward",
-        "step",
-        "--regime",
-        "sustained",
-    )
-
-
 def test_a_quick_run_is_of_one_short_sequence(run, tmp_path):
     code, _, err = run(*ON_CPU, *TINY, "--quick", "--regime", "burst", "--output", "run.jsonl")
     assert code == 0, err

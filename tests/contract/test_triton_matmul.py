@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.operations.matmul.triton_matmul import TritonMatmul, configurations, has_descriptors
 
@@ -136,24 +136,6 @@ class Recorded:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("text", "programs"), [("64x64x32/4w2s", 8), ("64x64x32/4w2s/persistent", 6), ("64x64x32/8w2s/persistent", 3)]
-)
-def test_persistent_programs_are_as_many_as_run_at_once(monkeypatch, text, programs):
-    recorded = Recorded()
-    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_by_pointers", recorded)
-    bound = TritonMatmul(text, compute_units=3)
-    a, b, c = torch.zeros(128, 64).half(), torch.zeros(64, 256).half(), torch.zeros(128, 256).half()
-    launch, _ = bound.bind(MatmulProblem("float16", "float16"), a, b, c)
-    launch()
-    ((grid, arguments, options),) = recorded.launches
-    assert grid == (programs,)
-    assert arguments[3:] == (128, 256, 64, 64, 1, 256, 1)
-    assert options["WHOLE_K"] is True
-    assert options["num_warps"] == int(text.split("/")[1][0])
-
-
-@needs_triton
 @pytest.mark.parametrize(("problem", "imprecise"), [
     (FLOAT8, 128), (MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=True), None), (INT8, None)
 ])  # fmt: skip
@@ -172,7 +154,7 @@ import torch
 from mamf.engine.regimes.base import Checked
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.plugins.discovery import open_backend
 torch.set_num_threads(1)
 cpu = open_backend("cpu")

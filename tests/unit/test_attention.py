@@ -3,8 +3,6 @@
 import csv
 import dataclasses
 import io
-import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,7 +19,7 @@ from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import PRESETS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plugins.discovery import backend_class
+from mamf.plugins.discovery import load_backend_class
 from mamf.statistics import Interval
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
@@ -212,38 +210,9 @@ def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
 def test_scaling_holds_eager_against_compiled_in_both_directions(
     attention, monkeypatch, asked, compiler, kernels, rows
 ):
-    monkeypatch.setattr(backend_class("cpu"), "without_compiler", lambda self: compiler)
+    monkeypatch.setattr(load_backend_class("cpu"), "without_compiler", lambda self: compiler)
     code, out, err = attention("--backend", "cpu", "--preset", "scaling", "--no-ceiling", "--dry-run", *asked)
     assert code == 0, err
     assert f"kernels: {', '.join(kernels.split())}\n" in out
     assert f", {rows} rows in burst" in out
     assert ("leaving out kernel compiled-eager: no compiler" in err) == (compiler is not None)
-
-
-def test_what_a_forward_pass_saves_stands_beside_the_memory_of_the_backward(attention, monkeypatch):
-    for name, gigabytes in (("allocated_memory", 1), ("peak_memory", 6), ("peak_reserved_memory", 9)):
-        monkeypatch.setattr(SimulatedBackend, name, lambda self, value=gigabytes: value * 10**9)
-    prepare = SimulatedAttention.prepare
-    monkeypatch.setattr(
-        SimulatedAttention,
-        "prepare",
-        lambda self, *operands: dataclasses.replace(prepare(self, *operands), held_bytes=256 * 2**20),
-    )
-    options = [
-        "--seq-lens",
-        "1024",
-        "--direction",
-        "fwd",
-        "bwd",
-        "--causal",
-        "no",
-        "--no-ceiling",
-        "--output",
-        "run.jsonl",
-    ]
-    code, out, err = attention(*SIMULATED, *options)
-    assert code == 0, err
-    assert out.count("saved MiB") == 1  # in the table of the backward pass alone
-    rows = json.loads(attention("run.jsonl", "--format", "json", name="show")[1])["measurements"]
-    assert {row.peak_reserved_bytes for row in read_run_log(Path("run.jsonl")).measurements} == {None}
-    assert {(row["direction"], row["saved_mib"]) for row in rows} == {("fwd", None), ("bwd", 256.0)}

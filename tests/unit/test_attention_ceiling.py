@@ -1,6 +1,5 @@
 """The ceiling that ``mamf attention`` searches for itself: within the budget, in the log, and going on when resumed."""
 
-import copy
 import json
 import os
 import signal
@@ -172,26 +171,6 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
-def test_a_ceiling_that_was_found_is_not_searched_again(attention, resume, on_launch, tmp_path):
-    """Of two dtypes the first is done when the second's search is interrupted."""
-
-    def interrupt_after_a_ceiling(count):
-        if count % 50 == 0 and '"record": "ceiling"' in (tmp_path / "run.jsonl").read_text():
-            on_launch(lambda count: None)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    on_launch(interrupt_after_a_ceiling)
-    assert attention("--dtype", "bfloat16", "float16")[0] == 130
-    before = read(tmp_path)
-    assert set(before.all_ceilings) == {("bfloat16", "burst")}
-    assert resume()[0] == 0
-    after = read(tmp_path)
-    assert set(after.all_ceilings) == {("bfloat16", "burst"), ("float16", "burst")}
-    first = [[row for row in searched(log) if row.problem.dtype == "bfloat16"] for log in (before, after)]
-    assert first[0] == first[1]
-    assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
-
-
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
@@ -210,51 +189,6 @@ def test_an_honest_log_is_accepted(records, tmp_path):
     findings = review_log(write(tmp_path / "log.jsonl", records)).findings
     assert {finding.rule for finding in findings} <= {"wide-interval"}
     assert all(finding.is_warning for finding in findings)
-
-
-def of_phase(records, phase):
-    return [row for row in rows(records) if row["phase"] == phase]
-
-
-def edit_ceiling(records):
-    next(record for record in records if record["record"] == "ceiling")["tflops"] *= 1.001
-
-
-def edit_confirmation(records):
-    of_phase(records, "confirm")[0]["tflops"]["median"] *= 1.05
-
-
-def lose_confirmations(records):
-    return [record for record in records if record.get("phase") != "confirm"]
-
-
-def lose_a_round(records):
-    return [record for record in records if (record.get("phase"), record.get("round")) != ("confirm", 2)]
-
-
-def lose_the_ceiling(records):
-    return [record for record in records if record["record"] != "ceiling"]
-
-
-def relabel(records):
-    for row in of_phase(records, "scout"):
-        row.update(dtype="float16", out_dtype="float16", problem=row["problem"] | {"dtype": "float16"})
-
-
-@pytest.mark.parametrize(
-    ("spoil", "rule"),
-    [
-        (edit_ceiling, "ceiling-mismatch"),
-        (edit_confirmation, "row-mismatch"),
-        (lose_confirmations, "ceiling-mismatch"),
-        (lose_a_round, "ceiling-mismatch"),
-        (lose_the_ceiling, "best-mismatch"),
-        (relabel, "row-mismatch"),
-    ],
-)
-def test_spoiling_the_search_is_caught(spoil, rule, records, tmp_path):
-    records = copy.deepcopy(records)
-    assert rule in found(write(tmp_path / "spoiled.jsonl", spoil(records) or records))
 
 
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):

@@ -101,3 +101,11 @@ def test_what_is_faster_than_memory_is_implausible(bandwidth):
     row = measured(backend, problem, shape, fastest_possible=limit)
     assert row.status == "implausible"
     assert "TB/s" in row.reason
+
+
+def test_set_replaces_the_default_of_a_command_but_not_an_option(run):
+    asked = ["bandwidth", "--backend", "cpu", "--size", "1MiB", "--set", "pattern=triad", "--dry-run"]
+    code, out, err = run(*asked)
+    assert (code, "shapes: 1, 1 row in burst" in out) == (0, True), err
+    code, _, err = run(*asked, "--pattern", "copy")
+    assert (code, "this field is set twice" in err) == (2, True)

@@ -86,7 +86,7 @@ def test_launches_of_the_same_kernels_are_told_apart_and_their_median_taken():
 def test_launches_that_ran_other_kernels_have_no_counts(kernels, count):
     found = launched(kernels, count)
     assert not found.ok
-    assert "are not the same in each of them" in found.reason
+    assert "did not all run the same kernels" in found.reason
 
 
 def test_a_launch_of_several_kernels_is_their_sum():
@@ -112,14 +112,14 @@ def test_a_launch_of_several_kernels_is_their_sum():
         (
             FLASH,
             "latency",
-            "the most tensor pipe 37.7 %; warps 11.5 % of 12.5 % possible by its registers and shared memory",
+            "at 37.7 %; active warps 11.5 %, possible 12.5 %, limited by its registers and shared memory",
         ),
-        (CUDNN, "latency", "the most tensor pipe 52.2 %; warps 14.1 % of 18.8 % possible"),
-        (SMALL, "launch", "too little to do: 0.06 waves, 8 blocks; no part is busy, the most L2 0.97 %"),
+        (CUDNN, "latency", "the busiest is tensor pipe at 52.2 %; active warps 14.1 %, possible 18.8 %"),
+        (SMALL, "launch", "too little work: 0.06 waves, 8 blocks; no part is busy; the busiest is L2 at 0.97 %"),
         (BACKWARD[0], "other pipes", "61.9 % of its peak"),
-        (BACKWARD[1], "latency", "the most other pipes 59.6 %; warps 87.4 % of 100 % possible"),
+        (BACKWARD[1], "latency", "the busiest is other pipes at 59.6 %; active warps 87.4 %, possible 100 %"),
         (BACKWARD[2], "L2", "82.8 % of its peak"),
-        (BACKWARD[3], "latency", "the most L1 and shared 54.3 %"),
+        (BACKWARD[3], "latency", "the busiest is L1 and shared at 54.3 %"),
     ],
     ids=lambda value: short_name(value.name) if isinstance(value, DeviceKernel) else None,
 )
@@ -133,10 +133,10 @@ def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     backward = counts(*BACKWARD)
     found = bound(backward, burst_seconds=800e-6)
     assert found.by == "latency"
-    assert "this is flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel, 89% of the launch's cycles" in found.why
+    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.why
     waiting = bound(backward, burst_seconds=2e-3)
     assert (waiting.by, waiting.why) == (
         "launch",
-        "its 5 kernels are at work for 40% of the 2000 us that a launch takes",
+        "its 5 kernels run for 40% of the 2000 us that a launch takes",
     )
     assert bound(counts(MM)).why == "90.3 % of its peak"

@@ -179,7 +179,7 @@ def test_ctrl_c_while_it_counts_leaves_a_log_that_goes_on(run, counted, tmp_path
     ("damage", "told"),
     [
         ({"cycles": ["many"]}, "field cycles[0]: expected `float`, got `str`"),
-        ({"cycles": [0]}, "cycles of a launch that are not a positive number"),
+        ({"cycles": [0]}, "the cycles of a launch must be above 0"),
         ({"kernels": [{"name": "x"}]}, "field kernels[0]: missing field `grid`"),
     ],
 )

@@ -12,11 +12,10 @@ from made_plans import kernels_plan, sweep_plan
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Preset as OperationPreset
-from mamf.operations.batched import BatchedKernel
 from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_OF, MatmulProblem, MatmulShape
-from mamf.testing.simulated_kernels import prepared
+from mamf.testing.simulated_kernels import make_prepared
 
 HERE = Path(__file__).stem
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -83,11 +82,7 @@ class _AtFullSpeed:
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
         cycles = shape.flop / 0.8 / (backend.world.compute_units * backend.world.flop_per_cycle_per_unit)
-        return prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
-
-
-class SimulatedBatch(_AtFullSpeed, BatchedKernel):
-    pass
+        return make_prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
 
 
 class SimulatedGroups(_AtFullSpeed, GroupedKernel):
@@ -109,14 +104,3 @@ def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeyp
     assert run("sweep", *asked, "--resume", "run.jsonl")[0] == 0
     code, _, err = run("sweep", *asked[:-1], "tt", "--resume", "run.jsonl")
     assert (code, "contradicts" in err) == (2, True)
-
-
-def test_ceilings_of_products_are_found_confirmed_and_shown(run, tmp_path):
-    asked = ["--operation", "batched", "--shapes", "64x1024x1024x128", "32x2048x2048x2048"]
-    kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedBatch"]
-    code, out, err = run("find", *asked, *kernel, "--layout", "nn", "--output", "find.jsonl")
-    assert code == 0, err
-    assert "layout nn" in out
-    ceilings = read_run_log(tmp_path / "find.jsonl").own_ceilings
-    assert {regime for _, regime in ceilings} == {"burst", "sustained"}
-    assert run("show", "find.jsonl")[0] == 0

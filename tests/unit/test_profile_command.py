@@ -142,9 +142,7 @@ def test_a_step_ends_where_a_function_returns(script, tmp_path, monkeypatch, cap
 def test_a_function_of_the_script_itself_is_named_by_main(script, capsys):
     path = script(f"{SERVED}if __name__ == '__main__':\n    Model().generate()\n", "serve.py")
     assert main(["profile", "--calls", "serve:Model.generate", path]) == 1
-    assert "serve:Model.generate was not called: of what the script itself defines, name __main__:FUNCTION" in (
-        capsys.readouterr().err
-    )
+    assert "serve:Model.generate was not called: write __main__:FUNCTION for a function" in (capsys.readouterr().err)
     assert main(["profile", "--calls", "__main__:serve", path]) == 2
     assert "--calls __main__:serve: serve.py defines no such function" in capsys.readouterr().err
 
@@ -153,7 +151,7 @@ def test_of_several_optimizers_the_first_ends_the_step(script, capsys):
     text = TINY.replace("optimizer.step()", "optimizer.step()\n    other.step()")
     found = profiled(capsys, script(text.replace("for _", "other = torch.optim.Adam([weight])\nfor _")))
     assert [row["calls"] for row in found["classes"] if row["class"] == "matmul"] == [3]
-    assert "several optimizers step: a step ends with the first, SGD, not with Adam" in found["notes"]
+    assert "several optimizers step: only the first, SGD, ends a step; others are Adam" in found["notes"]
 
 
 def test_what_an_optimizer_multiplies_is_no_work_of_the_model(script, capsys):
@@ -198,7 +196,7 @@ def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
     assert not log.exists()
     assert main(["profile", script("pass")]) == 1
     assert (
-        "name a function that is a step, as --calls torch:Tensor.backward or --calls __main__:train"
+        "name a function that is a step, such as --calls torch:Tensor.backward or --calls __main__:train"
         in capsys.readouterr().err
     )
 
@@ -244,7 +242,7 @@ def test_a_forked_child_has_its_own_exit_code_and_leaves_the_files_of_its_parent
 
 @pytest.mark.parametrize(
     ("steps", "code", "printed", "error"),
-    [(3, 3, True, ""), (2, 1, False, "the process that trains, forked by the script, ended before 3 steps")],
+    [(3, 3, True, ""), (2, 1, False, "the process that trains, which the script forked, took fewer than 3 steps")],
 )
 def test_steps_of_a_forked_child_are_profiled_if_its_parent_takes_none(script, tmp_path, steps, code, printed, error):
     training = TINY.replace("range(3)", f"range({steps})").replace("import torch\n", "").replace("\n", "\n    ")
@@ -328,11 +326,11 @@ def test_steps_until_its_own_profiler_begins_are_kept(script, tmp_path, capsys):
     assert main([*arguments, script(own(before="steps(4)"))]) == 0
     output = capsys.readouterr().out
     assert ": 1 step of" in output
-    assert "1 of 2 steps: the script's own profiler began; mamf's profiler slowed the steps before" in output
+    assert "1 of 2 steps, because the script started a profiler; mamf's profiler slowed the steps before" in output
     assert "own: 3 []\n" in output
     assert read_profile_or_none(log)[1].steps == 1
     assert main(["profile", "--warmup", "2", "--steps", "2", script(own(before="steps(5)"))]) == 0
-    assert "1 of 2 steps: the script's own profiler began; --warmup 1 gives 2; " in capsys.readouterr().out
+    assert "1 of 2 steps, because the script started a profiler; --warmup 1 gives 2; " in capsys.readouterr().out
 
 
 def test_torch_is_as_before_afterwards(script):

@@ -71,5 +71,5 @@ def test_a_folder_of_ranks_is_shown_and_reported(tmp_path, capsys):
     assert "stragglers: rank 1" in text
     assert "rank-2.jsonl: Profile of train.py on NVIDIA H200" in text
     assert main(["show", str(tmp_path)]) == 2
-    with pytest.raises(UsageError, match="holds no profiles of ranks"):
+    with pytest.raises(UsageError, match="has no profiles of ranks"):
         read_rank_logs(tmp_path)

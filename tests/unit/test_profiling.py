@@ -156,7 +156,7 @@ def test_a_trace_of_a_device(tmp_path):
     assert rows["matmul"].flop == {"float32": 210}
     assert rows["matmul"].mamfu == pytest.approx(210 / 1e9 / 100e-6)
     assert rows["attention"].tflops is None
-    assert profile.notes == ("1 of 4 kernels and copies were replayed from graphs: known by their names alone",)
+    assert profile.notes == ("1 of 4 kernels and copies were replayed from graphs, so only their names are known",)
 
 
 def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
@@ -170,7 +170,7 @@ def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
     assert (profile.steps, profile.classes[-1].visible) == (1, 0)
     profile = profile_from(tmp_path, {"traceEvents": [raw("cpu_op", "aten::mm", 10, 20)]})
     assert profile.steps is None
-    assert "its steps are unknown" in render_profile("table", "x", profile)
+    assert "the trace does not mark its steps" in render_profile("table", "x", profile)
 
 
 def test_a_trace_without_steps_is_split_by_the_steps_of_its_optimizer(tmp_path):
@@ -297,16 +297,16 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
     summary = json.loads(lines[-1])
     for wrong in ({"seconds": 0.0}, {"steps": 0}, {"unprofiled_step_seconds": 0.0}, {"unprofiled_step_seconds": -1.0}):
         path.write_text("\n".join([*lines[:-1], json.dumps({**summary, **wrong}), ""]))
-        with pytest.raises(RunLogError, match="a profile of no step"):
+        with pytest.raises(RunLogError, match="steps and seconds must be above 0"):
             read_profile_or_none(path)
 
 
 def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 step of 0.4000 ms with the profiler" in text
-    assert "0.3200 ms without it, in the steps right before: with the profiler a step is 25% longer" in text
+    assert "0.3200 ms without it, in the steps right before: the profiler makes a step 25% longer" in text
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
-    assert "a step multiplies 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU in the time without it" in text
+    assert "a step needs 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU in the time without the profiler" in text
     found = json.loads(render_profile("json", "train.py", profile))
     assert "MAMFU: of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))

@@ -93,17 +93,6 @@ def test_a_malformed_row_is_an_error(tmp_path, values, message):
         read_published(tmp_path)
 
 
-def test_other_columns_short_rows_and_open_quotes_are_errors(tmp_path):
-    for header, row in ((COLUMNS[1:], cells()[1:]), (COLUMNS, cells()[1:]), (COLUMNS, [*cells(), ""])):
-        written(tmp_path, row, header=list(header))
-        with pytest.raises(UsageError, match="cannot read"):
-            read_published(tmp_path)
-    for data in (f'{",".join(COLUMNS)}\n"open'.encode(), b"\xff"):
-        written(tmp_path).write_bytes(data)
-        with pytest.raises(UsageError, match="cannot read"):
-            read_published(tmp_path)
-
-
 def test_the_check_of_results_accepts_the_files_and_no_others_beside_them(run, sweep_records):
     results = run.folder / "results"
     written(results, cells())

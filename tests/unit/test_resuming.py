@@ -169,6 +169,7 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
 def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
     assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "use --requeue to start a new run there")
+    (tmp_path / "run.jsonl").touch()  # as a job that was killed in its first moment may leave it
     code, _, err = run(*options)
     assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()

@@ -2,10 +2,6 @@
 
 import pytest
 
-from mamf.cli.commands import model
-from mamf.contribution import known_ceilings
-from mamf.errors import UnavailableError
-from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement, Rate
 from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
 from mamf.report.charts.logs import model_chart
@@ -59,20 +55,3 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
         f"compiled, {shares[1]:.1f} % MAMFU",
     ]
     assert "500" in chart.notes[0] and "context length 1k" in chart.title
-
-
-def test_the_command_draws_steps(run, monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-
-    def unknown(*asked):
-        raise UnavailableError("nothing is known")
-
-    monkeypatch.setattr(model, "kernels", lambda options: ["mamf.testing:SimulatedModel"])
-    monkeypatch.setattr(known_ceilings, "peak", unknown)
-    command = ["model", "--backend", "mamf.testing:SimulatedBackend", "--phase", *PHASES, "--regime", "sustained"]
-    assert run(*command, "--output", "run.jsonl")[0] == 0
-    assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 3
-    assert run("plot", "run.jsonl")[:2] == (0, "figure: run.png\n")
-    code, out, err = run("plot", "run.jsonl", "run.jsonl", "--output", "other.png")
-    assert (code, out) == (2, "")
-    assert "the logs are not parts of one run" in err

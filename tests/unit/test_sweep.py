@@ -91,6 +91,12 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
     assert status == "ok" or "that its clock of" in rows[0].reason
 
 
+def test_a_budget_that_ends_while_the_run_prepares_still_gives_a_row(backend):
+    sweep = strategy(backend, plan_of(GRID[:2], budget_seconds=1e-9))
+    (row,) = sweep.results()
+    assert (row.ok, sweep.left_out) == (True, 1)
+
+
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     """Else each resumption would pay for it again."""

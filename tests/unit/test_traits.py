@@ -82,13 +82,6 @@ def test_a_device_that_goes_on_slowing_has_not_settled():
     assert "did not settle" in found(thermal_drift=0.5).sustained.remark
 
 
-def test_measuring_takes_seconds():
-    backend = unknown()
-    begun = backend.now()
-    measure_traits(backend)
-    assert 3 < backend.now() - begun < 10
-
-
 def test_only_assumed_traits_are_measured():
     known = SimulatedBackend()
     assert fit_traits(known) == ()

@@ -12,8 +12,8 @@ from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule, refuse_skipped_work, skipped_work
 from mamf.kernel import Problem
 from mamf.machine.environment import no_garbage_collection
+from mamf.measurement import Overhead, corrected_window, credible_overhead
 from mamf.statistics import Repeatability
-from mamf.timers import Overhead, corrected_window, credible_overhead
 
 
 class Burst(Regime):

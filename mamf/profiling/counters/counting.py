@@ -1,4 +1,4 @@
-"""Measures kernels, and has ncu count each row after it is written."""
+"""Measures kernels, and lets ncu count each row after it is written to the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mamf.profiling.counters.ncu import Ncu, Step, counts_record, step_of
 
 
 class CountingStrategy(RowsStrategy):
-    """One run of a plan. ``counted``: steps that have counts."""
+    """Measures the rows of a plan and counts each. ``counted``: the steps that already have counts."""
 
     def __init__(self, setup: Setup, counted: set[Step], ncu: Ncu) -> None:
         super().__init__(setup)
@@ -31,7 +31,7 @@ class CountingStrategy(RowsStrategy):
                 yield self._count(found)
 
     def _count(self, row: Measurement) -> Record:
-        """Count a row, by the name that its kernel was requested by."""
+        """Count the kernel of a row, under the name that the user gave."""
         self.setup.on_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
@@ -41,5 +41,5 @@ class CountingStrategy(RowsStrategy):
 
 
 def uncounted(rows: Sequence[Measurement], counted: set[Step]) -> list[Measurement]:
-    """The rows with a figure that have no counts."""
+    """Return the measured rows that have no counts yet."""
     return [row for row in rows if row.ok and not row.is_reference and step_of(row) not in counted]

@@ -1,9 +1,7 @@
-"""Counters of a kernel on a shape: runs ``mamf run`` under NVIDIA's ncu, reads its CSV, and adds up the device kernels
-of a launch.
+"""Hardware counters of a kernel: runs ``mamf run`` under NVIDIA's ncu, reads its CSV, adds up the device kernels.
 
-
-The CSV stands among ncu's own messages (``==PROF==``) and what the profiled program prints, one line per metric.
-Figures have thousands separators even in base units; a metric that the device lacks is ``n/a``.
+The CSV has one line per metric, among ncu's own messages (``==PROF==``) and the output of the program. Numbers have
+thousands separators even in base units. A metric that the device does not have is ``n/a``.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ BLOCKS, THREADS_OF_BLOCK = "launch__grid_size", "launch__block_size"
 WAVES = "launch__waves_per_multiprocessor"
 WARPS, MAX_WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct"
 INSTRUCTIONS = "smsp__inst_executed.sum"
-#: How many blocks of a kernel fit on a unit, by resource; the smallest number limits the occupancy.
+#: How many blocks of a kernel fit on a compute unit, by resource. The smallest number limits the occupancy.
 OCCUPANCY_LIMITS = {
     "registers": "launch__occupancy_limit_registers",
     "shared memory": "launch__occupancy_limit_shared_mem",
@@ -61,8 +59,10 @@ Step = tuple[str, Any, Any]
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """One kernel of the device. ``grid``, ``block``: as ncu writes them, ``(2, 66, 1)``. ``metrics``: by ncu's names,
-    in its base units; None if the device has no figure.
+    """The counters of one kernel on the device.
+
+    ``grid``, ``block``: as ncu prints them, such as ``(2, 66, 1)``. ``metrics``: by ncu's names, in ncu's base units;
+    None for a metric that the device does not have.
     """
 
     name: str
@@ -81,17 +81,17 @@ class DeviceKernel:
 
     @property
     def dram_bytes(self) -> float | None:
-        """Bytes read and written."""
+        """The bytes read from and written to device memory."""
         return _sum([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
 
     @property
     def dram_rate(self) -> float | None:
-        """Bytes per second."""
+        """The traffic of device memory in bytes per second."""
         return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
 
     @property
     def limiters(self) -> tuple[str, ...]:
-        """The resources that limit how many of its blocks fit on a unit."""
+        """The resources that limit how many blocks fit on a compute unit."""
         room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
         known = {name: blocks for name, blocks in room.items() if blocks is not None}
         return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
@@ -99,8 +99,10 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of a kernel on a shape. ``kernels``: what a launch runs on the device, each metric the median over
-    launches; ``cycles``: of each launch, summed over its kernels. Without kernels, ``reason`` says why.
+    """The counters of a kernel on a shape.
+
+    ``kernels``: the device kernels of a launch; each metric is the median over launches. ``cycles``: one number per
+    launch, the sum over its device kernels. ``reason``: why nothing was counted, if so.
     """
 
     kernel: str
@@ -120,7 +122,7 @@ class Counts:
 
     @property
     def total(self) -> DeviceKernel:
-        """All kernels of a launch as one; metrics that have no sum, such as a share of cycles, are missing."""
+        """All device kernels of a launch as one. Metrics that cannot be added, such as percentages, are missing."""
         if len(self.kernels) == 1:
             return self.kernels[0]
         summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
@@ -133,11 +135,11 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def counts_of(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int) -> Counts:
-    """Counts from the kernels of several launches in the order they ran."""
+    """Make the counts of a kernel from the device kernels of several launches, in the order they ran."""
     per_launch, rest = divmod(len(kernels), launches)
     found = [kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)]
     if rest or len({tuple(each.name for each in launch) for launch in found}) != 1:
-        reason = f"{len(kernels)} kernels of {launches} launches are not the same in each of them"
+        reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
         return Counts(kernel, problem, shape, reason=reason)
     cycles = [_sum([each.cycles for each in launch]) for launch in found]
     known = tuple(each for each in cycles if each)
@@ -172,7 +174,7 @@ def counts_record(counts: Counts) -> dict[str, Any]:
 
 
 def counted_in(log: RunLog) -> dict[Step, Counts]:
-    """The last counts of each step. Raises RunLogError for invalid records of counters."""
+    """Return the last counts of each step in a log. Raises RunLogError for an invalid record of counters."""
     try:
         return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
     except MALFORMED as error:
@@ -182,7 +184,7 @@ def counted_in(log: RunLog) -> dict[Step, Counts]:
 def _counts(record: Mapping[str, Any]) -> Counts:
     of = operation_called(record["operation"], record)
     if any(cycles <= 0 for cycles in record["cycles"]):
-        raise ValueError("cycles of a launch that are not a positive number")
+        raise ValueError("the cycles of a launch must be above 0")
     return Counts(
         record["kernel"],
         of.problem_from_record(record["problem"]),
@@ -196,15 +198,15 @@ def _counts(record: Mapping[str, Any]) -> Counts:
 # -- what bounds a kernel ----------------------------------------------------------------------------------------------
 
 
-#: Percent.
+#: A part of the device bounds a kernel if it is busy for at least this percentage of its peak.
 BUSY = 60.0
-# A device takes about as long to start and end a kernel: what is shorter waits for that.
+# Starting and ending a kernel takes about this long. A shorter kernel is bound by it.
 _SHORT_SECONDS = 5e-6
-# Waves of blocks: below, that share of the device has nothing to do.
+# With fewer waves of blocks than this, most of the device has nothing to do.
 _FEW_WAVES = 0.5
-# Of a launch's time in burst, the share that its kernels are at work: below, the device waits between them.
+# If kernels run for less than this share of the launch's time in burst, the gaps between them bound the launch.
 _GAPS = 0.7
-# Of a launch's cycles, what its longest kernel must take for its bound to be reported without naming the others.
+# If the longest kernel takes at least this share of a launch's cycles, its bound is reported as that of the launch.
 _ALL = 0.98
 _MAX_NAME_LENGTH = 48
 
@@ -214,52 +216,56 @@ LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
 
 @dataclass(frozen=True)
 class Bound:
-    """``by``: one of the names above; ``why``: its figures, in a line."""
+    """What bounds a launch. ``by``: one of the names above. ``why``: the figures that show it, in one line."""
 
     by: str
     why: str
 
 
 def bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
-    """What bounds a launch: the gaps between its kernels, else what bounds the longest of them. ``burst_seconds``: of a
-    launch without the profiler.
+    """Find what bounds a launch: the gaps between its kernels, or else what bounds the longest kernel.
+
+    ``burst_seconds``: the time of a launch in burst, without the profiler.
     """
     total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
     if burst_seconds and total.seconds and total.seconds < _GAPS * burst_seconds:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
-        what = "its kernel is" if kernels == 1 else f"its {kernels} kernels are"
-        return Bound(LAUNCH, f"{what} at work for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
+        what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
+        return Bound(LAUNCH, f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
     found = bound_of_kernel(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
     if share >= _ALL:
         return found
-    return Bound(found.by, f"{found.why}; this is {short_name(longest.name)}, {share:.0%} of the launch's cycles")
+    return Bound(found.by, f"{found.why}, in {short_name(longest.name)} ({share:.0%} of the launch's cycles)")
 
 
 def bound_of_kernel(kernel: DeviceKernel) -> Bound:
-    """What bounds one kernel of the device."""
+    """Find what bounds one kernel of the device."""
     known = {name: percent for name, percent in busy_parts(kernel).items() if percent is not None}
     if not known:
-        return Bound(UNKNOWN, "no counter of its pipes and memory has a figure")
+        return Bound(UNKNOWN, "the device has no counters of its pipes and memory")
     busiest = max(known, key=lambda name: known[name])
     if known[busiest] >= BUSY:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
-    text, metrics = f"no part is busy, the most {busiest} {known[busiest]:.3g} %", kernel.metrics
+    text, metrics = f"no part is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
     waves, blocks, seconds = metrics.get(WAVES), metrics.get(BLOCKS), kernel.seconds
     if waves is not None and waves < _FEW_WAVES:
         size = "" if blocks is None else f", {blocks:.0f} blocks"
-        return Bound(LAUNCH, f"too little to do: {waves:.2g} waves{size}; {text}")
+        return Bound(LAUNCH, f"too little work: {waves:.2g} waves{size}; {text}")
     if seconds is not None and seconds < _SHORT_SECONDS:
-        return Bound(LAUNCH, f"too little to do: {seconds * 1e6:.3g} us, about what starting it takes; {text}")
+        return Bound(LAUNCH, f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
     active, possible = metrics.get(WARPS), metrics.get(MAX_WARPS)
     if active is not None and possible is not None:
-        by = f" by its {' and '.join(kernel.limiters)}" if possible < 100 else ""
-        text += f"; warps {active:.3g} % of {possible:.3g} % possible{by}"
+        by = f", limited by its {' and '.join(kernel.limiters)}" if possible < 100 else ""
+        text += f"; active warps {active:.3g} %, possible {possible:.3g} %{by}"
     return Bound(LATENCY, text)
 
 
 def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
-    """Percent of the peak of each part of the device. Work in several counters is listed once, where most specific."""
+    """Return how busy each part of the device is, in percent of its peak.
+
+    Work that several counters see is given for the most specific part only.
+    """
     get = kernel.metrics.get
     tensor, units, dram, l2, pipes = get(TENSOR), get(UNITS_BUSY), get(DRAM), get(L2), get(MEMORY_PIPES)
     # Traffic that fills the memory also fills the L2.
@@ -275,21 +281,22 @@ def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
 
 
 def short_name(name: str) -> str:
-    """The beginning of a kernel's name without template arguments, parameters and namespaces: some have a thousand
-    characters.
+    """Shorten a kernel's name, which may have a thousand characters.
+
+    Drops template arguments, parameters and namespaces, and cuts off what is still too long.
     """
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
     return (bare.rpartition("::")[2] or name)[:_MAX_NAME_LENGTH]
 
 
-#: By default ncu locks the clock: nothing here changes the machine, and counts are of the clock that kernels run at.
+#: Without --clock-control ncu would lock the clock. mamf never changes the machine, and counts kernels at their clock.
 _ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _MESSAGE, _ERROR = "==", "==ERROR=="
-_ALTERNATIVES = "rates need none ('mamf sweep', 'mamf attention'), nor does a trace ('mamf profile', nsys)"
+_ALTERNATIVES = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
 _HOW_TO_PERMIT = (
-    f"the driver lets this user read no counters ({_NO_PERMISSION}): run as root, or load its module with "
-    f"NVreg_RestrictProfilingToAdminUsers=0, in a container with --cap-add SYS_ADMIN; {_ALTERNATIVES}"
+    f"the driver does not let this user read counters ({_NO_PERMISSION}): run as root, load its module with "
+    f"NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; {_ALTERNATIVES}"
 )
 
 
@@ -300,7 +307,9 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Ncu:
-    """``path``: of ncu; ``backend``, ``device``: as requested; ``launches``: counted of each kernel."""
+    """Runs ncu. ``path``: its program. ``backend``, ``device``: as the user gave them. ``launches``: how many to count
+    of each kernel.
+    """
 
     path: str
     backend: str
@@ -308,13 +317,13 @@ class Ncu:
     launches: int
 
     def command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
-        """The command line for a kernel by the name that it is asked for."""
+        """Return the command line that counts a kernel. ``kernel``: the name that the user gave."""
         device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
         program = [sys.executable, "-m", "mamf", "run", kernel, *options_of(problem, shape), *device]
         return [self.path, *_ALWAYS, "--metrics", ",".join(METRICS), *program]
 
     def count(self, kernel: str, row: Measurement) -> Counts:
-        """Count the kernel of a row; an error becomes the reason of its counts.
+        """Count the kernel of a row. If that fails, the counts are empty and have a reason.
 
         Raises UnavailableError if no kernel can be counted on this machine.
         """
@@ -328,7 +337,7 @@ class Ncu:
 
 
 def options_of(problem: Any, shape: Any) -> list[str]:
-    """The options of ``mamf run`` and ``mamf counters`` for a problem of any operation."""
+    """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
     of = operation_called(problem.operation)
     fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
     texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
@@ -336,26 +345,26 @@ def options_of(problem: Any, shape: Any) -> list[str]:
 
 
 def find_ncu(name: str | None) -> str:
-    """The path of ncu. Raises UnavailableError if there is no ncu."""
+    """Return the path of ncu. Raises UnavailableError if it is not installed."""
     path = shutil.which(name or "ncu")
     if path is None:
         what = f"{name} is not an executable program" if name else "ncu, which reads the counters, is not on PATH"
         raise UnavailableError(
-            f"{what}: install NVIDIA Nsight Compute (it comes with the CUDA toolkit), or name it by --ncu; "
+            f"{what}: install NVIDIA Nsight Compute (part of the CUDA toolkit), or give its path with --ncu; "
             f"{_ALTERNATIVES}"
         )
     return path
 
 
 def fault(output: str, errors: str) -> str:
-    """Why there is nothing to read, in a line: the program's own error, else ncu's."""
+    """Say in one line why ncu counted nothing: the program's own error, or else ncu's."""
     own = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
     said = [line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)]
     return " / ".join([*own[-1:], *said[:1]]) or "ncu counted no kernel and does not say why"
 
 
 def kernels_in(output: str) -> list[DeviceKernel]:
-    """The kernels that ncu counted, in the order they ran; empty if it printed no CSV."""
+    """Read the kernels that ncu counted, in the order they ran; empty if it printed no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     begun = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     head, *rows = [*csv.reader(lines[begun:])] or [[]]
@@ -369,7 +378,7 @@ def kernels_in(output: str) -> list[DeviceKernel]:
 
 
 def number(text: str) -> float | None:
-    """A figure with its thousands separators; None for any other text."""
+    """Read a number with thousands separators; None for any other text."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -378,12 +387,12 @@ def number(text: str) -> float | None:
 
 
 def output_of(command: Sequence[str]) -> Output:
-    """What a program and those that it started print; an interrupt ends them.
+    """Run a program and return what it printed. An interrupt kills it and the processes that it started.
 
     Raises UnavailableError if it cannot be started.
     """
     try:
-        # In a new session: Ctrl-C reaches this process only, which ends them all.
+        # In a new session, so that Ctrl-C reaches this process only, which then kills the others.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
@@ -398,7 +407,7 @@ def output_of(command: Sequence[str]) -> Output:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill the process and what it started."""
+    """Kill the process and the processes that it started."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

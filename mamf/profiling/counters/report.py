@@ -1,4 +1,4 @@
-"""Hardware counters: a row for each launch, one for each of its device kernels, and what bounds it."""
+"""The report of hardware counters: a row per kernel, rows for its device kernels if it has several, and its bound."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ from mamf.report.shares import problem_title
 
 
 class Line(NamedTuple):
-    """A launch, or a device kernel of it. ``kernel``: its counters, for a launch in sum. ``launch``: the counts of a
-    counted launch. ``base``: the cycles of the first kernel, which others are relative to.
+    """A line of the table: a launch, or one of its device kernels.
+
+    ``kernel``: the counters; for a launch, those of its device kernels added up. ``launch``: all counts of a launch,
+    None in the line of a device kernel. ``base``: the cycles of the first launch, to which others are relative.
     """
 
     row: Measurement
@@ -64,7 +66,7 @@ class Line(NamedTuple):
 
 
 def counters_document(log: RunLog) -> Document:
-    """Raises RunLogError for invalid records of counters."""
+    """Make the report of a log with counters. Raises RunLogError for an invalid record of counters."""
     counts = counted_in(log)
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
     for row in {step_of(row): row for row in log.measurements if not row.is_reference}.values():
@@ -77,7 +79,7 @@ def counters_document(log: RunLog) -> Document:
 
 
 def _table(rows: Sequence[Measurement], counted: Mapping[Any, Counts]) -> Table[Line]:
-    """All kernels of a shape and problem. People see the device kernels of a launch if there are several."""
+    """Make the table of all kernels on a shape and problem. It shows device kernels if a launch has several."""
     cycles = (counts.median_cycles for row in rows if (counts := counted.get(step_of(row))))
     base = next(filter(None, cycles), None)
     lines = [line for row in rows for line in _lines(row, counted.get(step_of(row)), base)]
@@ -103,7 +105,7 @@ def _lines(row: Measurement, counts: Counts | None, base: float | None) -> Itera
 
 
 def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
-    """Csv and json have all metrics by ncu's names."""
+    """Return the columns. csv and json have all metrics, by ncu's names."""
     of = operation_called(lines[0].row.operation)
     others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _METRICS)
 
@@ -144,7 +146,7 @@ def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
     ]
 
 
-#: Title, format and importance of the metrics that people see.
+#: Title, format and importance of the metrics in the printed table.
 _METRICS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
     TENSOR: ("tensor %", "{:.1f}".format, 2),
     L2_HIT: ("L2 hit %", "{:.0f}".format, 5),
@@ -167,13 +169,13 @@ def _name(line: Line) -> str:
 
 
 def _ran(line: Line) -> str | None:
-    """What a launch ran on the device."""
+    """Return what a launch ran on the device; None in the line of a device kernel."""
     is_one = line.launch is not None and len(line.launch.kernels) == 1
     return (short_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
 
 
 def _answers(table: Table[Line]) -> Iterator[str]:
-    """The kernels with the fewest cycles and the fastest burst; for one kernel what bounds it."""
+    """Yield which kernel has the fewest cycles and which is fastest in burst; for a single kernel, what bounds it."""
     launches = [line for line in table.rows if line.is_launch]
     ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
     if len(ranked) > 1:

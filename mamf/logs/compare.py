@@ -36,7 +36,7 @@ from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# That of three samples on each side. Fewer have no usable interval: that of a single sample has no width.
+# The joint coverage with three samples on each side. Fewer samples have no usable interval.
 MIN_COVERAGE = 0.5
 # The joint coverage of two 95 % intervals, minus rounding.
 _USUAL = 0.9 - 1e-9

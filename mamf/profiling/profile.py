@@ -153,7 +153,7 @@ class Profile:
 
     @property
     def mamfu(self) -> float | None:
-        """The time that the FLOP take at the ceilings, as a share of whole steps; None if a ceiling is unknown."""
+        """MAMFU of whole steps: the time of their FLOP at the ceilings over ``usual_seconds``; None if unknown."""
         at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
         if not at_ceilings or None in at_ceilings:
             return None

@@ -234,7 +234,7 @@ class StepProfiler:
         warmup = self._seen - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
         if self._is_running:
-            advice += "; mamf's profiler slowed the steps before it, so ignore the script's own timing of them"
+            advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled:
             self._remark = f"{self._profiled} of {self._steps} steps, because the script started a profiler{advice}"
             with self._keeping_errors():
@@ -300,7 +300,7 @@ class StepProfiler:
         if not self._seen and self._claim.exists():
             steps = self._warmup + 2 * self._steps
             return (
-                f"the process that trains, which the script forked, took fewer than {steps} steps: "
+                f"the script forked a process that trains, and it took fewer than {steps} steps: "
                 "lower --warmup or --steps"
             )
         if not self._seen and function is not None:

@@ -217,7 +217,7 @@ class ModuleRanges:
         self._backend: Any = None
         self._running = ExitStack()
         self._open = _Open()
-        #: The names of modules within the outermost module that was called.
+        #: Names of modules, as paths from the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
@@ -275,14 +275,14 @@ class ModuleRanges:
 
 
 def in_trace() -> SimpleNamespace:
-    """Return a substitute for a backend that puts ranges in the trace of torch.profiler, for times by module."""
+    """Return what ModuleRanges can use in place of a backend, to put ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
     return ranges_of(lambda name: record_function(f"{MODULE}{name}"))
 
 
 def ranges_of(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
-    """Return a substitute for a backend whose ranges are made by ``enter``."""
+    """Return what ModuleRanges can use in place of a backend. ``enter``: makes a range with a name."""
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
 
 

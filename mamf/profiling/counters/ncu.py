@@ -178,7 +178,7 @@ def counted_in(log: RunLog) -> dict[Step, Counts]:
     try:
         return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
     except MALFORMED as error:
-        raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
+        raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 
 def _counts(record: Mapping[str, Any]) -> Counts:

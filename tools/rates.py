@@ -51,8 +51,17 @@ from mamf.engine.runner import Setup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
-from mamf.logs.decision import SEPARATE, Design, decision_error
-from mamf.logs.entries import Entry, by_step, entries, fields_of, mean_entries, visited_entry
+from mamf.logs.entries import (
+    SEPARATE,
+    Design,
+    Entry,
+    by_step,
+    decision_error,
+    entries,
+    fields_of,
+    mean_entries,
+    visited_entry,
+)
 from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import plan_record

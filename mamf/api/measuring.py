@@ -40,8 +40,7 @@ from mamf.measurement import Measurement
 from mamf.operation import Operation, Parameter, Request, fields_of, plan_of, sizes_of
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import Matmul
-from mamf.operations.matmul.selection import kernel_for, reference_kernels
+from mamf.operations.matmul.operation import Matmul, kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import choose_kernels, open_backend, operation

@@ -62,7 +62,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.group import find_rank_place
 from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
 from mamf.plugins.discovery import backend_class, first_backend, open_backend
 

@@ -21,7 +21,7 @@ from mamf.errors import (
 )
 from mamf.kernel import Prepared
 from mamf.measurement import label_dtype
-from mamf.operations.matmul.selection import kernels_for
+from mamf.operations.matmul.operation import kernels_for
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import contributed_for
 from mamf.plans import BURST, Plan, StepKey, SweepOptions

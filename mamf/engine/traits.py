@@ -20,8 +20,7 @@ from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.machine.environment import no_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import problem_for
-from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.operation import kernel_for, problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import choose_kernels, operation
 

@@ -35,10 +35,15 @@ from mamf.report.document import (
     scaled_unit,
     significant,
 )
-from mamf.report.explanation import explanation_document, waterfall_chart, waterfall_steps
-from mamf.report.overlap import overlap_chart, overlap_document
 from mamf.report.roofline import roofline_chart, roofline_document
 from mamf.report.shares import described_title
+from mamf.report.studies import (
+    explanation_document,
+    overlap_chart,
+    overlap_document,
+    waterfall_chart,
+    waterfall_steps,
+)
 from mamf.report.verification import counts, verification_document
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ Which rows are compared:
 - Guards: the fresh visits of a row if its first visit raised a doubt, else the first visit.
 
 How sure a verdict is: the error of B/A has a part that all rows of a run share and a part per row
-(mamf.logs.decision). If both temperatures are known, the interval is widened by what they may explain. The interval of
+(mamf.logs.entries). If both temperatures are known, the interval is widened by what they may explain. The interval of
 a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the
 tolerance. SLOWER, FASTER and regressions are corrected for the number of rows (Bonferroni): if nothing changed, the
 chance that any row is called slower is at most 0.5 %, and so is that for all rows together, 1 % in total.
@@ -26,8 +26,22 @@ from typing import Any, Literal, get_args
 from mamf.backend import DeviceInfo, shared_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
-from mamf.logs.decision import FALSE_ALARMS, SEPARATE, WIDEST, Change, Design, Together, design_of, pool_rows
-from mamf.logs.entries import CYCLES, Entry, Fields, entries, is_find, mean_entries
+from mamf.logs.entries import (
+    CYCLES,
+    FALSE_ALARMS,
+    SEPARATE,
+    WIDEST,
+    Change,
+    Design,
+    Entry,
+    Fields,
+    Together,
+    design_of,
+    entries,
+    is_find,
+    mean_entries,
+    pool_rows,
+)
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs

@@ -19,7 +19,7 @@ from mamf.operation import DeclaredProblem, Operation, describe
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
-from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.operation import kernel_for
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, operation
 

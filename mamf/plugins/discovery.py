@@ -18,8 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import (
@@ -37,6 +36,9 @@ from mamf.errors import (
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
 from mamf.plugins.contracts import CheckedClock, attribute_errors_to, check_attribute, enforce_contract, guard_method
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
@@ -64,19 +66,21 @@ class BackendStatus:
     fault: PluginError | None = None
 
 
-def entry_points(group: str) -> Sequence[metadata.EntryPoint]:
+def entry_points(group: str) -> Sequence[EntryPoint]:
     """The entry points that installed distributions declare in a group."""
     return _read_entry_points(group, tuple(sys.path))
 
 
 @functools.lru_cache  # read from a file per distribution, and needed many times in a command
-def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
-    return tuple(metadata.entry_points(group=group))
+def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # --help needs none
+
+    return tuple(entry_points(group=group))
 
 
-def find_registered(group: str) -> dict[str, metadata.EntryPoint]:
+def find_registered(group: str) -> dict[str, EntryPoint]:
     """Entry points of a group by name. Raises UsageError if there are none, or if two distributions claim a name."""
-    found: dict[str, metadata.EntryPoint] = {}
+    found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = found.setdefault(point.name, point)
         if known.value != point.value:
@@ -88,7 +92,7 @@ def find_registered(group: str) -> dict[str, metadata.EntryPoint]:
     return found
 
 
-def _origin(point: metadata.EntryPoint) -> str:
+def _origin(point: EntryPoint) -> str:
     distribution = point.dist.name if point.dist else "an unknown distribution"
     return f"{distribution} ({point.value})"
 
@@ -126,7 +130,7 @@ def _watched_import(label: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _load(what: str, point: metadata.EntryPoint, contract: type[Contract]) -> type[Contract]:
+def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
         with _watched_import(f"{what} {point.name}"):
             loaded = point.load()
@@ -153,7 +157,9 @@ def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
-    return _load(what, metadata.EntryPoint(path, path, group=""), contract)
+    from importlib.metadata import EntryPoint
+
+    return _load(what, EntryPoint(path, path, group=""), contract)
 
 
 def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:

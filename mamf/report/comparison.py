@@ -10,8 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.compare import Comparison, Difference, Pair, Verdict
-from mamf.logs.decision import FALSE_ALARMS, TOGETHER, Together
-from mamf.logs.entries import Entry
+from mamf.logs.entries import FALSE_ALARMS, TOGETHER, Entry, Together
 from mamf.logs.judging import Guarded, Judged, Outcome
 from mamf.report.document import (
     Answer,

@@ -17,8 +17,8 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
+from mamf.operations.matmul.operation import kernel as kernel_named
 from mamf.operations.matmul.scaled_formats import Dequantized
-from mamf.operations.matmul.selection import kernel as kernel_named
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs

@@ -16,7 +16,7 @@ from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
-from mamf.operations.matmul.selection import kernel, kernels_for
+from mamf.operations.matmul.operation import kernel, kernels_for
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan
 from mamf.testing import KernelContract

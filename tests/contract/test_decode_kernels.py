@@ -16,9 +16,8 @@ from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import PluginError, UnsupportedError, UsageError
-from mamf.operations.decode.decode_reference import attend, make_tables
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
-from mamf.operations.decode.torch_decode import BoundKernel
+from mamf.operations.decode.torch_decode import BoundKernel, attend, make_tables
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import backend_class, kernel_of, open_backend

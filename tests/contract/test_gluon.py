@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mamf.errors import UnsupportedError
-from mamf.operations.matmul.selection import kernel, kernels_for
+from mamf.operations.matmul.operation import kernel, kernels_for
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 
 SHAPE = MatmulShape(512, 512, 512)

@@ -10,7 +10,7 @@ from verdicts import verified
 from mamf.dtypes import DTYPES, FORMATS, OPERAND_DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul

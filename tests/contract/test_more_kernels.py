@@ -7,7 +7,7 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UnavailableError
-from mamf.operations.matmul.selection import kernel, kernels_for
+from mamf.operations.matmul.operation import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import kernel_of, open_backend, operation
 from mamf.testing import KernelContract

@@ -3,7 +3,7 @@
 import pytest
 
 from mamf.operations.attention.operation import Attention
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.plugins.discovery import kernel_names, kernel_of, open_backend, operation
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 

@@ -14,7 +14,7 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import open_backend
 from mamf.testing import KernelContract

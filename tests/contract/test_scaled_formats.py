@@ -8,9 +8,8 @@ from verdicts import verified
 from mamf.dtypes import DTYPES, FORMATS
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.operation import Matmul
+from mamf.operations.matmul.operation import Matmul, kernel, kernel_for
 from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
-from mamf.operations.matmul.selection import kernel, kernel_for
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.quantization import E2M1
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend

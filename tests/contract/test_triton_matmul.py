@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.operations.matmul.triton_matmul import TritonMatmul, configurations, has_descriptors
 
@@ -154,7 +154,7 @@ import torch
 from mamf.engine.regimes.base import Checked
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.plugins.discovery import open_backend
 torch.set_num_threads(1)
 cpu = open_backend("cpu")

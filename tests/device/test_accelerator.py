@@ -11,8 +11,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import sweep
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.operation import problem_for
-from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.operation import kernel_for, problem_for
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import BackendContract, KernelContract
 

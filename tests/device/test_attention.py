@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import mamfu
 from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import Attention, AttentionProblem, AttentionShape
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.plans import SWEEP, Plan
 from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, kernel_of
 

@@ -5,7 +5,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.selection import kernel
+from mamf.operations.matmul.operation import kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
 #: Whole tiles, tiles beyond every border, fewer tiles than compute units, and many per program.

@@ -1,11 +1,11 @@
 """Reports as text, as tests ask for them."""
 
 from mamf.profiling.log import profile_document
-from mamf.report.explanation import explanation_document
 from mamf.report.formats import FORMATS
 from mamf.report.kernels import kernels_document
 from mamf.report.roofline import roofline_document
 from mamf.report.shares import Shares
+from mamf.report.studies import explanation_document
 
 
 def render(form, rows, header, summary, top=None, width=None, ceilings=None, roofs=None, known=None, shared=None):

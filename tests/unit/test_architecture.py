@@ -40,7 +40,7 @@ ORDER = list(LAYERS)
 GROUND = ORDER[0]
 MAY_IMPORT_TORCH = {"torch_backend.py"}
 #: What an operation declares, in modules that reading a log imports; an operation of two modules has its own name.
-DECLARATIONS = ("__init__", "operation", "shapes", "selection", "unknown")
+DECLARATIONS = ("__init__", "operation", "shapes", "unknown")
 DECLARATIONS += ("batched", "collective", "copies", "grouped", "overlap")
 #: What imports a library of its own: torch's counter, transformers, lightning.
 INTEGRATIONS = "integrations/"

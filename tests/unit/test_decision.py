@@ -13,8 +13,7 @@ from mamf.calibration import find_calibration
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
-from mamf.logs.decision import SEPARATE, Change, Design, design_of, pool_rows
-from mamf.logs.entries import Entry
+from mamf.logs.entries import SEPARATE, Change, Design, Entry, design_of, pool_rows
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter

@@ -3,7 +3,7 @@ import textwrap
 import pytest
 
 from mamf.errors import PluginError, UnavailableError, UsageError
-from mamf.operations.matmul.selection import kernel_for
+from mamf.operations.matmul.operation import kernel_for
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plugins import discovery
 from mamf.plugins.discovery import backend_class, backend_statuses, find_registered, open_backend

@@ -13,7 +13,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw
-from mamf.report.explanation import waterfall_chart, waterfall_steps
+from mamf.report.studies import waterfall_chart, waterfall_steps
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
 

@@ -21,7 +21,7 @@ from mamf.kernel import Verdict
 from mamf.kinds.registry import chart_of
 from mamf.logs.run_log import read_run_log
 from mamf.operations.overlap import SMALLEST, OverlapProblem, OverlapShape
-from mamf.report.overlap import pairs_of
+from mamf.report.studies import pairs_of
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 LARGE, DECODE = "8192x8192x8192", "16x8192x8192"

@@ -98,8 +98,7 @@ class ExplainSession(Session):
 def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
     from mamf.logs.found import cached_ceiling
-    from mamf.operations.matmul.operation import problem_for
-    from mamf.operations.matmul.selection import kernel_for
+    from mamf.operations.matmul.operation import kernel_for, problem_for
     from mamf.operations.matmul.shapes import MatmulShape
 
     asked = options.kernel[0] if options.kernel else None
@@ -134,6 +133,6 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:
     from mamf.kernel import DATA
-    from mamf.operations.matmul.selection import installed_kernel
+    from mamf.operations.matmul.operation import installed_kernel
 
     return replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name

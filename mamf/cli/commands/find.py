@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 def _search(options: argparse.Namespace) -> int:
     """Search for the ceilings of one dtype after the other; return the highest exit code."""
     from mamf.cli.resuming import interruptible
-    from mamf.operations.matmul.selection import kernels_for
+    from mamf.operations.matmul.operation import kernels_for
     from mamf.plugins.discovery import open_backend
 
     if options.begins and len(set(options.dtype or ())) > 1:
@@ -132,7 +132,7 @@ class _SearchSession(Session):
     def open_kernels(self) -> Sequence[Named]:
         from mamf.cli.resuming import require_same_kernels
         from mamf.engine.search.grid import plan_for
-        from mamf.operations.matmul.selection import kernel_for, kernels_for
+        from mamf.operations.matmul.operation import kernel_for, kernels_for
 
         options, before = self.options, self.before
         if before is None:

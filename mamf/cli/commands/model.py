@@ -131,8 +131,7 @@ class ModelSession(Session):
     def _require_budget(self, budget: float) -> None:
         """Raises UsageError for a budget that the first row exceeds on this CPU."""
         from mamf.engine.estimate import probe_flops
-        from mamf.operations.matmul.operation import problem_for
-        from mamf.operations.matmul.selection import kernel
+        from mamf.operations.matmul.operation import kernel, problem_for
 
         _, problem, shape, _ = self.driven.steps[0]
         # The reference of its results is in float32, whatever its own dtype.

@@ -156,7 +156,7 @@ class OverlapSession(Session):
         return _Ranked(run, find_rank_place(os.environ), [row.step for row in setup.answers.values()])
 
     def document(self, log: RunLog) -> Document:
-        from mamf.report.overlap import overlap_document
+        from mamf.report.studies import overlap_document
 
         step = self.options.flop and (self.options.flop, self.options.bytes)
         return overlap_document(log.measurements, log.header, log.summary, self.options.top, step)

@@ -110,7 +110,7 @@ class _OneKernelSession(Session):
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         from mamf.cli.resuming import require_same_kernels
-        from mamf.operations.matmul.selection import kernel_for
+        from mamf.operations.matmul.operation import kernel_for
         from mamf.plugins.discovery import is_path
 
         before, backend = self.before, self.backend

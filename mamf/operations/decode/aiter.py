@@ -9,9 +9,8 @@ import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.attention.torch_attention import output_of
-from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.operation import SAME, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
 from mamf.torch_backend import TorchBackend, torch_dtype
 
 #: The size that vLLM uses. Splitting a long cache over many compute units needs more than the library's examples use.

@@ -12,9 +12,8 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.torch_attention import NOTHING_FITS
 from mamf.operations.attention.torch_kernels import check_flex
 from mamf.operations.compilation import compile_for_shape
-from mamf.operations.decode.decode_reference import Operands, Tables
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, Operands, Tables, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 

@@ -11,7 +11,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
-from mamf.logs.found import cached_ceiling
+from mamf.logs.found import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import contributed_for
@@ -30,7 +30,7 @@ def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
 def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[MatmulShape]:
     """The winning shape of an earlier find on this device; empty if there is none or its log cannot be read."""
     try:
-        left = cached_ceiling(info, problem, regime)
+        left = find_cached_ceiling(info, problem, regime)
     except (MamfError, OSError):
         return []
     return [] if left is None else [left.shape]

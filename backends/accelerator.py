@@ -17,7 +17,7 @@ from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import package_version
-from mamf.plugins.discovery import BACKENDS, backend_class, find_registered
+from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class
 from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, torch_dtype
 
 Answer = TypeVar("Answer")
@@ -113,7 +113,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         """The available backend that names this device type, or None."""
         for name in find_registered(BACKENDS).keys() - {_NAME}:
             try:
-                other = backend_class(name)
+                other = load_backend_class(name)
                 if getattr(other, "device_type", None) == device_type and other.unavailable() is None:
                     return name
             except Exception:  # a broken adapter serves no device

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
-from mamf.plugins.discovery import kernel_of, open_backend, operation
+from mamf.plugins.discovery import make_kernel, open_backend, operation
 from mamf.report.charts.picture import SMALL, TEXT, DrawnPanel, Named, Picture, prepare
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def bursts(backend: Backend, shape: str, data: str) -> tuple[list[list[Point]], 
             raise SystemExit(f"{needed.reason}: {needed.remedy}")
     stamps, sensor = needs
     matmul = operation("matmul")
-    kernel, problem = kernel_of(matmul, "torch.mm"), matmul.problem_for(backend, {"dtype": "bfloat16", "data": data})
+    kernel, problem = make_kernel(matmul, "torch.mm"), matmul.problem_for(backend, {"dtype": "bfloat16", "data": data})
     pool = backend.operand_pool(data, 0)
     counted, said = [], []
     with kernel.settings(backend, problem):

@@ -20,7 +20,7 @@ from mamf.backend import Backend
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.measurement import Measurement, find_timer, relative_accuracy
-from mamf.plugins.discovery import kernel_of, open_backend, operation
+from mamf.plugins.discovery import make_kernel, open_backend, operation
 
 # What a train queues beside the launch: the flush of the cache.
 NOT_THE_LAUNCH = ("memset", "fill")
@@ -58,7 +58,9 @@ class Prepared(NamedTuple):
 
 def prepared(backend: Backend, case: Case) -> Prepared:
     of = operation(case.operation)
-    return Prepared(case, kernel_of(of, case.kernel), of.problem_for(backend, case.fields), of.parse_shape(case.shape))
+    return Prepared(
+        case, make_kernel(of, case.kernel), of.problem_for(backend, case.fields), of.parse_shape(case.shape)
+    )
 
 
 def burst(backend: Backend, one: Prepared) -> Measurement:

@@ -156,7 +156,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # with the plan of the log, not of the options
         options.resume, options.begins, options.given = restart.log, False, set()
-    guard = importlib.import_module("mamf.plugins.contracts").attribute_errors_to
+    guard = importlib.import_module("mamf.plugins.contracts").wrap_errors_of
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
         if hasattr(options, "share"):

@@ -226,9 +226,9 @@ def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) 
     of_preset = request.preset.kernels
     if options.kernel or not of_preset:
         return options.kernel  # type: ignore[no-any-return]
-    from mamf.plugins.discovery import kernel_of
+    from mamf.plugins.discovery import make_kernel
 
-    reasons = {name: kernel_of(request.of, name).unavailable(backend) for name in of_preset}
+    reasons = {name: make_kernel(request.of, name).unavailable(backend) for name in of_preset}
     able = [name for name, reason in reasons.items() if reason is None]
     for name, reason in reasons.items():
         if able and reason:

@@ -26,7 +26,7 @@ from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
-from mamf.plugins.discovery import backend_class, is_path, open_backend
+from mamf.plugins.discovery import is_path, load_backend_class, open_backend
 
 #: Options that do not affect the steps of a plan, or that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
@@ -194,7 +194,7 @@ def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
             f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
         )
     then = log.device(None)
-    if options.backend not in (None, "auto") and backend_class(options.backend).name != then.backend:
+    if options.backend not in (None, "auto") and load_backend_class(options.backend).name != then.backend:
         raise contradiction(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
     # The index of a card may have changed since.

@@ -86,7 +86,7 @@ class Session:
         from mamf.engine.traits import fit_traits
         from mamf.kinds.driver import Run
         from mamf.logs.recording import apply_traits
-        from mamf.machine.environment import command_line
+        from mamf.machine.environment import quote_command_line
         from mamf.plugins.discovery import open_backend
 
         self.request, self.of, self.command = request, request.of, str(options.command)
@@ -119,7 +119,7 @@ class Session:
             path=options.output or self._default_path(),
             is_numbered=not options.output,  # another run may start in the same second
             resumed=resumed,
-            command=command_line(),
+            command=quote_command_line(),
             notes=options.notes,
             advice=advice,
             signals=interruption,
@@ -148,13 +148,13 @@ class Session:
     def open_kernels(self) -> Sequence[Named]:
         """Open the kernels; return each with its name in the options."""
         from mamf.cli.resuming import require_same_kernels
-        from mamf.plugins.discovery import choose_kernels, kernel_of
+        from mamf.plugins.discovery import choose_kernels, make_kernel
 
         if self.before is None:
             return choose_kernels(self.of, self.backend, self.asked_kernels())
         if self.options.kernel:
-            asked = (kernel_of(self.of, name).name for name in self.options.kernel)
-            require_same_kernels(self.options, [kernel_of(self.of, name).name for name in self.before.kernels], asked)
+            asked = (make_kernel(self.of, name).name for name in self.options.kernel)
+            require_same_kernels(self.options, [make_kernel(self.of, name).name for name in self.before.kernels], asked)
         return choose_kernels(self.of, self.backend, self.before.kernels)
 
     def asked_kernels(self) -> Sequence[str] | None:
@@ -231,7 +231,7 @@ class Session:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import note_run
-        from mamf.machine.environment import format_finding, warnings
+        from mamf.machine.environment import format_finding, select_warnings
 
         run = self.driven
         run.on_phase = lambda text: progress.phase(text)
@@ -239,7 +239,7 @@ class Session:
         if self.options.begins:
             say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
         note_run(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
-        for finding in warnings(run.findings):
+        for finding in select_warnings(run.findings):
             warn(format_finding(finding))
         try:
             with Progress(self.count_due()) as progress:
@@ -284,7 +284,7 @@ class Session:
 
     def report(self, log: RunLog) -> int:
         """Print the report that 'mamf show' prints for this log; return the exit code."""
-        from mamf.machine.environment import format_finding, warnings
+        from mamf.machine.environment import format_finding, select_warnings
 
         code = 0
         try:
@@ -292,7 +292,7 @@ class Session:
         except MamfError as error:  # from a column of an operation, or jinja2 is missing: the log has the measurements
             warn(str(error))
             code = error.exit_code
-        for finding in warnings(self.driven.findings):  # again, next to the figures that they affect
+        for finding in select_warnings(self.driven.findings):  # again, next to the figures that they affect
             warn(format_finding(finding).strip().partition(";")[0])
         if log.path.exists():
             say(f"log: {log.path}", note_stream(self.options))

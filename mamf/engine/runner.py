@@ -33,7 +33,7 @@ from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
-from mamf.plugins.contracts import attribute_errors_to
+from mamf.plugins.contracts import wrap_errors_of
 
 _MAX_ENDS = 3
 #: A kernel, with the name that it was requested by.
@@ -357,7 +357,7 @@ def failed_row(step: Step) -> Measurement:
 def require_work(problem: Problem, shape: Any) -> None:
     """Raises PluginError if an operation counts no work for a shape, because it would have no rate."""
     label = f"operation {problem.operation}"
-    with attribute_errors_to(label, f"the work of {shape}"):
+    with wrap_errors_of(label, f"the work of {shape}"):
         amount = problem.work(shape).amount
     if not 0 < amount < math.inf:
         raise PluginError(f"{label} is broken: the work of {shape} is {amount:g}, not a number above 0")

@@ -1,1 +1,1 @@
-"""The machine: its software environment and the checks of ``mamf doctor``."""
+"""Describes the machine for logs without private texts, and runs the checks of ``mamf doctor``."""

@@ -1,4 +1,4 @@
-"""Describes machine and software for a log, checks the machine, and disables garbage collection. Changes no setting."""
+"""Describes the software for a log, checks the machine without changing it, and pauses garbage collection."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from typing import Any
 
 from mamf.backend import Advice, Backend
 
-# Variables that torch reads on every device; each backend adds its vendor's.
+# Environment variables that torch reads for every device. Each backend adds those of its vendor.
 _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
-    """The software and operating system of this process, as JSON values."""
+    """Describe the software and operating system of this process as JSON values.
+
+    ``backend_variables``: names of further environment variables to record.
+    """
     names = [*_ENVIRONMENT_VARIABLES, *backend_variables]
     return {
         "python": platform.python_version(),
@@ -34,7 +37,7 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
 
 @functools.cache
 def version_in_use(name: str) -> str | None:
-    """The version of a package in this process. Cached: an upgrade during the run does not affect the process."""
+    """Return the version of a package in this process. Cached, because an upgrade does not affect a running process."""
     return package_version(name)
 
 
@@ -46,12 +49,12 @@ def package_version(name: str) -> str | None:
 
 
 def tool_version() -> dict[str, str | None]:
-    """mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
-    return {"name": "mamf", "version": version_in_use("mamf"), "commit": _commit()}
+    """Return mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
+    return {"name": "mamf", "version": version_in_use("mamf"), "commit": _read_commit()}
 
 
 @functools.cache  # a later commit does not affect this process
-def _commit() -> str | None:
+def _read_commit() -> str | None:
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():
         return None
@@ -67,8 +70,8 @@ def _commit() -> str | None:
         return None
 
 
-def command_line() -> str:
-    """The command line, quoted for a shell, without the path of the program."""
+def quote_command_line() -> str:
+    """Return the command line, quoted for a shell, without the path of the program."""
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
@@ -77,29 +80,31 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
 def diagnose(backend: Backend) -> list[Advice]:
-    """Run all checks of the backend, and for an accelerator also of the host."""
+    """Run the backend's checks, and for an accelerator also check whether the host is busy."""
     found = backend.advice()
     if backend.is_accelerator:
-        found.append(_host_load())
+        found.append(_check_host_load())
     return found
 
 
-def warnings(findings: list[Advice]) -> list[Advice]:
+def select_warnings(findings: list[Advice]) -> list[Advice]:
     return [finding for finding in findings if finding.verdict == "warning"]
 
 
-def _host_load() -> Advice:
-    import psutil  # lookups work without it
+def _check_host_load() -> Advice:
+    import psutil  # imported here because commands that measure nothing work without it
 
     busy = psutil.cpu_percent(interval=0.1)
     if busy < _BUSY_HOST_PERCENT:
         return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")
-    cost = "launches may come late, so small shapes scatter"
-    return Advice("host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # see what runs")
+    cost = "launches may be late, so the figures of small shapes are noisy"
+    return Advice(
+        "host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # shows what runs"
+    )
 
 
 def format_finding(finding: Advice) -> str:
-    """One finding in one line: verdict, check and finding; for a warning also its cost and fix."""
+    """Format a finding as one line: verdict, check and finding, and for a warning also its cost and fix."""
     line = f"{_MARKS[finding.verdict]} {finding.check}: {finding.finding}"
     if finding.cost and finding.verdict == "warning":
         line += f"; {finding.cost}"
@@ -108,8 +113,10 @@ def format_finding(finding: Advice) -> str:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection. During a measurement a pause of the host would let the device run out of work; while
-    reading hundreds of thousands of rows, collection takes a sixth of the time and frees nothing.
+    """Disable garbage collection within a ``with`` block.
+
+    In a measurement a pause of the host could let the device run out of queued work. While hundreds of thousands of
+    rows are read, collection takes a sixth of the time and frees nothing.
     """
     enabled = gc.isenabled()
     gc.disable()

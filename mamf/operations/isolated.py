@@ -22,7 +22,7 @@ from mamf.backend import Backend, OperandPool
 from mamf.errors import MamfError, UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import take_buffers, tensors_of
-from mamf.plugins.discovery import entry_points, kernel_of, open_backend, operation
+from mamf.plugins.discovery import entry_points, make_kernel, open_backend, operation
 
 # Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and
 # once per trial, and launches this many times slower: the clock is lower at the power limit than in a burst.
@@ -143,7 +143,7 @@ def _reference(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
     for point in entry_points(of.kernel_group):
         if not point.value.startswith("mamf."):
             continue
-        with_this = kernel_of(of, point.name)
+        with_this = make_kernel(of, point.name)
         reason = with_this.unavailable(cpu) or with_this.unsupported(cpu, problem)
         reason = reason or with_this.unsupported_shape(problem, shape)
         if not reason:

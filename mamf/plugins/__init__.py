@@ -1,1 +1,1 @@
-"""Plugins: found by entry point, with one guard that enforces their contracts."""
+"""Finds plugins (backends, operations, kernels) by entry point, loads them and enforces their contracts."""

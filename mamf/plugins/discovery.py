@@ -1,8 +1,8 @@
 """Finds backends, operations and kernels by entry point, loads them on request and enforces their contracts.
 
-A third party adds an adapter by declaring an entry point in its own distribution (groups ``mamf.backends``,
-``mamf.operations``, ``mamf.kernels`` and the groups of other operations); ``package.module:Class`` instead of a name
-uses one without installing it. All errors while loading or creating a plugin are PluginErrors that name it.
+A third party adds a plugin by declaring an entry point in its distribution, in the group ``mamf.backends``,
+``mamf.operations``, ``mamf.kernels`` or the kernel group of another operation. ``package.module:Class`` in place of a
+name uses a class without an entry point. Errors while a plugin is loaded or created become PluginErrors with its name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mamf.errors import (
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
-from mamf.plugins.contracts import CheckedClock, attribute_errors_to, check_attribute, enforce_contract, guard_method
+from mamf.plugins.contracts import CheckedClock, check_attribute, enforce_contract, guard_method, wrap_errors_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,14 +49,14 @@ _ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
-#: An import that takes this long is named, because nothing else shows what a command waits for.
+#: After this time a warning names the plugin that is still being imported, so that users know what takes so long.
 _LONG_IMPORT_SECONDS = 15.0
 _LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
 
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """A backend as ``mamf backends`` lists it: the names of its devices, or why there are none."""
+    """A backend as ``mamf backends`` lists it: the names of its devices, or why it is unavailable or broken."""
 
     name: str
     devices: tuple[str, ...] = ()
@@ -67,53 +67,54 @@ class BackendStatus:
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
-    """The entry points that installed distributions declare in a group."""
+    """Return the entry points that installed distributions declare in a group."""
     return _read_entry_points(group, tuple(sys.path))
 
 
-@functools.lru_cache  # read from a file per distribution, and needed many times in a command
+@functools.lru_cache  # each call reads a file per installed distribution, and a command calls this many times
 def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # --help needs none
+    from importlib.metadata import entry_points  # imported here because --help does not need it
 
     return tuple(entry_points(group=group))
 
 
 def find_registered(group: str) -> dict[str, EntryPoint]:
-    """Entry points of a group by name. Raises UsageError if there are none, or if two distributions claim a name."""
+    """Return the entry points of a group by name. Raises UsageError if there are none, or if two have the same name."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = found.setdefault(point.name, point)
         if known.value != point.value:
             raise UsageError(
-                f"{group} {point.name!r} is claimed by {_origin(known)} and by {_origin(point)}: uninstall one of them"
+                f"{group} {point.name!r} is claimed by {_describe_origin(known)} and by {_describe_origin(point)}: "
+                "uninstall one of them"
             )
     if not found:
-        raise UsageError(f"mamf is not installed, so it finds no {group.removeprefix('mamf.')}: {_INSTALL}")
+        raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL}")
     return found
 
 
-def _origin(point: EntryPoint) -> str:
+def _describe_origin(point: EntryPoint) -> str:
     distribution = point.dist.name if point.dist else "an unknown distribution"
     return f"{distribution} ({point.value})"
 
 
 def is_loaded_by_path(kernel: AnyKernel) -> bool:
-    """Whether a kernel's class was requested as ``package.module:Class`` and is not registered."""
+    """Return whether a kernel's class was requested as ``package.module:Class`` and has no entry point."""
     return type(kernel) in _LOADED_BY_PATH
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is the path of a class (``package.module:Class``) and not a registered name."""
+    """Return whether a name is the path of a class (``package.module:Class``), not the name of an entry point."""
     return ":" in name
 
 
 @contextmanager
 def _watched_import(label: str) -> Iterator[None]:
-    """Name a plugin whose import takes long; raise SystemExit if it ends the process by os._exit."""
+    """Warn if the import within takes long, and raise SystemExit if the imported code calls os._exit."""
     process, end = os.getpid(), os._exit
 
-    def refuse(code: int) -> None:
-        """Forked processes may end, and so may this one by mamf's own decision."""
+    def refuse_exit(code: int) -> None:
+        """Raise SystemExit in place of os._exit, except in forked processes and in calls by mamf itself."""
         if os.getpid() != process or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
             end(code)
         raise SystemExit(f"os._exit({code}) while it is imported")
@@ -122,7 +123,7 @@ def _watched_import(label: str) -> Iterator[None]:
     timer = threading.Timer(_LONG_IMPORT_SECONDS, warnings.warn, (line, PluginWarning))
     timer.daemon = True
     timer.start()
-    os._exit = refuse  # type: ignore[assignment]
+    os._exit = refuse_exit  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -130,7 +131,7 @@ def _watched_import(label: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
+def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
         with _watched_import(f"{what} {point.name}"):
             loaded = point.load()
@@ -143,128 +144,131 @@ def _load(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contra
         if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != own:
             hint = f"; install {error.name}"
         else:
-            hint = "" if path else f"; if files moved, {_INSTALL} again"
+            hint = "" if path else f"; if files were moved, {_INSTALL} again"
         raise PluginError(f"{what} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
-        raise PluginError(f"{point.value} is abstract: it does not define {missing}")
+        raise PluginError(f"{point.value} is abstract: define {missing}")
     return loaded
 
 
-def _import(what: str, path: str, contract: type[Contract]) -> type[Contract]:
+def _import_class(what: str, path: str, contract: type[Contract]) -> type[Contract]:
     if not _PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
     from importlib.metadata import EntryPoint
 
-    return _load(what, EntryPoint(path, path, group=""), contract)
+    return _load_class(what, EntryPoint(path, path, group=""), contract)
 
 
 def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
     if is_path(name):
-        return _import(what, name, contract)
+        return _import_class(what, name, contract)
     points = find_registered(group)
     require_known((what, name, points))
-    return _load(what, points[name], contract)
+    return _load_class(what, points[name], contract)
 
 
-def backend_class(name: str) -> type[Backend]:
-    """The class of a backend, by name or path. Raises UnknownNameError, UsageError for an invalid path, or PluginError
-    if it cannot be loaded.
+def load_backend_class(name: str) -> type[Backend]:
+    """Load the class of a backend by name or path. Raises UnknownNameError for an unknown name, UsageError for an
+    invalid path, and PluginError if the class cannot be loaded.
     """
     return _load_by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
 
 
-def kernel_class(path: str) -> type[AnyKernel]:
-    """A kernel's class by ``package.module:Class``. Raises UsageError for an invalid path, or PluginError."""
-    return _import("kernel", path, Kernel)  # type: ignore[type-abstract]
+def load_kernel_class(path: str) -> type[AnyKernel]:
+    """Load a kernel's class by ``package.module:Class``. Raises UsageError for an invalid path, and PluginError if the
+    class cannot be loaded.
+    """
+    return _import_class("kernel", path, Kernel)  # type: ignore[type-abstract]
 
 
-def _kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
-    """A kernel, one of its algorithms, or a kernel with its argument in brackets."""
+def _make_by_name(group: str, what: str, name: str, contract: type[Any]) -> Any:
+    """Make the kernel ``NAME``, ``NAME[ALGORITHM]`` or ``NAME[ARGUMENT]``."""
     algorithm, bracketed = _ALGORITHM.fullmatch(name), _BRACKETED.fullmatch(name)
     parts = algorithm or bracketed
     base, taken = parts.groups() if parts else (name, None)
     kind = _load_by_name(group, what, base, contract)
     label = f"{what} {name}"
     if taken is None or kind.takes:
-        with attribute_errors_to(label, "creating it"):
+        with wrap_errors_of(label, "creating it"):
             made = kind() if taken is None else kind(taken)
     elif algorithm is None:
-        raise UsageError(f"{what} {base} takes no argument in brackets: leave [{taken}] out")
+        raise UsageError(f"{what} {base} takes no argument in brackets: remove [{taken}]")
     else:
         try:
-            with attribute_errors_to(label, "creating it", passes=(TypeError,)):
+            with wrap_errors_of(label, "creating it", passes=(TypeError,)):
                 made = kind(int(taken))
         except TypeError:
-            raise UsageError(f"kernel {base} has no algorithms to choose from: leave [{taken}] out") from None
+            raise UsageError(f"kernel {base} has no algorithms to choose from: remove [{taken}]") from None
     made = enforce_contract(made, Kernel, label)
     points = {point.name: point.value for point in entry_points(group)}
     own = made.name.partition("[")[0]
     if is_path(base) and points.get(own, base) != base:
-        raise UsageError(f"{label} calls itself {own}, as a registered kernel does: give its class another name")
+        raise UsageError(f"{label} has the name of a registered kernel, {own}: give its class another name")
     if is_path(base) and base not in points.values():
         _LOADED_BY_PATH.add(type(made))
     return made
 
 
 def operation(name: str) -> Operation[Any, Any]:
-    """A registered operation. Raises UnknownNameError, or PluginError if it is broken."""
+    """Make a registered operation. Raises UnknownNameError for an unknown name, and PluginError if it is broken."""
     points = find_registered(OPERATIONS)
     require_known(("operation", name, points))
-    kind: Any = _load("operation", points[name], Operation)  # type: ignore[type-abstract]
+    kind: Any = _load_class("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
-    with attribute_errors_to(label, "creating it"):
+    with wrap_errors_of(label, "creating it"):
         made: Operation[Any, Any] = kind()
-    if made.name != name:  # logs are read by this name
-        raise PluginError(f"{label} is broken: its class calls it {made.name!r}, its entry point {name!r}")
-    # Contract tests hold mamf's own; a guard at each of their calls would cost more than reading a log.
-    return made if name in own_operations() else enforce_contract(made, Operation, label)
+    if made.name != name:  # a log has the class's name, and reading it looks up the entry point
+        raise PluginError(f"{label} is broken: its class is named {made.name!r}, its entry point {name!r}")
+    # Contract tests check mamf's own operations. A guard would slow down reading logs, which calls them for each row.
+    return made if name in own_operation_names() else enforce_contract(made, Operation, label)
 
 
-def own_operations() -> set[str]:
-    """The names of mamf's own operations. Nothing is imported."""
+def own_operation_names() -> set[str]:
+    """Return the names of the operations that are part of mamf, without importing any."""
     return {point.name for point in entry_points(OPERATIONS) if point.module.partition(".")[0] == "mamf"}
 
 
-def kernel_of(of: Operation[Any, Any], name: str) -> AnyKernel:
-    """A kernel of an operation by name or ``package.module:Class``, with an argument in brackets if it takes one
-    (``torch[sdpa-flash]``), or one of its algorithms (``cublaslt[3]``).
+def make_kernel(of: Operation[Any, Any], name: str) -> AnyKernel:
+    """Make a kernel of an operation by name or ``package.module:Class``.
 
-    Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
+    Brackets after the name have the kernel's argument (``torch[sdpa-flash]``) or the number of one of its algorithms
+    (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in brackets,
+    and PluginError if it is broken.
     """
     what = "kernel" if of.kernel_group == KERNELS else f"{of.name} kernel"
-    return _kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
+    return _make_by_name(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
 
 
 def is_own_kernel(of: Operation[Any, Any], name: str) -> bool:
-    """Whether mamf itself has a kernel of this name; one of its algorithms counts too (``cublaslt[3]``)."""
+    """Return whether a kernel is part of mamf. What is in brackets (``cublaslt[3]``) is ignored."""
     base = name.partition("[")[0]
     return any(
         (point.name, point.module.partition(".")[0]) == (base, "mamf") for point in entry_points(of.kernel_group)
     )
 
 
-def kernel_names(of: Operation[Any, Any]) -> list[str]:
-    """The registered kernels of an operation. Raises UsageError if there are none."""
+def registered_kernel_names(of: Operation[Any, Any]) -> list[str]:
+    """Return the sorted names of an operation's registered kernels. Raises UsageError if there are none."""
     if not entry_points(group=of.kernel_group):
         raise UsageError(
-            f"no installed package has a kernel for {of.name}: declare one in the entry point group {of.kernel_group}"
+            f"no installed package has a kernel for {of.name}: add one to the entry point group {of.kernel_group}"
         )
     return sorted(find_registered(of.kernel_group))
 
 
 def backend_statuses() -> list[BackendStatus]:
-    """All registered backends, accelerators first, each with its devices or the reason why it has none."""
-    statuses = [_backend_status(name) for name in sorted(find_registered(BACKENDS))]
+    """Return the status of all registered backends, those of accelerators first."""
+    statuses = [_read_backend_status(name) for name in sorted(find_registered(BACKENDS))]
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 
 
-def _backend_status(name: str) -> BackendStatus:
+def _read_backend_status(name: str) -> BackendStatus:
     try:
-        kind = backend_class(name)
+        kind = load_backend_class(name)
         ask = functools.partial(guard_method, kind, Backend, label=f"backend {name}")
         reason, is_accelerator = ask("unavailable")(), bool(kind.is_accelerator)
         if reason is not None:
@@ -277,8 +281,8 @@ def _backend_status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
-def first_backend() -> str:
-    """The backend that 'auto' chooses."""
+def first_backend_name() -> str:
+    """Return the name of the backend that ``auto`` chooses. Raises UnavailableError if no backend is available."""
     name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
     if name is None:
         raise UnavailableError("no backend is available; 'mamf backends' says why")
@@ -286,38 +290,40 @@ def first_backend() -> str:
 
 
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
-    """Open a device. ``auto`` takes the first available accelerator, else the CPU, and warns about broken backends. If
-    ``index`` is None, the device that this process already uses is opened.
+    """Open a device.
 
-    Raises UnavailableError if no backend or device is available, UnknownNameError, or PluginError for a named backend
-    that is broken.
+    - ``name``: a backend. ``auto`` is the first available accelerator, or the CPU; it warns about broken backends.
+    - ``index``: the device, or None for the one that this process already uses.
+
+    Raises UnavailableError if no backend or device is available, UnknownNameError for an unknown name, and PluginError
+    if the named backend is broken.
     """
     if name != "auto":
-        return _open(name, index)
+        return _open_device(name, index)
     statuses = backend_statuses()
     lacking = {_missing_module(status.fault) for status in statuses}
     if len(lacking) == 1 and (module := lacking.pop()):
-        raise UnavailableError(f"no backend can be loaded without {module}: install it")
+        raise UnavailableError(f"no backend can be loaded: install {module}")
     for status in statuses:
         with skip_if_broken():
             if status.fault is not None:
                 raise status.fault
             if status.unavailable is None:
-                return _open(status.name, index)
+                return _open_device(status.name, index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
 def _missing_module(fault: PluginError | None) -> str | None:
-    """The module whose absence is the fault of a plugin, or None."""
+    """Return the module that a plugin could not import, or None if it failed for another reason."""
     cause = fault and fault.__cause__
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
 
-def _open(name: str, index: int | None) -> Backend:
-    kind, label = backend_class(name), f"backend {name}"
-    with attribute_errors_to(label, "opening it"):
+def _open_device(name: str, index: int | None) -> Backend:
+    kind, label = load_backend_class(name), f"backend {name}"
+    with wrap_errors_of(label, "opening it"):
         if index is None:
-            # Opening an unavailable backend raises its reason; its library must not be called before that.
+            # If the backend is unavailable, opening it raises the reason. Its library must not be called before that.
             index = 0 if kind.unavailable() else guard_method(kind, Backend, "current_index", label)()
         backend = kind(index)
     guard_method(backend, Backend, "now", label)()
@@ -327,7 +333,7 @@ def _open(name: str, index: int | None) -> Backend:
 
 @contextmanager
 def skip_if_broken() -> Iterator[None]:
-    """Skip a plugin that is broken and was not requested by name, with a warning."""
+    """Turn a PluginError within into a warning, for plugins that were not requested by name."""
     try:
         yield
     except PluginError as error:
@@ -340,17 +346,17 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     of: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """The named kernels of an operation, or all that are available here, each with the name that was requested.
+    """Return the named kernels of an operation, or all available ones, each with the name that was requested.
 
-    A kernel that is named in two ways appears once. Raises UnavailableError if there is none or a named kernel is not
-    available; PluginError if a named kernel is broken.
+    A broken kernel raises PluginError if it was named. Otherwise it is skipped with a warning. A kernel with two names
+    is returned once. Raises UnavailableError if a named kernel is unavailable, or if none is available.
     """
     if names is None:
         return _find_available(of, backend)
     require_some("kernels", names, str)
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
-        each = kernel_of(of, name)
+        each = make_kernel(of, name)
         if reason := each.unavailable(backend):
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
         chosen.setdefault(each.name, (name, each))
@@ -372,18 +378,18 @@ def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKe
 
 
 def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
-    """All registered kernels that can be loaded."""
-    for name in kernel_names(of):
+    """Yield the name and kernel of all registered kernels that can be loaded."""
+    for name in registered_kernel_names(of):
         with skip_if_broken():
-            yield name, kernel_of(of, name)
+            yield name, make_kernel(of, name)
 
 
 def find_operation(name: str) -> AnyOperation:
-    """The operation of a kernel. Raises UnknownNameError for an unknown name, UsageError for a name that several
-    operations have, and PluginError if the kernel cannot be loaded.
+    """Find the operation of a kernel. Raises UnknownNameError for an unknown name, UsageError if several operations
+    have a kernel with this name, and PluginError if the kernel cannot be loaded.
     """
     if is_path(name):
-        return operation(check_attribute(kernel_class(name), Kernel, "operation", f"kernel {name}"))
+        return operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for of in find_registered(OPERATIONS):
@@ -393,5 +399,5 @@ def find_operation(name: str) -> AnyOperation:
     if not having:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(having) > 1:
-        raise UsageError(f"{name} is a kernel of {' and of '.join(sorted(having))}: choose one with --operation")
+        raise UsageError(f"{name} is a kernel of {', '.join(sorted(having))}: choose one with --operation")
     return operation(having[0])

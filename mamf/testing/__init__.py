@@ -1,11 +1,11 @@
-"""Tests for third-party adapters: the contracts as test suites, and an accelerator in virtual time.
+"""Tools to test plugins: a pytest suite for each contract, and a simulated device that runs in virtual time.
 
     class TestMyBackend(BackendContract):
         @pytest.fixture
         def backend(self):
             return MyBackend(0)
 
-The suites need pytest (``pip install -e ".[test]"``); the simulated backend needs nothing.
+The suites need pytest (``pip install -e ".[test]"``). The simulated device needs no other package.
 """
 
 from __future__ import annotations

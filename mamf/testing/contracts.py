@@ -1,4 +1,4 @@
-"""The contracts as pytest suites: derive, supply the fixtures, inherit every test."""
+"""The contracts as pytest suites: derive a class from one, define its fixtures, and inherit all of its tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from mamf.plugins.contracts import check_attribute, guard_method
 class _OnBackend:
     @pytest.fixture
     def backend(self) -> Backend:
-        raise NotImplementedError("supply a fixture that opens a backend")
+        raise NotImplementedError("define a fixture that opens the backend")
 
 
 class BackendContract(_OnBackend):
-    """What every backend must do. Supply the fixture ``backend``: an opened device."""
+    """Tests what every backend must do. Define the fixture ``backend``, an open device."""
 
-    #: Raised by the vendor when memory is exhausted.
+    #: The error that the vendor's library raises when memory is exhausted.
     out_of_memory: BaseException = MemoryError("out of memory")
 
     def test_attributes_and_answers_are_what_the_contract_says(self, backend: Backend) -> None:
@@ -142,7 +142,7 @@ class BackendContract(_OnBackend):
             assert backend.telemetry.reason
             assert backend.telemetry.remedy
             return
-        assert backend.telemetry.read().joules is None, "an energy counter is slow: read it when asked to"
+        assert backend.telemetry.read().joules is None, "read the slow energy counter only if energy=True"
         reading = backend.telemetry.read(energy=True)
         assert reading.clock_hz is None or 1e6 < reading.clock_hz < 1e11
         assert reading.watts is None or 0 <= reading.watts < 1e5
@@ -162,7 +162,7 @@ class BackendContract(_OnBackend):
 class _OfKernel(_OnBackend):
     @pytest.fixture
     def kernel(self) -> AnyKernel:
-        raise NotImplementedError("supply the kernel, or a kernel of the operation")
+        raise NotImplementedError("define a fixture that returns the kernel, or a kernel of the operation")
 
     def measured(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
         pool = backend.operand_pool(problem.data, problem.seed)
@@ -170,17 +170,18 @@ class _OfKernel(_OnBackend):
 
 
 class AnyKernelContract(_OfKernel):
-    """What a kernel of any operation must do. Supply the fixtures ``backend``, ``kernel``, ``problem`` and ``shape``
-    (which it supports).
+    """Tests what a kernel of any operation must do.
+
+    Define the fixtures ``backend``, ``kernel``, and a ``problem`` and a ``shape`` that the kernel supports.
     """
 
     @pytest.fixture
     def problem(self) -> Any:
-        raise NotImplementedError("supply a problem that the kernel supports")
+        raise NotImplementedError("define a fixture that returns a problem that the kernel supports")
 
     @pytest.fixture
     def shape(self) -> Any:
-        raise NotImplementedError("supply a small shape that the kernel supports")
+        raise NotImplementedError("define a fixture that returns a small shape that the kernel supports")
 
     def test_is_available_and_supports_the_problem(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
@@ -192,7 +193,7 @@ class AnyKernelContract(_OfKernel):
     def test_every_operand_set_is_right_and_stays_as_it_was(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
     ) -> None:
-        """Fails for a kernel that changes its operands, uses only one set, or does nothing in later launches."""
+        """Fails if the kernel changes its operands, uses only one operand set, or does no work in later launches."""
         pool = backend.operand_pool(problem.data, problem.seed)
         with kernel.settings(backend, problem):
             checked = Checked(kernel.prepare(backend, problem, shape, pool, sets=3))
@@ -222,7 +223,7 @@ class AnyKernelContract(_OfKernel):
 
 
 class KernelContract(AnyKernelContract):
-    """What every matmul kernel must do. Supply the fixtures ``backend``, ``kernel`` and ``problem``."""
+    """Tests what every matmul kernel must do. Define the fixtures ``backend``, ``kernel`` and ``problem``."""
 
     @pytest.fixture
     def shape(self) -> MatmulShape:
@@ -254,7 +255,10 @@ class KernelContract(AnyKernelContract):
 
 
 class AttentionKernelContract(AnyKernelContract):
-    """What every attention kernel must do. Supply the fixtures ``backend`` and ``kernel``; others are optional."""
+    """Tests what every attention kernel must do. Define the fixtures ``backend`` and ``kernel``.
+
+    Override ``problem`` and ``shape`` if the kernel does not support the defaults.
+    """
 
     @pytest.fixture
     def problem(self) -> AttentionProblem:
@@ -270,18 +274,18 @@ class AttentionKernelContract(AnyKernelContract):
 
 
 class OperationContract(_OfKernel):
-    """What every operation must do. Supply the fixtures ``backend``, ``operation`` and its ``kernel``."""
+    """Tests what every operation must do. Define the fixtures ``backend``, ``operation`` and one ``kernel`` of it."""
 
     @pytest.fixture
     def operation(self) -> Operation[Any, Any]:
-        raise NotImplementedError("supply the operation")
+        raise NotImplementedError("define a fixture that returns the operation")
 
     def test_shapes_are_read_as_they_are_written(self, backend: Backend, operation: Operation[Any, Any]) -> None:
         shapes = [operation.parse_shape(operation.shape_example), *operation.default_shapes(backend)]
         for shape in shapes:
             assert operation.parse_shape(str(shape)) == shape
             assert operation.shape_from_record(json.loads(json.dumps(operation.shape_record(shape)))) == shape
-        assert len(set(shapes)) >= 1, "shapes are hashable"
+        assert len(set(shapes)) >= 1, "shapes must be hashable"
 
     def test_what_is_no_shape_is_said_in_a_line(self, operation: Operation[Any, Any]) -> None:
         with pytest.raises(UsageError) as refused:

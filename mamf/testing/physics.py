@@ -1,4 +1,4 @@
-"""The properties of a simulated device. By default an NVIDIA H100."""
+"""The properties of a simulated device. The defaults describe an NVIDIA H100."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mamf.backend import MIB
 
 
 class Scatter(NamedTuple):
-    """Standard deviations between visits and between runs, as shares of a launch's time."""
+    """Standard deviations of a launch's time between visits and between runs, as shares of that time."""
 
     visit: float
     run: float
@@ -17,23 +17,37 @@ class Scatter(NamedTuple):
 
 @dataclass(frozen=True)
 class Physics:
-    """Properties of a simulated device. Times in seconds, power in watts, memory in bytes.
+    """Properties of a simulated device. Seconds, Hz, watts and bytes; bandwidths in bytes per second.
 
-    ``reaction_seconds``: time constant of the averaged power that the controller acts on. ``thermal_drift``: share of
-    the clock lost when hot. ``cache_gain``: share of a launch's time saved by operands still in the cache. ``noise``:
-    standard deviation of a launch's duration. ``glitch_every``: every so many intervals read as a nanosecond.
-    ``timer_overhead``: what two marks add to a launch between them. ``data_cost``: share of its time that a product of
-    other data than zeros takes longer. ``rested_gain``: share of a launch's time saved
-    for ``rested_gain_seconds`` once the device was idle for ``rested_after_seconds``. ``at_boost`` and ``capped``: how
-    far visits and runs lie apart. ``hunting``: share by which two levels of the clock lie
-    apart that a capped device alternates between, every ``hunting_seconds``. ``flips``: the probability that a launch
-    flips a bit of its output. ``faulty_unit``: the compute unit whose tiles are wrong; tiles of 128x256 go to the units
-    in turn. ``throttled``: share of the time at half the clock, for a thermal reason.
-    ``link``: bytes per second between devices. ``waking_times``: how many times as long launches take for
-    ``waking_seconds`` once the device was idle for ``asleep_after_seconds``. ``cache_bandwidth``: bytes per second of
-    passes over arrays that fit in the cache and were used by the launch before; None: as memory.
-    ``counter_seconds``: between two ticks of the energy counter; 0: it is continuous. ``true_clock``: the clock while a
-    kernel computes, as a share of the one that sensors read; None: without stamps of the clock.
+    Power and clock:
+
+    - ``reaction_seconds``: time constant of the mean power to which the power controller reacts.
+    - ``thermal_drift``: share of the clock that a hot device loses. ``throttled``: share of the time that the device
+      spends at half its clock for a thermal reason.
+    - ``hunting``: share by which two clocks differ between which a device at its power limit alternates, every
+      ``hunting_seconds``.
+    - ``true_clock``: the clock while a kernel computes, as a share of the one that sensors read. None: no clock stamps.
+    - ``counter_seconds``: time between two ticks of the energy counter; 0 if it is continuous.
+
+    Launches:
+
+    - ``data_cost``: share by which a matmul takes longer if its operands are not zeros.
+    - ``cache_gain``: share of a launch's time that is saved if its operands are still in the cache.
+    - ``cache_bandwidth``: bandwidth of arrays that fit in the cache and that the launch before used. None: as memory.
+    - ``link``: bandwidth between devices.
+    - ``rested_gain``: share of a launch's time that is saved for ``rested_gain_seconds`` after the device was idle for
+      ``rested_after_seconds``.
+    - ``waking_times``: factor by which launches take longer for ``waking_seconds`` after the device was idle for
+      ``asleep_after_seconds``.
+
+    Noise and faults:
+
+    - ``noise``: relative standard deviation of a launch's time. ``at_boost``, ``capped``: how far visits and runs
+      differ at the maximum clock and at the power limit.
+    - ``timer_overhead``: what two marks add to the launch between them.
+    - ``glitch_every``: one in this many intervals reads as a nanosecond; 0 for none.
+    - ``flips``: probability that a launch flips a bit of its output.
+    - ``faulty_unit``: the compute unit whose tiles are wrong. Tiles of 128x256 are given to the units in turn.
     """
 
     compute_units: int = 132

@@ -1,8 +1,8 @@
-"""An accelerator in virtual time: deterministic, instant, with the faults of real ones.
+"""A simulated accelerator in virtual time: deterministic and fast, with the noise and faults of real devices.
 
-Its host and its device each have a clock that only its own methods advance, so a minute of measuring takes
-milliseconds and always ends the same. The defaults of ``Physics`` are an NVIDIA H100's: 842 TFLOPS in bf16 at boost
-for 16896x2048x20224 and 719 at its power limit.
+Host and device each have a clock that only the methods here advance. So a minute of measuring takes milliseconds and
+always has the same result. The default ``Physics`` describe an NVIDIA H100, which reaches 842 TFLOPS in bf16 for
+16896x2048x20224 at its maximum clock, and 719 TFLOPS at its power limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SimulatedOutOfMemoryError(MemoryError):
 
 
 class SimulatedPool(OperandPool):
-    """Counts memory without allocating any."""
+    """An operand pool that only counts bytes and allocates nothing. Raises SimulatedOutOfMemoryError if it is full."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -38,7 +38,7 @@ class SimulatedPool(OperandPool):
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
         wanted = max(elements * DTYPES[dtype].itemsize, self.held.get(name, 0))
         if sum(self.held.values()) - self.held.get(name, 0) + wanted > self.capacity:
-            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} wants {wanted} bytes")
+            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {wanted} bytes")
         self.held[name] = wanted
 
     def release(self) -> None:
@@ -64,7 +64,7 @@ class SimulatedSensors:
 
 
 class SimulatedStamps:
-    """Reads the simulated device's own clock, in the order of its queue."""
+    """Clock stamps of the simulated device, taken in the order of its queue."""
 
     def __init__(self, backend: SimulatedBackend) -> None:
         self.backend = backend
@@ -81,9 +81,11 @@ class SimulatedStamps:
 
 
 class SimulatedBackend(Backend):
-    """One simulated device. ``faults`` maps shapes to an exception to raise, or to the status "wrong_result".
+    """One simulated device.
 
-    ``on_launch`` is called with the number of launches so far: a test interrupts or kills there.
+    - ``faults``: maps a shape to an exception to raise, or to "wrong_result".
+    - ``on_launch``: called before each launch with the number of launches, this one included. Tests use it to interrupt
+      or kill the process.
     """
 
     name = "simulated"
@@ -112,11 +114,11 @@ class SimulatedBackend(Backend):
         self.faults: dict[object, Exception | str] = {}
         self.launches = 0
         self.host_time = self.device_time = self.counted_cycles = 0.0
-        # Of the clock that sensors read, what a kernel has.
+        # The clock of the running kernel as a share of the one that sensors read.
         self._clock_share = 1.0
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
-        # When the device had spent how many joules, in steps of a millisecond.
+        # Pairs of time and the joules used until then, about a millisecond apart.
         self._spent = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         self.cached: object = None
@@ -149,11 +151,11 @@ class SimulatedBackend(Backend):
 
     @property
     def is_throttled(self) -> bool:
-        """By turns, a tenth of a second long together."""
+        """Whether the device is throttled now. The state repeats every 0.1 s."""
         return (10 * self.device_time) % 1.0 < self.world.throttled
 
     def joules(self) -> float:
-        """What the energy counter reads now: joules until its last tick."""
+        """Return the reading of the energy counter: joules used until its last tick."""
         tick = self.world.counter_seconds
         moment = self.host_time // tick * tick if tick else self.host_time
         while len(self._spent) > 2 and self._spent[1][0] <= moment:
@@ -173,22 +175,22 @@ class SimulatedBackend(Backend):
         self.host_time = max(self.host_time, self.device_time)
 
     def begin_run(self) -> None:
-        """Draw the state that the device stays in for a whole run."""
-        self._of_run = {capped: self._drawn(capped, "run") for capped in self._states}
+        """Draw how much slower or faster the device is during this run, then begin a visit."""
+        self._of_run = {capped: self._draw_state(capped, "run") for capped in self._states}
         self.begin_visit()
 
     def begin_visit(self) -> None:
-        """Draw the state that the device stays in until the next visit."""
+        """Draw how much slower or faster the device is until the next visit."""
         self._of_run_and_visit = {
-            capped: (1 + of_run) * (1 + self._drawn(capped, "visit")) for capped, of_run in self._of_run.items()
+            capped: (1 + of_run) * (1 + self._draw_state(capped, "visit")) for capped, of_run in self._of_run.items()
         }
 
-    def _drawn(self, capped: bool, of: str) -> float:
+    def _draw_state(self, capped: bool, of: str) -> float:
         known = self._states[capped]
         return 0.0 if known is None else self.random.gauss(0.0, getattr(known, of))
 
-    def _state(self) -> float:
-        """The time of a launch now, as a share of the time without states."""
+    def _time_factor(self) -> float:
+        """Return the factor by which the states of run, visit and clock multiply the time of a launch."""
         state = self._of_run_and_visit[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
@@ -220,28 +222,28 @@ class SimulatedBackend(Backend):
         self._execute((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
-        """Launch a product; ``operands`` identifies the operand set, which the cache may still hold."""
+        """Launch a matmul. ``operands``: identifies the operand set, which may still be in the cache."""
         self.compute(self.cycles(shape), operands)
 
     def cycles(self, shape: MatmulShape) -> float:
-        """Cycles of a product."""
+        """Return the cycles that a matmul takes."""
         return shape.flop / self._flop_per_cycle(shape)
 
     def compute(self, cycles: float, operands: object) -> None:
-        """Launch a kernel of so many cycles."""
+        """Launch a kernel that takes ``cycles`` cycles."""
         watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
         self._clock_share = self.world.true_clock or 1.0
         self._launch(cycles, self.clock_hz, watts, operands)
         self._clock_share = 1.0
 
     def move(self, nbytes: float, operands: object) -> None:
-        """Launch a kernel that reads and writes so many bytes of memory; independent of the clock."""
+        """Launch a kernel that reads and writes ``nbytes`` bytes of memory. Its time does not depend on the clock."""
         is_cached = self.cached == operands and nbytes <= self.world.cache_bytes
         rate = (is_cached and self.world.cache_bandwidth) or self.world.bandwidth
         self._launch(nbytes, rate, self.world.flush_watts, operands)
 
     def send(self, nbytes: float, operands: object) -> None:
-        """Launch a transfer of so many bytes over the link."""
+        """Launch a transfer of ``nbytes`` bytes over the link."""
         self._launch(nbytes, self.world.link, self.world.idle_watts, operands)
 
     def _launch(self, work: float, rate: float, watts: float, operands: object) -> None:
@@ -257,11 +259,14 @@ class SimulatedBackend(Backend):
         if self.device_time < self.awake_from:
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
-        noisy = work * self._state() * (noise if noise > 0.5 else 0.5)
+        noisy = work * self._time_factor() * (noise if noise > 0.5 else 0.5)
         self._execute(noisy / rate, watts)
 
     def _flop_per_cycle(self, shape: MatmulShape) -> float:
-        """128x256 tiles in waves over the compute units, and a start-up that a long reduction hides."""
+        """Return the rate of a matmul in FLOP per cycle.
+
+        Waves of 128x256 tiles run on the compute units. A start-up cost of 200 steps of K makes a short K slower.
+        """
         units = self.world.compute_units
         tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
         occupancy = tiles / (math.ceil(tiles / units) * units) * (shape.m * shape.n) / (tiles * 128 * 256)

@@ -1,4 +1,4 @@
-"""The kernels of the accelerator in virtual time."""
+"""Kernels for the simulated device, which runs in virtual time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShap
 from mamf.testing.physics import Physics
 from mamf.testing.simulated import SimulatedBackend
 
-#: Relative error up to which a result is correct, if the problem has no tolerance.
+#: Maximum relative error of a correct result, if the problem has no tolerance.
 _TOLERANCE = 1e-2
 
 
-class Simulated(Kernel[ProblemT, ShapeT]):
-    """A kernel for simulated devices only. Derived kernels supply ``run_of``; faults are by shape."""
+class SimulatedKernel(Kernel[ProblemT, ShapeT]):
+    """A kernel that runs on simulated devices only. Derived classes define ``launch_function``.
+
+    ``SimulatedBackend.faults`` makes it fail or return wrong results for chosen shapes.
+    """
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
-    def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        """A launch, given a key that identifies the operand set."""
+    def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
+        """Return the function that runs one launch. It takes a key that identifies the operand set."""
         raise NotImplementedError
 
     def prepare(
@@ -45,67 +48,67 @@ class Simulated(Kernel[ProblemT, ShapeT]):
         assert isinstance(backend, SimulatedBackend)
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
-        run = self.run_of(backend, problem, shape)
+        run = self.launch_function(backend, problem, shape)
         tolerance = getattr(problem, "tolerance", _TOLERANCE)
-        ready = prepared(
+        ready = make_prepared(
             backend, shape, sets, tolerance, lambda index: partial(run, (shape, index, problem, self.name))
         )
         return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
 
 
-class SimulatedUnits(Simulated[ProblemT, ShapeT]):
-    """Work at ``share`` of the peak of a simulated device's units."""
+class SimulatedUnitKernel(SimulatedKernel[ProblemT, ShapeT]):
+    """A kernel that computes at the share ``share`` of the simulated device's peak."""
 
     share: ClassVar[float]
 
-    def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
+    def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
         world = device.world
         cycles = problem.work(shape).amount / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
         return partial(device.compute, cycles)
 
 
-class SimulatedLink(Simulated[ProblemT, ShapeT]):
-    """Transfers over a simulated device's link."""
+class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
+    """A kernel that transfers data over the simulated device's link."""
 
     is_default = True
 
-    def run_of(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
+    def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
         return partial(device.send, problem.work(shape).nbytes)
 
 
-class SimulatedAttention(SimulatedUnits[AttentionProblem, AttentionShape], AttentionKernel):
-    """Attention in virtual time."""
+class SimulatedAttention(SimulatedUnitKernel[AttentionProblem, AttentionShape], AttentionKernel):
+    """Attention at 70 % of the peak."""
 
     name = "simulated-attention"
     dtypes = ("bfloat16", "float16")
     share: ClassVar[float] = 0.7
 
 
-class SimulatedModel(SimulatedUnits[ModelProblem, ModelShape], ModelKernel):
-    """A training step of a model in virtual time."""
+class SimulatedModel(SimulatedUnitKernel[ModelProblem, ModelShape], ModelKernel):
+    """A training step of a model at 50 % of the peak."""
 
     name = "simulated-model"
     share: ClassVar[float] = 0.5
 
 
-class SimulatedCopies(SimulatedLink[CopyProblem, CopyShape], CopyKernel):
-    """Copies in any direction."""
+class SimulatedCopies(SimulatedLinkKernel[CopyProblem, CopyShape], CopyKernel):
+    """Copies in any direction, at the speed of the link."""
 
     name = "simulated-copies"
 
 
-class SimulatedCollective(SimulatedLink[CollectiveProblem, CollectiveShape], CollectiveKernel):
-    """At the bus bandwidth, whatever the other ranks do."""
+class SimulatedCollective(SimulatedLinkKernel[CollectiveProblem, CollectiveShape], CollectiveKernel):
+    """Collectives at the speed of the link, regardless of other ranks."""
 
     name = "simulated-collective"
 
 
-class SimulatedBandwidth(Simulated[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """Every pattern at the bandwidth of a simulated device's memory, whatever its cache."""
+class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
+    """Bandwidth patterns at the bandwidth of the simulated device's memory or cache."""
 
     name = "simulated-bandwidth"
 
-    def run_of(
+    def launch_function(
         self, device: SimulatedBackend, problem: BandwidthProblem, shape: BandwidthShape
     ) -> Callable[[object], None]:
         return partial(device.move, problem.work(shape).nbytes)
@@ -122,35 +125,42 @@ class SimulatedBandwidth(Simulated[BandwidthProblem, BandwidthShape], BandwidthK
         return super().prepare(backend, problem, shape, pool, problem.sets(shape, sets), rewrite)
 
 
-class SimulatedMatmul(Simulated[MatmulProblem, MatmulShape], MatmulKernel):
-    """The product of a simulated device."""
+class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel):
+    """Matmul on a simulated device, with its clock, tiles and power."""
 
     name = "simulated.mm"
 
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
-            return "the simulated device multiplies no integers"
+            return "the simulated device does not multiply integers"
         return None
 
-    def run_of(self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape) -> Callable[[object], None]:
+    def launch_function(
+        self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape
+    ) -> Callable[[object], None]:
         costs = problem.data != "zeros"
         return partial(device.compute, device.cycles(shape) * (1 + costs * device.world.data_cost))
 
 
-def prepared(
-    device: SimulatedBackend, shape: object, sets: int, tolerance: float, run_of: Callable[[int], Callable[[], None]]
+def make_prepared(
+    device: SimulatedBackend,
+    shape: object,
+    sets: int,
+    tolerance: float,
+    launch_function: Callable[[int], Callable[[], None]],
 ) -> Prepared:
-    """Launches that run on the device, ``run_of`` an operand set, whose outputs are correct if they ran after the last
-    poisoning, unless the device has a fault for the shape.
+    """Make launches for ``sets`` operand sets. ``launch_function``: returns the launch for an operand set's index.
+
+    An output is correct if its launch ran after the output was last poisoned and the device has no fault for the shape.
     """
     device.begin_visit()
     written: set[int] = set()
-    # A separate generator: what else is random stays as it is without it.
+    # Use a separate generator so that other random values do not change.
     wrong, flipped = random.Random(f"{device.fault_seed} {device.launches}"), [False]
-    spoiled = _tiles_of_unit(device.world, shape)
+    spoiled = _find_cells_of_unit(device.world, shape)
 
     def launch_of(index: int) -> Callable[[], None]:
-        run = run_of(index)
+        run = launch_function(index)
 
         def launch() -> None:
             run()
@@ -193,8 +203,8 @@ def prepared(
     )
 
 
-def _tiles_of_unit(world: Physics, shape: object) -> WrongCells:
-    # The cells that the faulty unit computes; none without one.
+def _find_cells_of_unit(world: Physics, shape: object) -> WrongCells:
+    """Return the cells of the output that the faulty unit computes; none if no unit is faulty."""
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
     down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))

@@ -16,7 +16,7 @@ from simulated_sensors import SimulatedAmdSmi, SimulatedHlml, SimulatedNvml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.backend import MIB
-from mamf.plugins.discovery import backend_class
+from mamf.plugins.discovery import load_backend_class
 
 GB = 10**9
 MILLISECONDS_BETWEEN_EVENTS = 2.0
@@ -76,7 +76,7 @@ class SimulatedTorch:
 
     def install(self, monkeypatch, vendor):
         """Give this torch to a vendor's adapter and to nothing else. Returns the backend class."""
-        kind = backend_class(vendor)
+        kind = load_backend_class(vendor)
         monkeypatch.setattr(sys.modules[kind.__module__], "torch", self)
         # Let it allocate where this machine has memory.
         monkeypatch.setattr(kind, "open_device", lambda self: torch.device("cpu"))

@@ -243,7 +243,7 @@ class TakesAName(TorchMm):
 
 
 def test_a_class_by_path_cannot_take_a_registered_name():
-    with pytest.raises(UsageError, match=r"calls itself torch.mm, as a registered kernel does: give its class another"):
+    with pytest.raises(UsageError, match=r"has the name of a registered kernel, torch.mm: give its class another"):
         kernel_named(f"{__name__}:TakesAName")
     assert kernel_named("mamf.operations.matmul.torch_products:TorchMm").name == "torch.mm"
 

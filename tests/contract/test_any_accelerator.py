@@ -8,7 +8,7 @@ import torch
 
 from mamf.backend import MIB
 from mamf.errors import UnavailableError
-from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
+from mamf.plugins.discovery import backend_statuses, load_backend_class, open_backend
 
 GB = 10**9
 
@@ -27,15 +27,15 @@ def test_each_device_has_its_own_name_and_properties(accelerator):
 
 def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator, monkeypatch):
     assert open_backend("auto").name == "accelerator"
-    monkeypatch.setattr(backend_class("cuda"), "unavailable", classmethod(lambda kind: None))
-    monkeypatch.setattr(backend_class("cuda"), "device_count", classmethod(lambda kind: 1))
-    monkeypatch.setattr(backend_class("cuda"), "device_name", classmethod(lambda kind, index: "NVIDIA H100"))
+    monkeypatch.setattr(load_backend_class("cuda"), "unavailable", classmethod(lambda kind: None))
+    monkeypatch.setattr(load_backend_class("cuda"), "device_count", classmethod(lambda kind: 1))
+    monkeypatch.setattr(load_backend_class("cuda"), "device_name", classmethod(lambda kind, index: "NVIDIA H100"))
     names = [each.name for each in backend_statuses() if each.unavailable is None]
     assert names == ["cuda", "accelerator", "cpu"]
 
 
 def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
-    xpu = backend_class("xpu")
+    xpu = load_backend_class("xpu")
     monkeypatch.setattr(xpu, "device_type", "npu")
     assert status().unavailable is None  # that adapter finds no device
     monkeypatch.setattr(xpu, "unavailable", classmethod(lambda kind: None))
@@ -53,7 +53,7 @@ def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
     ],
 )
 def test_it_says_why_it_is_unavailable(monkeypatch, accelerator_of_torch, reason):
-    kind = backend_class("accelerator")
+    kind = load_backend_class("accelerator")
     own = SimpleNamespace(__version__="1.2", **({"accelerator": accelerator_of_torch} if accelerator_of_torch else {}))
     monkeypatch.setattr(sys.modules[kind.__module__], "torch", own)
     assert kind.unavailable().reason == reason

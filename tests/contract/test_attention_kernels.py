@@ -19,9 +19,9 @@ from mamf.operations.attention.attention_reference import find_key_sum_error, re
 from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
-from mamf.plugins.discovery import ATTENTION_KERNELS, backend_class, find_registered, kernel_of, open_backend
+from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, load_backend_class, make_kernel, open_backend
 
-attention_kernel = partial(kernel_of, Attention())
+attention_kernel = partial(make_kernel, Attention())
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -143,7 +143,7 @@ def test_every_entry_point_is_a_kernel_of_that_name():
 
 
 def bare_backend(name):
-    kind = backend_class(name)
+    kind = load_backend_class(name)
     reason = Unavailable("Inductor makes no kernels for mps", "mamf attention --kernel sdpa") if name == "mps" else None
     bare = object.__new__(kind)
     bare.index, bare.info = 0, SimpleNamespace(architecture="gfx942")
@@ -171,12 +171,12 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
         reason = attention_kernel(name).unavailable(bare_backend(backend))
         assert_actionable(reason)
         assert ("is not installed" in reason.reason) == (
-            backend_class(backend).runtime in attention_kernel(name).runtimes
+            load_backend_class(backend).runtime in attention_kernel(name).runtimes
         )
         assert (
             backend == vendor
             or "does not support" in reason.reason
-            or backend_class(backend).runtime in attention_kernel(name).runtimes
+            or load_backend_class(backend).runtime in attention_kernel(name).runtimes
         )
 
 

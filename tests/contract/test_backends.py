@@ -13,7 +13,7 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import Checked
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
-from mamf.plugins.discovery import BACKENDS, backend_class, find_registered, open_backend
+from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class, open_backend
 from mamf.testing import BackendContract, SimulatedBackend
 
 VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps", "accelerator")
@@ -197,7 +197,7 @@ def test_an_unavailable_backend_does_not_open_and_says_why(cuda):
 
 @pytest.fixture
 def cpu_module():
-    return sys.modules[backend_class("cpu").__module__]
+    return sys.modules[load_backend_class("cpu").__module__]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch, error):
 
 def test_bits_of_what_a_launch_returned_are_told_apart():
     """One bit of one tensor changes it; what is no tensor has none."""
-    backend = backend_class("cpu")(0)
+    backend = load_backend_class("cpu")(0)
     first, second = torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(2)
     digest = backend.digest((first.t(), second))
     assert digest == backend.digest([first.t().clone(), second.clone()])

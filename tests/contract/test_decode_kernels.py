@@ -20,13 +20,13 @@ from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape,
 from mamf.operations.decode.torch_decode import BoundKernel, attend, make_tables
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
-from mamf.plugins.discovery import backend_class, kernel_of, open_backend
+from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.usefixtures("one_thread"),
 ]
-decode_kernel = partial(kernel_of, Decode())
+decode_kernel = partial(make_kernel, Decode())
 ONE, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
 PAGED, PAGED_RAGGED = "b2h8kv2q1c300d64p16", "b3h8kv2q1c300td64p16"
 FEW, FEW_RAGGED = "b2h8kv2q4c300d64p256", "b3h8kv2q5c300ud64p256"
@@ -296,7 +296,7 @@ def test_a_table_that_is_out_of_range_is_refused(pages, reason):
 def with_graphs(skips=()):
     """A CPU, guarded as in a run, whose graphs replay launches in turn into the same memory, some of them not."""
 
-    class Graphs(backend_class("cpu")):
+    class Graphs(load_backend_class("cpu")):
         has_graphs = True
         captured = 0
 

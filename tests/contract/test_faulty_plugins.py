@@ -87,7 +87,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(discovery, "entry_points", points)
     # What takes a tenth of a second of every run, and no part in it.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
-    monkeypatch.setattr("mamf.machine.environment._commit", lambda: None)
+    monkeypatch.setattr("mamf.machine.environment._read_commit", lambda: None)
     monkeypatch.setattr("mamf.engine.search.grid._STEPS", 8)
     settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
     monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)
@@ -273,7 +273,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             OPERATION,
             "returned a dict, not text and finite numbers by name",
         ),
-        (FaultyOperation, "name", "other", OPERATION, "its class calls it 'other', its entry point 'faulty'"),
+        (FaultyOperation, "name", "other", OPERATION, "its class is named 'other', its entry point 'faulty'"),
         (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not text"),
     ],
 )
@@ -302,7 +302,7 @@ def clock(right_for, then):
     ("then", "told"),
     [
         (lambda last: math.nan, "backend faulty is broken: now returned nan, not a finite number"),
-        (lambda last: last - 1, "or later, as before"),
+        (lambda last: last - 1, "its last value"),
         (lambda last: last, "backend faulty is broken: its clock stood still for 20 rounds of launches"),
     ],
     ids=["NaN", "goes back", "stands still"],
@@ -435,7 +435,7 @@ def test_an_import_that_does_not_end_is_named(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     lines: list[str] = []
     with pytest.raises(PluginError, match="is not a subclass"):
-        discovery.kernel_class("waiting:Kernel")
+        discovery.load_kernel_class("waiting:Kernel")
     assert lines == ["still importing kernel waiting:Kernel after 0 s"]
 
 

@@ -23,7 +23,7 @@ from mamf.operations.isolated import Channel, ChannelError
 from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
-from mamf.plugins.discovery import kernel_of, open_backend, operation
+from mamf.plugins.discovery import make_kernel, open_backend, operation
 
 SHAPE = MatmulShape(96, 80, 64)
 
@@ -126,7 +126,7 @@ def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
 
 
 def by_path(kind, of="matmul"):
-    return kernel_of(operation(of), f"{__name__}:{kind.__name__}")
+    return make_kernel(operation(of), f"{__name__}:{kind.__name__}")
 
 
 @pytest.mark.parametrize("kind", [Passing, Judging])
@@ -200,7 +200,7 @@ def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, m
 
 def test_an_operation_whose_results_stay_on_the_device_says_so(process):
     of, cpu = operation("bandwidth"), open_backend("cpu")
-    kernel = kernel_of(of, "torch")
+    kernel = make_kernel(of, "torch")
     problem = of.problem_for(cpu, {"pattern": "copy"})
     row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
     assert row.remarks == ("not checked by a fresh process: results of bandwidth stay on the device",)

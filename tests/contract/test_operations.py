@@ -4,21 +4,21 @@ import pytest
 
 from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.operation import kernel
-from mamf.plugins.discovery import kernel_names, kernel_of, open_backend, operation
+from mamf.plugins.discovery import make_kernel, open_backend, operation, registered_kernel_names
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.
 OF_CPU = {
-    "attention": lambda: kernel_of(Attention(), "sdpa-math"),
-    "bandwidth": lambda: kernel_of(operation("bandwidth"), "torch"),
-    "batched": lambda: kernel_of(operation("batched"), "torch.bmm"),
-    "grouped": lambda: kernel_of(operation("grouped"), "loop"),
-    "collective": lambda: kernel_of(operation("collective"), "torch.distributed"),
-    "copies": lambda: kernel_of(operation("copies"), "torch"),
-    "decode": lambda: kernel_of(operation("decode"), "sdpa-kvcache"),
+    "attention": lambda: make_kernel(Attention(), "sdpa-math"),
+    "bandwidth": lambda: make_kernel(operation("bandwidth"), "torch"),
+    "batched": lambda: make_kernel(operation("batched"), "torch.bmm"),
+    "grouped": lambda: make_kernel(operation("grouped"), "loop"),
+    "collective": lambda: make_kernel(operation("collective"), "torch.distributed"),
+    "copies": lambda: make_kernel(operation("copies"), "torch"),
+    "decode": lambda: make_kernel(operation("decode"), "sdpa-kvcache"),
     "matmul": lambda: kernel("torch.mm"),
-    "model": lambda: kernel_of(operation("model"), "torch[sdpa-math]"),
-    "overlap": lambda: kernel_of(operation("overlap"), "pair"),
+    "model": lambda: make_kernel(operation("model"), "torch[sdpa-math]"),
+    "overlap": lambda: make_kernel(operation("overlap"), "pair"),
 }
 SMALL = {
     "attention": "b1h2q64k64d32c",
@@ -38,8 +38,8 @@ FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_head
 @pytest.mark.parametrize("name", OF_CPU)
 def test_no_kernel_of_a_real_device_is_available_in_virtual_time(name):
     of = operation(name)
-    for each in kernel_names(of):
-        unavailable = kernel_of(of, each).unavailable(SimulatedBackend())
+    for each in registered_kernel_names(of):
+        unavailable = make_kernel(of, each).unavailable(SimulatedBackend())
         assert unavailable is not None, each
         assert unavailable.reason
         assert unavailable.remedy
@@ -74,4 +74,4 @@ class TestAttentionKernel(AttentionKernelContract):
 
     @pytest.fixture
     def kernel(self, name):
-        return kernel_of(Attention(), name)
+        return make_kernel(Attention(), name)

@@ -52,8 +52,8 @@ class Aside(SimulatedMatmul):
     def __init__(self, seconds):
         self.seconds = seconds
 
-    def run_of(self, device, problem, shape):
-        run = super().run_of(device, problem, shape)
+    def launch_function(self, device, problem, shape):
+        run = super().launch_function(device, problem, shape)
 
         def launch(operands):
             run(operands)

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed
 
 from mamf.operations import collective_kernels
-from mamf.plugins.discovery import backend_class, open_backend
+from mamf.plugins.discovery import load_backend_class, open_backend
 
 
 class Vendor:
@@ -31,7 +31,7 @@ class Vendor:
 
 def test_a_stream_begins_after_a_fork_and_is_waited_for_after_a_join():
     vendor = Vendor()
-    module = __import__(backend_class("cuda").__mro__[1].__module__, fromlist=["StreamQueue"])
+    module = __import__(load_backend_class("cuda").__mro__[1].__module__, fromlist=["StreamQueue"])
     queue = module.StreamQueue(vendor, 0, lambda: vendor.calls.append(("mark", vendor.now)))
     queue.fork()
     queue.launch(lambda: vendor.calls.append(("launch", vendor.now)))

@@ -99,9 +99,7 @@ def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeyp
     )
     code, out, err = run(*SWEEP)
     assert (code, out) == (2, "")
-    told = (
-        "no installed package has a kernel for layer_norm: declare one in the entry point group mamf_layer_norm.kernels"
-    )
+    told = "no installed package has a kernel for layer_norm: add one to the entry point group mamf_layer_norm.kernels"
     assert err == f"mamf: {told}\n"
 
 

@@ -16,7 +16,7 @@ from check_fakes import takes
 from fake_interfaces import installations, parameters
 from simulated_vendors import SimulatedTorch
 
-from mamf.plugins.discovery import backend_class
+from mamf.plugins.discovery import load_backend_class
 
 VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")
 USES = [use for use in all_uses() if use.path.startswith("torch.")]
@@ -120,7 +120,7 @@ def test_a_simulated_torch_takes_only_what_torch_takes(vendor):
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_simulated_device_changes_its_adapter_and_nothing_of_torch(vendor):
-    adapter = backend_class(vendor)
+    adapter = load_backend_class(vendor)
     changed = [(owner, name) for owner, name in installations(vendor).attributes]
     module = sys.modules[adapter.__module__]
     driver = [(module, "_load_driver")] if vendor == "cuda" else []

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mamf.errors import UnavailableError
-from mamf.plugins.discovery import backend_class, backend_statuses, open_backend
+from mamf.plugins.discovery import backend_statuses, load_backend_class, open_backend
 
 
 @pytest.fixture
@@ -13,8 +13,8 @@ def installed(monkeypatch):
     """Pretends that of the TPU packages these are installed, by name with their versions."""
 
     def pretend(**versions):
-        monkeypatch.setattr(sys.modules[backend_class("tpu").__module__], "package_version", versions.get)
-        return backend_class("tpu").unavailable()
+        monkeypatch.setattr(sys.modules[load_backend_class("tpu").__module__], "package_version", versions.get)
+        return load_backend_class("tpu").unavailable()
 
     return pretend
 

@@ -12,9 +12,9 @@ from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.operation import kernel
 from mamf.plans import SWEEP, Plan
-from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, kernel_of
+from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, make_kernel
 
-attention_kernel = functools.partial(kernel_of, Attention())
+attention_kernel = functools.partial(make_kernel, Attention())
 
 KERNELS = [
     name

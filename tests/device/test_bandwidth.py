@@ -6,7 +6,7 @@ from this_accelerator import ACCELERATOR
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthShape
-from mamf.plugins.discovery import kernel_of, operation
+from mamf.plugins.discovery import make_kernel, operation
 
 BANDWIDTH = operation("bandwidth")
 # The small ones fit in a cache of 60 MiB, all arrays of a pattern together, and outlast the launch of a kernel.
@@ -22,7 +22,7 @@ def burst():
 
 @pytest.fixture(params=["torch", "triton"])
 def kernel(request):
-    found = kernel_of(BANDWIDTH, request.param)
+    found = make_kernel(BANDWIDTH, request.param)
     reason = found.unavailable(ACCELERATOR)
     if reason:
         pytest.skip(str(reason))

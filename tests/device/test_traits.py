@@ -6,11 +6,11 @@ import pytest
 from this_accelerator import ACCELERATOR
 
 from mamf.engine.traits import measure_traits
-from mamf.plugins.discovery import backend_class
+from mamf.plugins.discovery import load_backend_class
 from mamf.testing import BackendContract
 
 
-class Unclaimed(backend_class("accelerator")):
+class Unclaimed(load_backend_class("accelerator")):
     """The generic adapter, as if no other named this device."""
 
     @classmethod

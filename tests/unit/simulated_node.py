@@ -73,5 +73,5 @@ def install(patch):
     patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))
     patch.setattr(FindStrategy, "sustained_candidates", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
-    patch.setattr("mamf.machine.environment._commit", lambda: None)
-    patch.setattr("mamf.machine.environment._host_load", lambda: Advice("host load", "ok", "idle"))
+    patch.setattr("mamf.machine.environment._read_commit", lambda: None)
+    patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

@@ -19,7 +19,7 @@ from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import PRESETS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plugins.discovery import backend_class
+from mamf.plugins.discovery import load_backend_class
 from mamf.statistics import Interval
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
@@ -210,7 +210,7 @@ def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
 def test_scaling_holds_eager_against_compiled_in_both_directions(
     attention, monkeypatch, asked, compiler, kernels, rows
 ):
-    monkeypatch.setattr(backend_class("cpu"), "without_compiler", lambda self: compiler)
+    monkeypatch.setattr(load_backend_class("cpu"), "without_compiler", lambda self: compiler)
     code, out, err = attention("--backend", "cpu", "--preset", "scaling", "--no-ceiling", "--dry-run", *asked)
     assert code == 0, err
     assert f"kernels: {', '.join(kernels.split())}\n" in out

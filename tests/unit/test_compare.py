@@ -87,7 +87,7 @@ def write(tmp_path):
         (0.98, 0.001, "FASTER"),
         (1.0, 0.02, "UNDECIDED"),  # too noisy to call it the same
         (1.02, 0.02, "UNDECIDED"),
-        (1.009, 0.003, "SLOWER"),  # surely so, and perhaps by more than the tolerance
+        (1.0095, 0.003, "SLOWER"),  # surely so, and perhaps by more than the tolerance
     ],
 )
 def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):

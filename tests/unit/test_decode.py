@@ -11,17 +11,17 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.decode.operation import PRESETS, Decode, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
 from mamf.testing import Physics, SimulatedBackend
-from mamf.testing.simulated_kernels import Simulated
+from mamf.testing.simulated_kernels import SimulatedKernel
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_decode:HalfOfMemory"]
 
 
-class HalfOfMemory(Simulated[DecodeProblem, DecodeShape], DecodeKernel):
+class HalfOfMemory(SimulatedKernel[DecodeProblem, DecodeShape], DecodeKernel):
     """Reads at half of a simulated device's bandwidth."""
 
     name = "half-of-memory"
 
-    def run_of(self, device, problem, shape):
+    def launch_function(self, device, problem, shape):
         return partial(device.move, 2 * problem.work(shape).nbytes)
 
 

@@ -6,7 +6,7 @@ from mamf.errors import PluginError, UnavailableError, UsageError
 from mamf.operations.matmul.operation import kernel_for
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plugins import discovery
-from mamf.plugins.discovery import backend_class, backend_statuses, find_registered, open_backend
+from mamf.plugins.discovery import backend_statuses, find_registered, load_backend_class, open_backend
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_name_that_two_distributions_claim_names_both(distribution):
 def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
     distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
     with pytest.raises(PluginError, match=r"pip install -e \."):
-        backend_class("stale")
+        load_backend_class("stale")
     assert any(status.name == "stale" and status.unavailable for status in backend_statuses())
 
 

@@ -103,7 +103,7 @@ class Shared(SimulatedMatmul):
 
     times = 1.0
 
-    def run_of(self, device, problem, shape):
+    def launch_function(self, device, problem, shape):
         return lambda key: device.compute(device.cycles(shape) * self.times, key)
 
 
@@ -758,7 +758,7 @@ class ChipKernel(SimulatedMatmul):
     def __init__(self, chip):
         self.chip = chip
 
-    def run_of(self, device, problem, shape):
+    def launch_function(self, device, problem, shape):
         seconds = shape.flop / self.chip.tflops(shape) / 1e12
         return lambda key: device.compute(seconds * device.world.boost_hz, key)
 

@@ -69,15 +69,15 @@ MANY = list(map(str, range(1, 101)))
         (["sweep", "--backend", ":"], "':' is not a backend"),
         (
             ["doctor", "--backend", "mamf.backend:Backend"],
-            "mamf.backend:Backend is abstract: it does not define __init__,",
+            "mamf.backend:Backend is abstract: define __init__,",
         ),
-        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract: it does not define describe,"),
+        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract: define describe,"),
         ([*SWEEP, "--m-range", "0", "10", "-1"], "step must be at least 1"),
         ([*SWEEP, "--m-range", "512", "512", "256"], "is empty"),
         ([*SWEEP, "--m", "0"], "whole number of at least 1"),
         ([*SWEEP, "--shapes", "1x2"], "write MxNxK"),
         ([*SWEEP, "--shapes", "1x2x3", "--m", "4"], "--shapes cannot be combined with --m"),
-        ([*SWEEP, "--dtype", "int8"], "multiplies no integers"),
+        ([*SWEEP, "--dtype", "int8"], "does not multiply integers"),
         ([*SWEEP, "--regime", "brust"], "did you mean burst?"),
         ([*SWEEP, "--precison", "1%"], "did you mean --precision?"),
         ([*SWEEP, "--budget", "-5s"], "'-5s' is not a duration"),
@@ -116,7 +116,7 @@ MANY = list(map(str, range(1, 101)))
         ([*COUNTERS], "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100"),
         ([*COUNTERS, "--shape", "4096"], "'4096'"),
         (["run", "sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
-        (["run", "torch"], "torch is a kernel of bandwidth and of copies and of model: choose one with --operation"),
+        (["run", "torch"], "torch is a kernel of bandwidth, copies, model: choose one with --operation"),
         (["run", "torch.mm", "--seq-lens", "5"], "unknown option '--seq-lens'"),
         ([*RUN_ATTENTION], "takes one shape, not 3: give --shape b1h16q4096k4096d128c"),
         ([*RUN_ATTENTION, "--seq-lens", "64", "128"], "takes one shape, not 2"),
@@ -172,7 +172,7 @@ class Gone(io.StringIO):
 
 def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
     finding = Advice("host load", "warning", "it is busy")
-    monkeypatch.setattr("mamf.machine.environment._host_load", lambda: finding)
+    monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: finding)
     with redirect_stderr(Gone()):
         assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"

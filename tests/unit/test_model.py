@@ -12,7 +12,7 @@ from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import Preset, Request
 from mamf.operations.model.operation import PHASES, SIZES, ModelProblem, ModelShape
-from mamf.plugins.discovery import kernel_of, operation
+from mamf.plugins.discovery import make_kernel, operation
 from mamf.report.kernels import part_table
 from mamf.testing import SimulatedModel
 
@@ -162,13 +162,13 @@ def test_the_time_that_a_first_launch_compiles_outlasts_no_burst(backend):
 
 def test_a_kernel_is_named_with_its_attention(backend):
     model = operation("model")
-    assert kernel_of(model, "torch").name == "torch[sdpa]"
-    assert kernel_of(model, "compiled[eager]").name == "compiled[eager]"
-    assert kernel_of(model, "torch[sdpa-math]").unavailable(backend).reason
+    assert make_kernel(model, "torch").name == "torch[sdpa]"
+    assert make_kernel(model, "compiled[eager]").name == "compiled[eager]"
+    assert make_kernel(model, "torch[sdpa-math]").unavailable(backend).reason
     with pytest.raises(UnknownNameError, match="attention kernel 'sdpa-flesh'"):
-        kernel_of(model, "torch[sdpa-flesh]")
+        make_kernel(model, "torch[sdpa-flesh]")
     with pytest.raises(UsageError, match="takes no argument in brackets"):
-        kernel_of(operation("bandwidth"), "torch[sdpa]")
+        make_kernel(operation("bandwidth"), "torch[sdpa]")
 
 
 @pytest.mark.parametrize("size", SIZES)

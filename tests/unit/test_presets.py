@@ -15,7 +15,7 @@ from mamf.operation import Preset as OperationPreset
 from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_OF, MatmulProblem, MatmulShape
-from mamf.testing.simulated_kernels import prepared
+from mamf.testing.simulated_kernels import make_prepared
 
 HERE = Path(__file__).stem
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -82,7 +82,7 @@ class _AtFullSpeed:
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
         cycles = shape.flop / 0.8 / (backend.world.compute_units * backend.world.flop_per_cycle_per_unit)
-        return prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
+        return make_prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
 
 
 class SimulatedGroups(_AtFullSpeed, GroupedKernel):

@@ -163,8 +163,8 @@ class Waiting(SimulatedMatmul):
     name = "waiting.mm"
     m = GRID_SHAPES[5].m
 
-    def run_of(self, device, problem, shape):
-        run, mark = super().run_of(device, problem, shape), Path(f"waits{device.index}")
+    def launch_function(self, device, problem, shape):
+        run, mark = super().launch_function(device, problem, shape), Path(f"waits{device.index}")
 
         def launch(key):
             if shape.m >= self.m and device.index == 1 and not mark.exists():
@@ -239,8 +239,8 @@ def test_a_killed_parent_takes_its_processes_along(waiting, shared):
 class Crashing(SimulatedMatmul):
     name = "crashing.mm"
 
-    def run_of(self, device, problem, shape):
-        run = super().run_of(device, problem, shape)
+    def launch_function(self, device, problem, shape):
+        run = super().launch_function(device, problem, shape)
         return lambda key: os.kill(os.getpid(), signal.SIGSEGV) if shape.m == 8192 else run(key)
 
 

@@ -30,7 +30,7 @@ class Algorithm(SimulatedMatmul):
         self.slowness = 1.0 if self.rank == (1 if shape.m == 4096 else 2) else 1.2
         return super().prepare(backend, problem, shape, *arguments, **options)
 
-    def run_of(self, device, problem, shape):
+    def launch_function(self, device, problem, shape):
         cycles = device.cycles(shape) * self.slowness
         return lambda result: device.compute(cycles, result)
 

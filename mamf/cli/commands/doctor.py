@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.engine.traits import fit_traits
-    from mamf.machine.environment import diagnose, format_finding, warnings
+    from mamf.machine.environment import diagnose, format_finding, select_warnings
     from mamf.plugins.discovery import open_backend
 
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -29,6 +29,6 @@ def run(options: argparse.Namespace) -> int:
     findings = [*diagnose(backend), *fit_traits(backend, warn)]
     for finding in findings:
         say(format_finding(finding))
-    count = len(warnings(findings))
+    count = len(select_warnings(findings))
     say("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
     return 0

@@ -48,21 +48,21 @@ def _place(name: str) -> tuple[int, str]:
 
 def kernels_of(name: str, backend: Backend) -> Block:
     """Return a table of the kernels of an operation, or the reason why the operation cannot be loaded."""
-    from mamf.plugins.discovery import kernel_names, operation
+    from mamf.plugins.discovery import operation, registered_kernel_names
     from mamf.report.document import Lines, text_table
 
     try:
         of = operation(name)
-        rows = [(each, _availability(of, each, backend)) for each in kernel_names(of)]
+        rows = [(each, _availability(of, each, backend)) for each in registered_kernel_names(of)]
     except MamfError as error:
         return Lines([str(error)], f"{name}:")
     return replace(text_table(("kernel", "on this device"), rows), title=f"{name}:")
 
 
 def _availability(of: AnyOperation, name: str, backend: Backend) -> str:
-    from mamf.plugins.discovery import kernel_of
+    from mamf.plugins.discovery import make_kernel
 
     try:
-        return str(kernel_of(of, name).unavailable(backend) or "available")
+        return str(make_kernel(of, name).unavailable(backend) or "available")
     except MamfError as error:
         return str(error)

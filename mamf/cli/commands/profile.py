@@ -102,10 +102,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import tempfile
 
-    from mamf.machine.environment import command_line
+    from mamf.machine.environment import quote_command_line
     from mamf.profiling.running import Program, rank
 
-    options.command_line = command_line()  # sys.argv will be the script's
+    options.command_line = quote_command_line()  # sys.argv will be the script's
     if options.source is not None:
         return _read(options)
     if not options.script:

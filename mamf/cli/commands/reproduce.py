@@ -138,7 +138,7 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
     Raises UsageError if no operation reads the shape, and UnknownNameError if none of those that do has the kernel.
     """
     from mamf.cli.planning import AnyOperation
-    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, kernel_names, operation
+    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, operation, registered_kernel_names
 
     readers, names = list[AnyOperation](), set[str]()
     for of in map(operation, find_registered(OPERATIONS)):
@@ -146,9 +146,9 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
             of.parse_shape(shape)
             readers.append(of)
     for of in readers:
-        if is_path(kernel) or kernel.partition("[")[0] in kernel_names(of):
+        if is_path(kernel) or kernel.partition("[")[0] in registered_kernel_names(of):
             return of
-        names |= {*kernel_names(of)}
+        names |= {*registered_kernel_names(of)}
     if not readers:
         raise UsageError(f"no operation has a shape {shorten(shape)!r}")
     raise UnknownNameError("kernel", kernel, names)
@@ -201,9 +201,9 @@ class ReproduceSession(Session):
 
         Nothing is imported only because a log names it: the user must give paths with --kernel.
         """
-        from mamf.plugins.discovery import choose_kernels, is_path, kernel_names
+        from mamf.plugins.discovery import choose_kernels, is_path, registered_kernel_names
 
-        if is_path(name) or name.partition("[")[0] not in kernel_names(self.of):
+        if is_path(name) or name.partition("[")[0] not in registered_kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: --kernel {path} names a class you trust")
             return None

@@ -26,7 +26,7 @@ from mamf.operations.matmul.shapes import (
     ProductShapeT,
 )
 from mamf.plans import BURST, CLASSIC, SUSTAINED
-from mamf.plugins.discovery import choose_kernels, is_path, kernel_of, registered_kernels, skip_if_broken
+from mamf.plugins.discovery import choose_kernels, is_path, make_kernel, registered_kernels, skip_if_broken
 
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
 # have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
@@ -149,7 +149,7 @@ def kernel(name: str) -> MatmulKernel:
 
     Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
     """
-    return kernel_of(Matmul(), name)  # type: ignore[return-value]
+    return make_kernel(Matmul(), name)  # type: ignore[return-value]
 
 
 def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:

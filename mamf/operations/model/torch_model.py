@@ -29,7 +29,7 @@ from mamf.operations.model.network import Attend, Network, fill
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
 from mamf.operations.unknown import operation_called
-from mamf.plugins.discovery import kernel_of
+from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
 
 #: The number of batches that launches rotate over. All launches share the parameters, so more would evict nothing.
@@ -44,7 +44,7 @@ class TorchModel(ModelKernel):
 
     def __init__(self, attention: str = "sdpa") -> None:
         """Raises UnknownNameError, or UsageError if the attention kernel cannot be loaded."""
-        self.attention = kernel_of(operation_called("attention"), attention)
+        self.attention = make_kernel(operation_called("attention"), attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:

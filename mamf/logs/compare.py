@@ -243,7 +243,11 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
         ),
     ]
     cards = [each for each in differences if each.is_of_card]
-    in_cycles = bool(cards) and not anyway and all(map(_has_cycles, (rows_a, rows_b)))
+    in_cycles = (
+        bool(cards)
+        and not anyway
+        and all(any(row.cycles_used is not None for row in rows) for rows in (rows_a, rows_b))
+    )
     if in_cycles:
         rows_a, rows_b = ([row.in_cycles() for row in rows] for rows in (rows_a, rows_b))
     forced = [each for each in differences if not (in_cycles and each.is_of_card)]
@@ -261,10 +265,6 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     noted = (*dict.fromkeys(cards), *comparison.noted) if in_cycles else comparison.noted
     comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)), noted=noted)
     return judge_rows(comparison, design_of(side_a, side_b))
-
-
-def _has_cycles(rows: Iterable[Entry]) -> bool:
-    return any(row.cycles_used is not None for row in rows)
 
 
 def judge_rows(comparison: Comparison, design: Design) -> Comparison:

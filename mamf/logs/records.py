@@ -395,8 +395,8 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 def known_ceiling_record(rate: Rate) -> dict[str, Any]:
     """Convert a ceiling that the run did not measure to JSON values."""
-    values = {"tflops": rate.tflops, "source": rate.source, "told": rate.description}
-    return {"dtype": rate.dtype, "regime": rate.regime, **values}
+    named = {"dtype": rate.dtype, "regime": rate.regime, "tflops": rate.tflops}
+    return {**named, "source": rate.source, "told": rate.description}
 
 
 def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:

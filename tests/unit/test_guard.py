@@ -19,7 +19,7 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.entries import visited_entry
-from mamf.logs.judging import Guarded, Judged, outcome_of
+from mamf.logs.judging import Guarded, Judged, is_in_doubt, outcome_of
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -244,6 +244,26 @@ def fresh(*seconds):
 
 
 BASELINE = visited_entry(fresh(1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("visits", "doubted"),
+    [
+        ([visit(1.0)], False),
+        ([visit(1.012)], True),  # half of the tolerance is enough to look again
+        ([visit(0.8)], False),
+        ([replace(visit(1.0), repeatability=Repeatability(0.073))], True),  # more visits may make it narrow enough
+        ([visit(1.05), *fresh(1.0)], True),  # too few to tell
+        ([visit(1.05), *fresh(1.0, 1.0, 1.0)], False),
+        ([visit(1.05), *fresh(1.05, 1.05, 1.05)], False),
+        ([visit(1.05), *fresh(1.02, 1.02, 1.02)], True),  # right at the tolerance
+        ([visit(status="failed")], True),
+        ([visit(status="failed"), visit(phase=CONFIRM, status="failed")], False),
+        ([visit(status="wrong_result")], False),
+    ],
+)
+def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
+    assert is_in_doubt(BASELINE, visits, 0.02) == doubted
 
 
 def test_what_raised_the_doubt_does_not_confirm_it():

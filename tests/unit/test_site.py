@@ -13,7 +13,7 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.site import LIST, build_site, page_names
+from mamf.pages.site import LIST, build_site, choose_page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_logs_can_be_elsewhere(root):
     files = built(root, logs="https://example.org/results")
     address = f"https://example.org/results/amd-epyc/{EPYC.name}"
     assert all(address in links(files[name]) for name in ("index.html", "devices/amd-epyc.html"))
-    with pytest.raises(UsageError, match="begins with https"):
+    with pytest.raises(UsageError, match="must begin with https"):
         build_site(root, root.parent / "other", "javascript:alert(1)//")
 
 
@@ -203,12 +203,12 @@ HOSTILE = [
 
 
 def test_names_of_pages_are_safe_and_different_on_every_file_system():
-    names = page_names(HOSTILE)
+    names = choose_page_names(HOSTILE)
     assert set(names) == set(HOSTILE) and len({name.lower() for name in names.values()}) == len(HOSTILE)
     for name in names.values():
         assert re.fullmatch(r"[a-z0-9_-]+\.html", name) and len(name) < 120
         assert not re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)\.html", name)
-    assert page_names(reversed(HOSTILE)) == names
+    assert choose_page_names(reversed(HOSTILE)) == names
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
     with pytest.raises(UsageError, match=r"not from a site, such as index\.html"):
         build_site(root, output)
     assert [path.name for path in output.iterdir()] == ["index.html"]
-    with pytest.raises(UsageError, match="lies in"):
+    with pytest.raises(UsageError, match="is inside"):
         build_site(root, root / "site")
 
 

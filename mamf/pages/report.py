@@ -15,7 +15,7 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
+from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
@@ -27,10 +27,10 @@ from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import (
     conclusion,
     device_of,
+    find_rank_logs,
+    get_rank_log,
     milliseconds,
     profile_document,
-    rank_log,
-    rank_logs,
     ranks_document,
     read_profile_or_none,
     read_rank_logs,
@@ -156,7 +156,7 @@ def make_report(paths: Sequence[Path]) -> Page:
 def _report_folder(path: Path) -> Page:
     if is_node_folder(path):
         return _report_node(path)
-    if rank_logs(path):
+    if find_rank_logs(path):
         return _report_ranks(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
@@ -179,9 +179,9 @@ def _report_node(path: Path) -> Page:
 
 def _report_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
-    document = ranks_document(ranks, len(rank_logs(path)))
+    document = ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = [make_profile_source(rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sources = [make_profile_source(get_rank_log(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
@@ -322,7 +322,7 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
 
 def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
     """Show a profile. ``path``: its log."""
-    header = parse_record(next(lines_of(path)))
+    header = parse_record(next(read_lines(path)))
     document = profile_document(script, profile, _MAX_ROWS)
     return Source(
         path.name,

@@ -24,7 +24,7 @@ from mamf.ceilings.ceiling import Ceiling, known_share, mamfu
 from mamf.cli import call
 from mamf.cli import main as mamf_command
 from mamf.errors import MamfError
-from mamf.logs.compare import roofs_of_logs
+from mamf.logs.compare import build_log_roofs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -153,7 +153,7 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
-    "MBU": lambda row, log: percent(Shares(log.header, roofs=roofs_of_logs([log])).mbu(row)),
+    "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).mbu(row)),
     "us": lambda row, log: f"{significant(1e6 * row.seconds)} us",
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),

@@ -111,7 +111,15 @@ class Parser(argparse.ArgumentParser):
         say_lines(self.format_help())
 
     def _help(self, is_whole: bool) -> str:
-        rare = [] if is_whole else list(filter(_is_rare, self._actions))
+        rare = (
+            []
+            if is_whole
+            else [
+                each
+                for each in self._actions
+                if RARE.intersection(each.option_strings) or getattr(each, "is_rare", False)
+            ]
+        )
         helps = [each.help for each in rare]
         for each in rare:
             each.help = argparse.SUPPRESS
@@ -145,10 +153,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say_wrapped(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
-
-
-def _is_rare(action: argparse.Action) -> bool:
-    return bool(RARE.intersection(action.option_strings)) or getattr(action, "is_rare", False)
 
 
 def value_of(option: str, words: Sequence[str]) -> str | None:

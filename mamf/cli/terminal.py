@@ -81,7 +81,8 @@ def say_wrapped(line: str, to: TextIO) -> None:
 
 
 def _write(text: str, stream: TextIO) -> None:
-    text = _JUDGED.sub(_colored, text) if _has_colors(stream) else text
+    if _has_colors(stream):
+        text = _JUDGED.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
     # Characters that the terminal's encoding lacks are printed as escapes.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
@@ -105,20 +106,13 @@ def _has_colors(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _colored(found: re.Match[str]) -> str:
-    return f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m"
-
-
 def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
     from mamf.report.formats import FORMATS
 
-    say_lines(FORMATS[options.format](document, table_columns(options)))
-
-
-def table_columns(options: argparse.Namespace) -> int | None:
-    """Return the width of tables in characters; None, for --wide, pipes and files, shows all columns."""
-    return None if getattr(options, "wide", True) else terminal_columns()
+    # None, for --wide, pipes and files, shows all columns.
+    width = None if getattr(options, "wide", True) else terminal_columns()
+    say_lines(FORMATS[options.format](document, width))
 
 
 def is_for_people(options: argparse.Namespace) -> bool:

@@ -27,7 +27,6 @@ from mamf.report.rows import flat_device, summary_record
 from mamf.report.shares import Shares
 
 if TYPE_CHECKING:
-    from mamf.ceilings.roof import Roofs
     from mamf.engine.runner import Setup, Strategy
     from mamf.report.charts.picture import Picture
 

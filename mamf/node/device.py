@@ -97,15 +97,9 @@ class DeviceRun:
         except UnavailableError as error:  # no kernel can run this part; the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
 
-    @property
-    def _seconds_left(self) -> float:
-        return max(self._end - self.backend.now(), self.seconds * _MIN_SHARE)
-
-    def _path(self, part: str) -> Path:
-        return log_path(self.folder, self.backend.index, part)
-
     def _measure(self, part: str, plan: Plan, kernels: Sequence[Named]) -> Iterator[Measurement]:
-        run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=self._path(part))
+        path = log_path(self.folder, self.backend.index, part)
+        run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=path)
         return run.measurements()
 
     # -- the parts ---------------------------------------------------------------------------------------------------
@@ -134,7 +128,7 @@ class DeviceRun:
             problems,
             shapes,
             seconds=_ROW_SECONDS,
-            budget_seconds=self._seconds_left if part in ALONE else None,
+            budget_seconds=max(self._end - self.backend.now(), self.seconds * _MIN_SHARE) if part in ALONE else None,
             flush=part == "bandwidth",
         )
         return self._measure(part, plan, chosen)

@@ -1,1 +1,1 @@
-"""Pages that people look at: reports of logs, and the site of results/."""
+"""Makes web pages: reports of logs (``mamf report``) and the site of results/ (``mamf results site``)."""

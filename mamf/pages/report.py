@@ -1,4 +1,4 @@
-"""One page for logs of any kind, profiles, imported logs and folders of runs: ``mamf report``."""
+"""Makes the page of ``mamf report`` from run logs, profiles, logs of mamf-finder and folders of runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
+from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.verdict import judge, node_chart, node_document
 from mamf.operations.unknown import is_of_products, operation_called
+from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import (
     conclusion,
     device_of,
+    find_rank_logs,
+    get_rank_log,
     milliseconds,
     profile_document,
-    rank_log,
-    rank_logs,
     ranks_document,
     read_profile_or_none,
     read_rank_logs,
@@ -58,26 +59,33 @@ from mamf.report.imported import beside_chart, beside_document, finder_document,
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
+from mamf.report.studies import kept_ranges
 
-#: At most so many figures in large type, and rows of a table.
+#: Maximum number of figures in large type, and of rows in a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
-#: If a log has more tables, they open on a click.
-_MAX_OPEN_TABLES = 8
-#: Headline figures are of these operands; others show what data cost.
+#: If a log has more tables or panels of pictures than this, they are hidden until the reader clicks.
+_MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
+#: The data of headline figures. Runs with other data show how much the data change the rate.
 NORMAL = "normal"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A headline figure with its interval and notes. ``unit``: of ``point``."""
+    """A headline figure with its interval and notes.
+
+    ``unit``: the unit of ``point``. ``share``: the figure as a share of a ceiling, to show in its place.
+    """
 
     label: str
     unit: str
     point: RangePoint
     notes: Sequence[str] = ()
+    share: Fact | None = None
 
     @property
     def fact(self) -> Fact:
+        if self.share:
+            return self.share
         unit, factor = scaled_unit(self.unit, [self.point.value])
         notes = [note for note in self.notes if note]
         return Fact(self.label, significant(self.point.value * factor), unit, notes)
@@ -85,8 +93,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Source:
-    """What a page shows of one log. ``name``: identifies it on the page. ``document``: its report. ``log``:
-    None unless it is a run log. ``run``: None unless mamf-finder wrote it.
+    """What a page shows of one log.
+
+    ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the log's report. ``log``:
+    the log itself, if it is a run log. ``run``: the run, if mamf-finder wrote the log.
     """
 
     name: str
@@ -103,8 +113,8 @@ class Source:
 
     @property
     def sections(self) -> list[Section]:
-        """Pictures, tables, conditions and the command that makes such a log."""
-        # Csv and json have all rows.
+        """The log's pictures, tables and conditions, and the command that repeats the run."""
+        # Pages have few rows. CSV and JSON have all.
         figures = [
             replace(block, top=_MAX_ROWS)
             if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS)
@@ -112,48 +122,49 @@ class Source:
             for block in self.document.visible_blocks
         ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
+        panels = sum(panel is not None for picture in self.pictures for row in picture.drawn_rows() for panel in row)
         return [
-            Section("Pictures", self.pictures),
+            Section("Pictures", self.pictures, is_open=panels <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
-            Section("Conditions", self.conditions),
+            Section("Conditions", self.conditions, is_open=is_short and panels <= _MAX_OPEN_PANELS),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
 
 
-def _joined(heading: str, sections: Sequence[Section]) -> Section:
-    """All sections in one that opens on a click."""
+def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
+    """Join sections into one that is closed until the reader clicks on it."""
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-def report_of(paths: Sequence[Path]) -> Page:
-    """Make a page for logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
+def make_report(paths: Sequence[Path]) -> Page:
+    """Make one page from logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
     folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
     if len(paths) == len(folders) == 1:
-        return _of_folder(paths[0])
+        return _report_folder(paths[0])
     sources = [read_source(path) for path in paths if path not in folders]
-    pages = [_of_folder(path) for path in folders]
+    pages = [_report_folder(path) for path in folders]
     if pages or len(sources) > 1:
-        return _of_several(sources, pages)
+        return _report_several(sources, pages)
     source = sources[0]
     facts = [*(each.fact for each in source.figures), *source.facts]
     return Page(source.title, source.lead, facts, sections=source.sections)
 
 
-def _of_folder(path: Path) -> Page:
+def _report_folder(path: Path) -> Page:
     if is_node_folder(path):
-        return _of_node(path)
-    if rank_logs(path):
-        return _of_ranks(path)
+        return _report_node(path)
+    if find_rank_logs(path):
+        return _report_ranks(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
-        raise UsageError(f"{path} holds no log: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
-    return report_of(logs)
+        raise UsageError(f"{path} has no logs: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
+    return make_report(logs)
 
 
-def _of_node(path: Path) -> Page:
+def _report_node(path: Path) -> Page:
     not_together, devices = read_nodes([path])
     verdict = judge(devices, contributed_baseline(devices))
     parts: list[Part] = [node_chart(devices, verdict)] if any(device.figures for device in devices) else []
@@ -166,25 +177,25 @@ def _of_node(path: Path) -> Page:
     )
 
 
-def _of_ranks(path: Path) -> Page:
+def _report_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
-    document = ranks_document(ranks, len(rank_logs(path)))
+    document = ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = [source_of_profile(rank_log(path, rank), *read) for rank, read in ranks.items()]
-    sections = [_joined(f"{source.name}: {source.title}", source.sections) for source in sources]
+    sources = [make_profile_source(get_rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
 
-def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
-    """Make a page that shows all logs side by side, then each in a section."""
+def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
+    """Make a page that shows all logs side by side, and then each log in a section."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
-    compared = _compared(sources)
+    compared = _compare(sources)
     sections = [
-        Section("Side by side", [*_side_by_side(sources), *listed]),
+        Section("Side by side", [*_draw_side_by_side(sources), *listed]),
         Section("Compared", compared),
-        *(_joined(f"{source.name}: {source.title}", source.sections) for source in sources),
-        *(_joined(page.title, page.sections) for page in pages),
+        *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),
+        *(_join_sections(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
@@ -194,53 +205,71 @@ def _of_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         answers[1:],
-        [] if answers else list(_facts_of_several(sources))[:_MAX_FACTS],
+        [] if answers else list(_collect_facts(sources))[:_MAX_FACTS],
         verdict=answers[0] if answers else "",
         sections=sections,
     )
 
 
-def _facts_of_several(sources: Sequence[Source]) -> Iterator[Fact]:
-    """Yield what each log answers: shares of a ceiling if it has any, else its figures."""
-    for source in sources:
+def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
+    """Yield the headline figures of each log, with the name of its device or log if that tells them apart."""
+    titles = [source.title for source in sources]
+    names = [title.partition(": ")[0] for title in titles]
+    if len(set(names)) < len(names):
+        names = _short_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
+    for source, name in zip(sources, names, strict=True):
         facts = source.facts or [figure.fact for figure in source.figures]
-        yield from facts[: max(1, _MAX_FACTS // len(sources))]
+        for fact in facts[: max(1, _MAX_FACTS // len(sources))]:
+            yield replace(fact, label=f"{name}: {fact.label}") if name else fact
 
 
-def _side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
-    """Draw the headline figures of all logs that have the unit of the first."""
-    figures = [(source.name, figure) for source in sources for figure in source.figures]
+def _short_names(sources: Sequence[Source]) -> list[str]:
+    """Return the names of the logs without the words that all begin with, so that a picture can show them."""
+    names = [Path(source.name).stem.split("-") for source in sources]
+    while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
+        names = [name[1:] for name in names]
+    return ["-".join(name) for name in names]
+
+
+def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
+    """Draw the headline figures of all logs, except those in another unit than the first."""
+    names = zip(sources, _short_names(sources), strict=True)
+    figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
         return []
-    unit = figures[0][1].unit
-    rows = [RangeRow(figure.label, name, (figure.point,)) for name, figure in figures if figure.unit == unit]
+    unit = figures[0][2].unit
+    rows = [
+        RangeRow(figure.label, name, (figure.point,), style_name=log)
+        for name, log, figure in figures
+        if figure.unit == unit
+    ]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
     subtitle = intervals if any(has_interval) else ""
     return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
 
 
-def _compared(sources: Sequence[Source]) -> Sequence[Block]:
-    """Compare two logs of one operation, or say why they are not comparable."""
+def _compare(sources: Sequence[Source]) -> Sequence[Block]:
+    """Compare two logs of the same operation, or say why they cannot be compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(sources) != 2:
         return []
     if len(logs) < 2:
-        return _compared_with_finder(sources)
+        return _compare_with_finder(sources)
     if logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
-        reason = str(error).partition("; use --")[0]
-        for log in logs:  # a page is passed on: it names no folder of this machine
+        reason = str(error).partition("; --")[0]
+        for log in logs:  # people pass pages on, so they must not show folders of this machine
             reason = reason.replace(str(log.path), log.path.name)
-        return [Lines([f"not compared: {reason}"])]
+        return [Lines([f"these logs cannot be compared: {reason}"])]
     return document.visible_blocks
 
 
-def _compared_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
-    """Show two logs beside each other, at least one of which is of mamf-finder."""
+def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
+    """Compare two logs, at least one of which mamf-finder wrote. Empty if they have nothing in common."""
     shown = []
     with suppress(UsageError):  # the logs have nothing in common
         for source in sources:
@@ -259,15 +288,15 @@ def _compared_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
 def read_source(path: Path) -> Source:
     """Read a log of any kind, or the folder of a shared run. Raises RunLogError for anything else."""
     if path.is_dir():
-        return source_of_log(read_run(path))
+        return make_log_source(read_run(path))
     if (imported := read_legacy_or_none(path)) is not None:
-        return source_of_finder(path.name, imported)
+        return make_finder_source(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:
-        return source_of_profile(path, *profiled)
-    return source_of_log(read_run_log(path))
+        return make_profile_source(path, *profiled)
+    return make_log_source(read_run_log(path))
 
 
-def source_of_finder(name: str, run: FinderRun) -> Source:
+def make_finder_source(name: str, run: FinderRun) -> Source:
     known = {**run.software, **run.device_properties}
     figures = [
         Figure(
@@ -285,28 +314,28 @@ def source_of_finder(name: str, run: FinderRun) -> Source:
         finder_document(run, _MAX_ROWS),
         [beside_chart([shown_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_FACTS],
-        [_table_of_names(known)] if known else [],
+        [_name_table(known)] if known else [],
         run.command or "",
         run=run,
     )
 
 
-def source_of_profile(path: Path, script: str, profile: Profile) -> Source:
-    """Show a profile. ``path``: its log."""
-    header = parse_record(next(lines_of(path)))
+def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
+    """Collect what a page shows of a profile. ``path``: the profile's log. ``script``: the profiled script."""
+    header = parse_record(next(read_lines(path)))
     document = profile_document(script, profile, _MAX_ROWS)
     return Source(
         path.name,
         f"{document.title} on {device_of(profile)}",
-        [conclusion(profile), _started(header)],
+        [conclusion(profile), _format_start(header)],
         document,
-        conditions=conditions_of({"device": {"name": device_of(profile)}, "timer": None, **header}),
+        conditions=list_conditions({"device": {"name": device_of(profile)}, "timer": None, **header}),
         command=header["command"],
-        facts=_facts_of_profile(profile),
+        facts=_profile_facts(profile),
     )
 
 
-def _facts_of_profile(profile: Profile) -> list[Fact]:
+def _profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
@@ -317,7 +346,7 @@ def _facts_of_profile(profile: Profile) -> list[Fact]:
     return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
 
 
-def source_of_log(log: RunLog) -> Source:
+def make_log_source(log: RunLog) -> Source:
     header = log.header
     document = counters_document(log) if log.counter_records else kind_of(log.plan).document(log, View(top=_MAX_ROWS))
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
@@ -326,70 +355,61 @@ def source_of_log(log: RunLog) -> Source:
         f"{header['device']['name']}: {run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             machine_line(header),
-            f"{_started(header)}; {end_line(log.summary)}",
+            f"{_format_start(header)}; {end_line(log.summary)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
-        [] if log.counter_records else list(_pictures(log)),
-        list(_figures(log)),
-        conditions_of(header),
+        [] if log.counter_records else list(_draw_pictures(log)),
+        [] if log.plan.kind == OVERLAP else list(_list_figures(log)),
+        list_conditions(header),
         header["command"],
         log,
-        list(_share_facts(log)),
+        [Fact(f"{name} keeps of its rate alone", kept, "%") for name, kept in kept_ranges(log.measurements).items()]
+        if log.plan.kind == OVERLAP
+        else [],
     )
 
 
-def _started(header: Mapping[str, Any]) -> str:
+def _format_start(header: Mapping[str, Any]) -> str:
     return f"started {header['started'][:16].replace('T', ' ')}"
 
 
-def _pictures(log: RunLog) -> Iterator[Picture]:
-    """Draw all regimes in one picture, or a picture for each regime where lengths are drawn."""
+def _draw_pictures(log: RunLog) -> Iterator[Picture]:
+    """Draw all regimes in one picture, or each in its own if the operation's chart is drawn by length."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
             yield chart_of(log, regime)
 
 
-def _figures(log: RunLog) -> Iterable[Figure]:
-    """Give the ceilings if the run confirmed them, else the best row of each problem and regime."""
+def _list_figures(log: RunLog) -> Iterable[Figure]:
+    """List the ceilings that the run confirmed, or if there are none the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
-        return [_of_ceiling(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
+        return [_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    return [_of_row(row, shares) for row in _best_rows(log)]
+    return [_row_figure(row, shares) for row in _find_best_rows(log)]
 
 
-def _best_rows(log: RunLog) -> list[Measurement]:
-    """Return the best row of each problem and regime."""
+def _find_best_rows(log: RunLog) -> list[Measurement]:
+    """Return the best row of each problem and regime, with normal data if there are any such rows."""
     best: dict[tuple[Any, str], Measurement] = {}
-    rows = ranked(log.measurements)
-    for row in [row for row in rows if _is_normal(row.problem)] or rows:
+    rows = ranked(row for row in log.measurements if row.operation == log.plan.operation)
+    for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
         best.setdefault((row.problem, row.regime), row)
     return list(best.values())[:_MAX_FACTS]
 
 
-def _share_facts(log: RunLog) -> Iterator[Fact]:
-    """Yield the best rows of a log as shares of the ceilings in it."""
-    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    for row in _best_rows(log) if operation_called(log.plan.operation).has_shares else ():
-        share = shares.mamfu(row)
-        if share is not None and share <= MAX_SHARE:
-            label = f"MAMFU of the best {log.plan.operation}, {described_title(row.regime, row.problem)}"
-            notes = [rate_text(row.best_rate, row.work.unit), f"at {row.shape} by {row.kernel}"]
-            yield Fact(label, percent(share), "%", notes)
-
-
-def _is_normal(problem: Any) -> bool:
+def _has_normal_data(problem: Any) -> bool:
     return getattr(problem, "data", NORMAL) == NORMAL
 
 
-def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
+def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
     share = share_of(ceiling.rate, ceiling.problem, header)
     point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
-    # The seed is left out, so that finds with different seeds are side by side.
-    is_plain = is_of_products(ceiling.problem.operation) and _is_normal(ceiling.problem)
+    # Without the seed, so that searches with different seeds get the same label and are drawn side by side.
+    is_plain = is_of_products(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
         f"{percent(share)} % of the datasheet" if share else "",
@@ -400,7 +420,7 @@ def _of_ceiling(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
 
 
-def _of_row(row: Measurement, shares: Shares) -> Figure:
+def _row_figure(row: Measurement, shares: Shares) -> Figure:
     interval, of_peak, is_median = row.rate_interval, shares.of_peak(row), row.best_by == row.figure
     unit, factor = scaled_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median else (row.best_rate, row.best_rate)
@@ -411,16 +431,27 @@ def _of_row(row: Measurement, shares: Shares) -> Figure:
         f"at {row.shape} by {row.kernel}",
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    return Figure(f"best {described_title(row.regime, row.problem)}", row.work.unit, point, notes)
+    title = described_title(row.regime, row.problem)
+    return Figure(f"best {title}", row.work.unit, point, notes, _share_fact(row, shares, title, notes))
 
 
-def conditions_of(header: Mapping[str, Any]) -> list[Block]:
-    """List the device, the software and the findings of the doctor, problems first."""
+def _share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
+    """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
+    share = shares.mamfu(row) if operation_called(row.operation).has_shares else None
+    if share is None or share > MAX_SHARE:
+        return None
+    rest = [note for note in notes if note and note != shares.mamfu_text(row)]
+    label, rate = f"MAMFU of the best {row.operation}, {title}", rate_text(row.best_rate, row.work.unit)
+    return Fact(label, percent(share), "%", [rate, *rest])
+
+
+def list_conditions(header: Mapping[str, Any]) -> list[Block]:
+    """List device, software and settings of a run, and the findings of ``mamf doctor`` with problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
     rows = {
         "device": device["name"],
-        "highest clock": f"{clock / 1e6:.0f} MHz" if clock else None,
+        "maximum clock": f"{clock / 1e6:.0f} MHz" if clock else None,
         "power limit": f"{watts:.0f} W" if watts else None,
         "memory": f"{memory / 2**30:.0f} GiB" if memory else None,
         "driver": device.get("driver"),
@@ -435,9 +466,9 @@ def conditions_of(header: Mapping[str, Any]) -> list[Block]:
     checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
     checks.sort(key=lambda each: each[0].lower() == "ok")
     results = [(level, text.strip()) for level, _, text in checks]
-    return [_table_of_names(rows), text_table(("check", "found"), results)]
+    return [_name_table(rows), text_table(("check", "found"), results)]
 
 
-def _table_of_names(values: Mapping[str, Any]) -> Table[Any]:
-    """Make a table of names and known values."""
+def _name_table(values: Mapping[str, Any]) -> Table[Any]:
+    """Make a table of names and values, without unknown values."""
     return text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

@@ -1,8 +1,7 @@
-"""``mamf results site``: static pages from the logs in results/, and for programs index.json and ceilings.csv, whose
-fields docs/site.md describes.
+"""Builds the static site of results/: pages for people, index.json and ceilings.csv for programs.
 
-The same logs give the same bytes. The folder holds a list of the site's files, so that a build replaces its own files
-only.
+docs/site.md describes the fields of these two files. The same logs give the same bytes. The site's folder has a list of
+its files, so that a build replaces or deletes only files of an earlier build.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mamf.errors import UsageError
 from mamf.files import make_folder, write_whole
 from mamf.logs.records import significant_digits
 from mamf.measurement import ItemT, group_pairs
-from mamf.pages.site_data import COMPLETE, CeilingLine, Run, SiteData, read_site_data
+from mamf.pages.site_data import COMPLETE, CeilingLine, SiteData, SiteLog, read_site_data
 from mamf.plans import CEILINGS
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.document import (
@@ -40,7 +39,7 @@ from mamf.report.document import (
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
 from mamf.text import Link
 
-#: In the output folder: the files of the site, one per line.
+#: The file in the site's folder that lists the files of the site, one per line.
 LIST = ".mamf-site"
 _DEVICES = "devices"
 _LONGEST_NAME = 80
@@ -48,60 +47,62 @@ INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
-    """Write the site of the results folder ``root`` and return its data.
+    """Write the site of the results folder ``root`` to the folder ``output``, and return its data.
 
-    ``logs``: the base address of the logs, by default a relative one. Files of an earlier build that are no longer part
-    of the site are removed. Raises UsageError if ``output`` lies in ``root`` or holds files that no build wrote,
-    RunLogError for a log that cannot be read, RunLogWriteError if the disk is full.
+    ``logs``: the address of the folder with the logs; the default is a relative path. Files of an earlier build that
+    are no longer part of the site are deleted.
+
+    Raises UsageError if ``output`` is inside ``root`` or contains files that no build wrote, RunLogError for an
+    unreadable log, and RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
-        raise UsageError(f"{output} lies in {root}, which holds logs only: name another folder")
-    base, old = _base_of_logs(logs, root, output), _own_files(output)
+        raise UsageError(f"{output} is inside {root}, which is only for logs: name another folder")
+    base, old = _logs_address(logs, root, output), _list_own_files(output)
     data = read_site_data(root)
-    _write(output, dict(_site_files(data, base)), old)
+    _write_files(output, dict(_render_files(data, base)), old)
     return data
 
 
-def _base_of_logs(address: str | None, root: Path, output: Path) -> str:
-    """Give the base address of logs: ``address``, or the relative path from the site to ``root``."""
+def _logs_address(address: str | None, root: Path, output: Path) -> str:
+    """Return the address of the folder with the logs: ``address``, or the relative path from ``output`` to ``root``."""
     if address is None:
         try:
             return quote(Path(os.path.relpath(root.resolve(), output.resolve())).as_posix()) + "/"
         except ValueError:  # another drive
-            raise UsageError(f"no relative link leads from {output} to {root}: name the address with --logs") from None
+            raise UsageError(f"{output} and {root} are on different drives: give the address with --logs") from None
     if not address.lower().startswith(("https://", "http://")):
-        raise UsageError(f"--logs {address}: name an address that begins with https:// or http://")
+        raise UsageError(f"--logs {address} must begin with https:// or http://")
     return address.rstrip("/") + "/"
 
 
-def _own_files(output: Path) -> set[str]:
-    """List the files of an earlier build. Names that begin with a dot, such as .git, are left alone. Raises UsageError
-    if there are other files.
+def _list_own_files(output: Path) -> set[str]:
+    """List the files of an earlier build. Raises UsageError if the folder contains other files, except those whose name
+    or folder begins with a dot, such as .git.
     """
     listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
     present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
     if foreign:
-        raise UsageError(f"{output} holds files that are not from a site, such as {foreign[0]}: name an empty folder")
+        raise UsageError(f"{output} has files that no build wrote, such as {foreign[0]}: name an empty folder")
     return present
 
 
-def _site_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
-    pages = {name: f"{_DEVICES}/{file}" for name, file in page_names(run.device for run in data.runs).items()}
+def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
+    pages = {name: f"{_DEVICES}/{file}" for name, file in choose_page_names(run.device for run in data.runs).items()}
     below = logs if "://" in logs else f"../{logs}"
     for name, part in data.by_device().items():
-        yield pages[name], render_page(device_page(name, part, below))
-    rows = [feed_record(line) for line in data.lines]
+        yield pages[name], render_page(make_device_page(name, part, below))
+    rows = [make_feed_record(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
     yield CSV, csv_text([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
     yield FEED, f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{listed}\n]}}\n'
-    yield INDEX, render_page(index_page(data, logs, pages))
+    yield INDEX, render_page(make_index_page(data, logs, pages))
 
 
-def page_names(devices: Iterable[str]) -> dict[str, str]:
-    """Choose a file name for each device that every file system accepts; a hash keeps equal ones apart."""
+def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
+    """Choose a file name for each device that every file system accepts. Equal or long names get a hash."""
     slugs = {name: folder_name(name) for name in sorted(set(devices))}
     unique = {slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _LONGEST_NAME}
 
@@ -112,9 +113,9 @@ def page_names(devices: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
+def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     make_folder(output / _DEVICES)
-    # First all names, so that a build after an interrupted one knows its files.
+    # Write the list first, so that the next build can delete the files of an interrupted one.
     write_whole(output / LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
         write_whole(output / name, text)
@@ -126,13 +127,13 @@ def _write(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 # -- for programs ------------------------------------------------------------------------------------------------------
 
 
-#: Of the feed. It changes if a field is removed, renamed or gets another meaning; new fields leave it.
+#: Version of index.json. It changes if a field is removed, renamed or redefined, but not for new fields.
 SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
 
-def feed_record(line: CeilingLine) -> dict[str, Any]:
-    """Describe a ceiling for programs."""
+def make_feed_record(line: CeilingLine) -> dict[str, Any]:
+    """Return a ceiling's entry in index.json."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
     return {
@@ -155,7 +156,7 @@ def feed_record(line: CeilingLine) -> dict[str, Any]:
 
 
 _MAX_FACTS = 4
-#: Limits that keep pages small: devices of a picture, points of a row, and points of a picture.
+#: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
     "burst: of a rested card, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
@@ -165,18 +166,18 @@ _WORDS = (
     "tier complete: a maintainer measured it, or two contributors did; every result was checked.",
     "tier unconfirmed: one contributor measured it.",
     "tier interrupted: the run ended early; the best shape may never have been tried.",
-    "tier legacy: mamf-finder's figures as printed, of unchecked results.",
+    "tier legacy: figures that mamf-finder printed. It did not check its results.",
     "Figures of different tiers are not comparable.",
 )
 _CONTRIBUTE: Sequence[Part] = (
-    Lines(["Both ceilings in a minute, then a pull request with the log:"]),
+    Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
     Command("mamf find --dtype bfloat16"),
     Command("mamf results submit LOG"),
 )
 
 
-def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
-    """Make the front page. ``logs``: the base address of logs; ``pages``: the address of each device's page."""
+def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
+    """Make the front page. ``logs``: the address of the folder with the logs. ``pages``: each device's page."""
     charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
     leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
@@ -200,21 +201,24 @@ def index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
         ["The highest rates that matrix products reach, each with its 95 % repeat interval and its log.", counts]
         if runs
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
-        [_fact(each, device_title(each.device), f"{each.dtype}, {each.regime}") for each in fastest[:_MAX_FACTS]],
+        [
+            _ceiling_fact(each, device_title(each.device), f"{each.dtype}, {each.regime}")
+            for each in fastest[:_MAX_FACTS]
+        ],
         sections=[
             Section("Ceilings", charts[:1]),
             Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
-            Section("All ceilings", _tables(columns, data.lines)),
+            Section("All ceilings", _make_tables(columns, data.lines)),
             Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
-            Section("Devices", _tables(devices, sorted(runs))),
+            Section("Devices", _make_tables(devices, sorted(runs))),
             Section("Add your accelerator", _CONTRIBUTE),
         ],
         links=[("As CSV", CSV), ("As JSON", FEED)],
     )
 
 
-def device_page(name: str, data: SiteData, logs: str) -> Page:
-    """Make the page of a device. ``data``: its part. ``logs``: the base address of logs, from this page."""
+def make_device_page(name: str, data: SiteData, logs: str) -> Page:
+    """Make the page of a device. ``data``: the device's part. ``logs``: the address of the logs from this page."""
     best = [line for line in data.lines if line.tier == data.lines[0].tier]
     best = [line for line in best if line.regime in CEILINGS] or best
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
@@ -222,18 +226,18 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
     others = [line for line in several if line not in leading]
     log, attention = _log_column(logs), select_attention(data.attention, per_kernel=True)
     operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
-    kernels = _tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
+    kernels = _make_tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
         *_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
-        Column("", "J/TFLOP", _joules),
+        Column("", "J/TFLOP", _format_joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
         text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
         text_column("by", lambda line: line.entry and ("find" if line.entry.is_ceiling else "sweep")),
         log,
     ]
-    log_columns: list[Column[Run]] = [
+    log_columns: list[Column[SiteLog]] = [
         text_column("date", lambda run: run.started[:10] or None),
         text_column("what", lambda run: run.what),
         text_column("card", lambda run: run.card),
@@ -245,16 +249,16 @@ def device_page(name: str, data: SiteData, logs: str) -> Page:
     unconfirmed = "Not ranked until a second contributor measures the same"
     return Page(
         device_title(name),
-        [_summary(data)],
-        [_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
+        [_summarize(data)],
+        [_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
         sections=[
-            Section("Ceilings", _tables(ceilings, data.lines)),
+            Section("Ceilings", _make_tables(ceilings, data.lines)),
             Section("Cards side by side", [_cards_chart(line) for line in leading]),
             Section("Cards in other dtypes", [_cards_chart(line) for line in others], is_open=False),
-            Section("Attention kernels", _tables([*attention_columns(), log], attention)),
+            Section("Attention kernels", _make_tables([*attention_columns(), log], attention)),
             Section("Other operations", kernels, is_open=False),
-            Section("Unconfirmed figures", _tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
-            Section("Logs", _tables(log_columns, newest_first)),
+            Section("Unconfirmed figures", _make_tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
+            Section("Logs", _make_tables(log_columns, newest_first)),
         ],
         links=[("All devices", f"../{INDEX}")],
     )
@@ -264,37 +268,37 @@ def device_title(name: str) -> str:
     return name.strip() or "unnamed device"
 
 
-def count_cards(runs: Iterable[Run]) -> int:
-    """Count the cards of one device. If no log identifies its card, they count as one."""
+def count_cards(runs: Iterable[SiteLog]) -> int:
+    """Count the cards in the logs of one device. If no log identifies its card, they count as one card."""
     return len({run.card for run in runs if run.card}) or 1
 
 
-def _summary(data: SiteData) -> str:
+def _summarize(data: SiteData) -> str:
     found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
     builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
     parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
     return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
 
 
-def _fact(line: CeilingLine, label: str, *notes: str) -> Fact:
-    """Show a ceiling in large type, with its interval, share of the datasheet, range over cards and energy."""
+def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
+    """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
     found = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
         f"{percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
-        f"{len(line.cards)} cards: {_range_over_cards(line)}" if len(line.cards) > 1 else "",
-        f"{_joules(line)} J/TFLOP" if _joules(line) else "",
+        f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
+        f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
     ]
     return Fact(label, significant(line.tflops), "TFLOPS", [note for note in found if note])
 
 
-def _joules(line: CeilingLine) -> str | None:
-    """Give joules per 1e12 FLOP; None unless power was read in the sustained regime."""
+def _format_joules(line: CeilingLine) -> str | None:
+    """Format the joules per 1e12 FLOP. None if it is not a sustained rate or power is unknown."""
     return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
 
 
-def _range_over_cards(line: CeilingLine) -> str | None:
+def _format_range(line: CeilingLine) -> str | None:
     rates = [significant(entry.tflops) for entry in line.cards]
     return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
@@ -302,13 +306,13 @@ def _range_over_cards(line: CeilingLine) -> str | None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """Make a table, or none without rows."""
+def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
+    """Return a list with one table, or an empty list if there are no rows."""
     return [Table(columns, rows, title)] if rows else []
 
 
 def _log_column(base: str) -> Column[Any]:
-    """Link each row to its log. ``base``: the address of results/, with a slash at its end."""
+    """Return a column that links to each row's log. ``base``: the address of results/, which ends with a slash."""
     return Column("", "log", lambda row: _log_link(base, row.place))
 
 
@@ -317,7 +321,7 @@ def _log_link(base: str, place: Path, text: str = "log") -> Link:
 
 
 def _figure_columns() -> list[Column[CeilingLine]]:
-    """Make the columns of a ceiling's figures, the same on all pages."""
+    """Return the columns with a ceiling's figures, which all pages share."""
     return [
         Column("", "TFLOPS", lambda line: line.tflops, significant),
         text_column("dtype", lambda line: line.dtype),
@@ -325,7 +329,7 @@ def _figure_columns() -> list[Column[CeilingLine]]:
         Column("", "% of peak", lambda line: line.share, percent),
         Column("", "interval", lambda line: line.interval, interval_cell),
         Column("", "cards", lambda line: len(line.cards) or None),
-        Column("", "over cards", _range_over_cards),
+        Column("", "over cards", _format_range),
         text_column("tier", lambda line: line.tier),
     ]
 
@@ -341,7 +345,7 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
         RangeRow(
             shortened(device_title(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
-            tuple(_point(entry) for entry in spread(line.cards, max_points)),
+            tuple(_point(entry) for entry in choose_evenly(line.cards, max_points)),
             line.peak.rate if line.peak else None,
         )
         for line in kept
@@ -352,7 +356,10 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
 
 
 def _cards_chart(line: CeilingLine) -> RangeChart:
-    rows = [RangeRow("", _card_name(each), (_point(each),), None, line.regime) for each in spread(line.cards, MAX_ROWS)]
+    rows = [
+        RangeRow("", _card_name(each), (_point(each),), None, line.regime)
+        for each in choose_evenly(line.cards, MAX_ROWS)
+    ]
     gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
     subtitle = f"The fastest of {len(line.cards)} cards is {gain} % above the slowest."
     return RangeChart(f"{line.dtype}, {line.regime}", subtitle, "TFLOPS", tuple(rows))
@@ -368,7 +375,7 @@ def _point(entry: ResultRate) -> RangePoint:
     return RangePoint(entry.tflops, low, high, f"{_card_name(entry)}, {entry.date[:10]}")
 
 
-def spread(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """Choose at most ``count`` items evenly, including the first and the last."""
+def choose_evenly(items: Sequence[ItemT], count: int) -> list[ItemT]:
+    """Choose at most ``count`` evenly spaced items, including the first and the last."""
     step = (len(items) - 1) / (count - 1)
     return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

@@ -1,4 +1,4 @@
-"""What the site of results/ shows: every log once, and the best figures by device, dtype, regime and tier."""
+"""Reads the data of the site: all logs in results/, and the best ceilings by device, dtype, regime and tier."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
-#: The tier of figures that neither a maintainer nor two submitters measured, whether their run is complete or not.
+#: The tier of figures that neither a maintainer nor two submitters measured, even if the run is complete.
 UNCONFIRMED = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Run:
-    """A log at ``place`` in results/. ``what``: kind, operation and dtypes. ``card``: the hash of the device's
-    identifier, None if unknown. ``info``: the device, empty in a log of mamf-finder.
+class SiteLog:
+    """A log with the path ``place`` in results/.
+
+    ``what``: kind of run, operation and dtypes. ``card``: the hash of the device's identifier, None if unknown.
+    ``info``: the device in the log's header, empty for a log of mamf-finder.
     """
 
     place: Path
@@ -52,8 +54,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingLine(Rate):
-    """The highest figure of a device for a dtype and a regime, among those of one tier. ``entry``: where it is from,
-    None for a legacy figure. ``cards``: the best entry of each card, highest first.
+    """The highest rate of a device for a dtype and a regime, within a tier.
+
+    ``entry``: the rate with its log, None for a figure of mamf-finder. ``cards``: the best entry of each card, highest
+    first.
     """
 
     regime: str
@@ -66,15 +70,15 @@ class CeilingLine(Rate):
 
     @property
     def share(self) -> float | None:
-        """Of the datasheet's dense peak."""
+        """The rate as a share of the datasheet's dense peak, None if that is unknown."""
         return self.rate / self.peak.rate if self.peak else None
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """``attention``, ``kernels``: confirmed rows of complete logs."""
+    """Everything that the site shows. ``attention``, ``kernels``: confirmed rows of complete logs."""
 
-    runs: Sequence[Run] = ()
+    runs: Sequence[SiteLog] = ()
     lines: Sequence[CeilingLine] = ()
     attention: Sequence[ResultRate] = ()
     kernels: Sequence[ResultRate] = ()
@@ -82,15 +86,15 @@ class SiteData:
 
     @property
     def by_dtype(self) -> dict[str, list[CeilingLine]]:
-        """The ceilings of complete logs, else those that are unconfirmed or interrupted; the dtype of most cards
-        first.
+        """The ceilings by dtype, those with the most cards first. If a dtype has ceilings of complete, confirmed logs,
+        others are left out.
         """
         found = group_pairs((line.dtype, line) for line in self.lines if line.entry)
         kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in found.items()]
         return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
     def by_device(self) -> dict[str, SiteData]:
-        """The part of each device that has a log, by its name."""
+        """Return the data of each device that has a log, by its name."""
         kinds = ("runs", "lines", "attention", "kernels", "unconfirmed")
         parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
         return {
@@ -100,44 +104,42 @@ class SiteData:
 
 
 def read_site_data(root: Path) -> SiteData:
-    """The logs in the folder ``root``, each in the folder of its accelerator. Raises RunLogError for a log that cannot
-    be read.
-    """
-    runs: list[Run] = []
+    """Read the logs in ``root``, which has a folder per accelerator. Raises RunLogError for an unreadable log."""
+    runs: list[SiteLog] = []
     entries: list[ResultRate] = []
-    finders: list[tuple[Run, FinderRun]] = []
+    finders: list[tuple[SiteLog, FinderRun]] = []
     for path in sorted(root.glob("*/*.jsonl")):
         place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
         if isinstance(log, FinderRun):
             what = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
             of = (log.device or UNKNOWN, what, log.started or "", log.software, UNKNOWN)
-            run = Run(place, LEGACY, *of, card=None, info={})
+            run = SiteLog(place, LEGACY, *of, card=None, info={})
             finders.append((run, log))
         else:
-            run = _run_of_log(log, place)
+            run = _describe_log(log, place)
             entries += collect_rates(log, place)
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
-    data = _ranked(entries, read_submitters(root))
-    lines = [*data.lines, *_legacy_lines(finders, vendors)]
+    data = _rank(entries, read_submitters(root))
+    lines = [*data.lines, *_make_legacy_lines(finders, vendors)]
     order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
     return replace(data, runs=runs, lines=lines)
 
 
-def _run_of_log(log: RunLog, place: Path) -> Run:
+def _describe_log(log: RunLog, place: Path) -> SiteLog:
     header, plan, device = log.header, log.plan, log.header["device"]
     dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
     title = run_title(plan).partition(" ")[2].removesuffix(" of matmul")
     what = ", ".join([title, *filter(None, dtypes)])
-    return Run(
+    return SiteLog(
         *(place, log.tier, device["name"], what, header["started"], software_versions(header)),
         *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
     )
 
 
-def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
+def _rank(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [split_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
@@ -146,15 +148,18 @@ def _ranked(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[_ceiling_line(tier, *leader) for tier, each in tiers.items() for leader in find_leaders(each)],
+        lines=[_make_line(tier, *leader) for tier, each in tiers.items() for leader in find_leaders(each)],
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],
     )
 
 
-def _ceiling_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
-    """``alike``: all entries of the device, dtype and regime. Logs without a card's hash count as one card."""
+def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
+    """Make the line of a device, dtype and regime from its best entry and all of its entries (``alike``).
+
+    Logs without a card's hash count as one card.
+    """
     ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
     cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
     return CeilingLine(
@@ -174,8 +179,8 @@ def _ceiling_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> C
     )
 
 
-def _legacy_lines(finders: Iterable[tuple[Run, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
-    """A line for each device, dtype and statistic of mamf-finder, which stands in place of the regime."""
+def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
+    """Make a line for each device, dtype and statistic of mamf-finder. The statistic takes the place of the regime."""
     found: dict[tuple[str, str, str], CeilingLine] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):

@@ -73,7 +73,7 @@ def notes(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, An
         else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
         *_default_note(ceiling, rows),
         f"    peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
-        *_clock_note(ceiling),
+        *([f"    {clock_text(ceiling.conditions)}"] if ceiling.conditions.true_clock_hz else []),
         *_temperature_note(ceiling),
         f"    throttled by {throttled}" if throttled else "",
     ]
@@ -99,12 +99,6 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
         return []
     best = max(rates, key=rates.__getitem__)
     return [f"    the default kernel, {default}, reaches {rate_text(rates[best], ceiling.unit)} at best, @ {best}"]
-
-
-def _clock_note(ceiling: Ceiling) -> Iterator[str]:
-    """Why the ceiling is where it is."""
-    if ceiling.conditions.true_clock_hz:
-        yield f"    {clock_text(ceiling.conditions)}"
 
 
 def _temperature_note(ceiling: Ceiling) -> Iterator[str]:

@@ -13,7 +13,7 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.site import LIST, build_site, page_names
+from mamf.pages.site import LIST, build_site, choose_page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
 
 ROOT = Path(__file__).parents[2]
@@ -85,8 +85,9 @@ def test_every_link_within_the_site_and_to_a_log_leads_to_a_file(whole):
     pages = {name: text for name, text in files.items() if name.endswith(".html")}
     assert set(pages) == {"index.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
     for name, page in pages.items():
-        own = [address for address in links(page) if "://" not in address]
+        own = [address for address in links(page) if "://" not in address and not address.startswith("#")]
         assert own and all((site / name).parent.joinpath(address).is_file() for address in own), name
+        assert all(f'id="{address[1:]}"' in page for address in links(page) if address.startswith("#")), name
 
 
 def test_the_front_page_has_the_figure_interval_share_and_tier_of_each_ceiling(whole):
@@ -114,7 +115,7 @@ def test_logs_can_be_elsewhere(root):
     files = built(root, logs="https://example.org/results")
     address = f"https://example.org/results/amd-epyc/{EPYC.name}"
     assert all(address in links(files[name]) for name in ("index.html", "devices/amd-epyc.html"))
-    with pytest.raises(UsageError, match="begins with https"):
+    with pytest.raises(UsageError, match="must begin with https"):
         build_site(root, root.parent / "other", "javascript:alert(1)//")
 
 
@@ -203,12 +204,12 @@ HOSTILE = [
 
 
 def test_names_of_pages_are_safe_and_different_on_every_file_system():
-    names = page_names(HOSTILE)
+    names = choose_page_names(HOSTILE)
     assert set(names) == set(HOSTILE) and len({name.lower() for name in names.values()}) == len(HOSTILE)
     for name in names.values():
         assert re.fullmatch(r"[a-z0-9_-]+\.html", name) and len(name) < 120
         assert not re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)\.html", name)
-    assert page_names(reversed(HOSTILE)) == names
+    assert choose_page_names(reversed(HOSTILE)) == names
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -224,10 +225,10 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
     output = root.parent / "mine"
     output.mkdir()
     (output / "index.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"not from a site, such as index\.html"):
+    with pytest.raises(UsageError, match=r"that no build wrote, such as index\.html"):
         build_site(root, output)
     assert [path.name for path in output.iterdir()] == ["index.html"]
-    with pytest.raises(UsageError, match="lies in"):
+    with pytest.raises(UsageError, match="is inside"):
         build_site(root, root / "site")
 
 

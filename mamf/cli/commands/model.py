@@ -74,7 +74,7 @@ def _profile(options: argparse.Namespace) -> int:
     from mamf.cli import call
     from mamf.cli.planning import request_of
     from mamf.plugins.discovery import open_backend
-    from mamf.profiling.counters.ncu import options_of
+    from mamf.profiling.counters.ncu import make_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
     request = request_of(Model(), options)
@@ -88,7 +88,7 @@ def _profile(options: argparse.Namespace) -> int:
     watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
     watched += ["--memory", str(options.memory)] if options.memory else []
     device = ["--backend", backend.name, "--device", str(backend.index)]
-    launch = ["-m", "mamf", "run", kernel, *options_of(problem, shape), *device, "--no-verify"]
+    launch = ["-m", "mamf", "run", kernel, *make_options(problem, shape), *device, "--no-verify"]
     steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
     return call(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
 

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import as_file
     from mamf.machine.environment import no_garbage_collection
-    from mamf.pages.report import report_of
+    from mamf.pages.report import make_report
     from mamf.report.charts.picture import exists
     from mamf.report.page import render_page
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise exists(options.output)
     with ExitStack() as opened, no_garbage_collection():
         paths = [path if path.is_dir() else opened.enter_context(as_file(path)) for path in options.logs]
-        page = render_page(report_of(paths))
+        page = render_page(make_report(paths))
     (write_whole if options.overwrite else create_whole)(options.output, page)
     say(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")
     return 0

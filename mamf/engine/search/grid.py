@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
-from mamf.logs.found import cached_ceiling
+from mamf.logs.found import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import contributed_for
@@ -20,20 +21,14 @@ from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUD
 
 def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """The winning shapes of an earlier find on this device, then those of contributed finds on such devices."""
-    dtype = label_dtype(problem)
-    shapes = [shape for regime in CEILINGS for shape in _found_here(info, problem, regime)]
-    for ceiling in contributed_for(info.name, info.compute_units, dtype):
+    shapes = list[MatmulShape]()
+    for regime in CEILINGS:
+        with suppress(MamfError, OSError):  # the log of that find cannot be read
+            if left := find_cached_ceiling(info, problem, regime):
+                shapes.append(left.shape)
+    for ceiling in contributed_for(info.name, info.compute_units, label_dtype(problem)):
         shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
-
-
-def _found_here(info: DeviceInfo, problem: MatmulProblem, regime: str) -> list[MatmulShape]:
-    """The winning shape of an earlier find on this device; empty if there is none or its log cannot be read."""
-    try:
-        left = cached_ceiling(info, problem, regime)
-    except (MamfError, OSError):
-        return []
-    return [] if left is None else [left.shape]
 
 
 _STEPS = 20

@@ -73,7 +73,10 @@ class SharesStrategy(RowsStrategy):
         confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed.items()}
         for regime in self.plan.regimes:
             if regime not in confirmed:
-                self.on_failure(_missing_shares(name, regime, search))
+                self.on_failure(
+                    f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no share "
+                    "of it: continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
+                )
                 continue
             record = ceiling_record(confirmed[regime])
             yield Record("ceiling", record)
@@ -85,10 +88,3 @@ class SharesStrategy(RowsStrategy):
 def name_of(search: Plan) -> str:
     """The dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
     return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH
-
-
-def _missing_shares(name: str, regime: str, search: Plan) -> str:
-    return (
-        f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no share of it: "
-        "continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
-    )

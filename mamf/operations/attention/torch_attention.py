@@ -168,10 +168,6 @@ class TorchAttention(AttentionKernel):
         """Return the largest ||O - reference|| / ||reference|| of a correct result."""
         return self.tolerance if self.tolerance is not None else get_tolerance(problem.dtype)
 
-    def to_bhsd(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a tensor as [batch, heads, sequence, head dimension]."""
-        return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
-
 
 class PreparedAttention:
     """One operand set with its launch and its reference."""
@@ -295,7 +291,8 @@ class PreparedAttention:
         return Verdict(averaged, bound, details, reason=reason)
 
     def _to_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: self._kernel.to_bhsd(tensor) for name, tensor in tensors.items()}
+        is_bhsd = self._kernel.layout == "bhsd"
+        return {name: tensor if is_bhsd else tensor.transpose(1, 2) for name, tensor in tensors.items()}
 
     def _explain_wrong_type(self, result: object) -> str:
         q, k, v = (self._operands[name] for name in "qkv")

@@ -49,7 +49,7 @@ LOGS = {
     "step.jsonl": "Where a model step spends its time",
 }
 #: The summary shows one table per report: at most this many rows, and the columns that fit in this many characters.
-_MAX_ROWS, _WIDTH = 10, 100
+_MAX_ROWS, _WIDTH = 10, 75
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

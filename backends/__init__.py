@@ -1,1 +1,1 @@
-"""Backends: one file per vendor. Installed as ``mamf_backends`` and found by entry point only."""
+"""The backends, one file per vendor. Installed as the package ``mamf_backends`` and found by entry point only."""

@@ -1,8 +1,8 @@
-"""What shares a card with this process: slices and partitions of it, vGPUs, clients of MPS and other processes.
+"""Detects whether a card is split or shared: MIG slices, partitions, vGPUs, MPS and other processes.
 
-Checked against nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA names a slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). A
-client of MPS, the CUDA Multi-Process Service, connects whenever a control daemon runs. The daemon removes its pid file
-when it stops, but not its socket.
+Checked against nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA's name of a device includes its MIG slice ("NVIDIA H100
+80GB HBM3 MIG 3g.40gb"). Every process uses MPS, the CUDA Multi-Process Service, while its control daemon runs. When the
+daemon stops, it removes its pid file, but not its socket.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import psutil
 from mamf.backend import LEADER, Advice
 
 _SLICE = re.compile(r"\bMIG \S+")
-_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; passed through as a whole, a card has another mode
+_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _WHOLE_PARTITIONS = ("", "SPX", "UNKNOWN")
 _OTHERS = "other processes"
-_COST = "figures are lower, have no peak, and are not compared with those of whole cards"
+_COST = "figures are lower, have no peak and are not compared with those of whole cards"
 
 
 def slice_of(name: str) -> str | None:
-    """The MIG slice in CUDA's name of a device, such as "MIG 3g.40gb"; None for a whole card."""
+    """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb". None for a whole card."""
     found = _SLICE.search(name)
     return found[0] if found else None
 
 
 def card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
-    """The ways in which the card is shared. ``sensors``: NvmlSensors, or None. Processes under MPS are not named apart
-    from it: NVML lists its server as one more process.
+    """Return the ways in which an NVIDIA card is shared. ``sensors``: NvmlSensors, or None.
+
+    If MPS is used, other processes are not reported as well, because NVML lists the MPS server as one of them.
     """
     ways = [slice_of(name), _virtual(sensors), _mps(sensors) or _processes(sensors)]
     return tuple(filter(None, ways))
@@ -58,10 +59,10 @@ def _processes(sensors: Any) -> str | None:
 
 
 def count_others(sensors: Any) -> int | None:
-    """Compute processes on the card beside this one and its kin; None if NVML does not say.
+    """Count the compute processes on the card that do not belong to this run of mamf. None if NVML reports none.
 
-    In a container older drivers report the host's pids: this process is then one of them, by a number that it does not
-    know. Others report no process at all.
+    In a container, older drivers report the pids of the host, so this process cannot recognize itself: it is assumed to
+    be in the list, and so is the process that started it, if any. Other drivers report no process at all.
     """
     processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
@@ -73,27 +74,35 @@ def count_others(sensors: Any) -> int | None:
 
 
 def _kin() -> set[int]:
-    """This process, and those of the same run of mamf."""
+    """Return the pids of this process and of all others in the same run of mamf."""
     kin = {os.getpid()}
     if leader := os.environ.get(LEADER):
-        with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or somebody else set the variable
+        with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
             kin.add(int(leader))
             kin |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}
     return kin
 
 
 def sharing_advice(sensors: Any, name: str, index: int) -> list[Advice]:
-    """Findings about who else uses the card. ``index``: the card's, as in nvidia-smi."""
+    """Check what else uses the card. ``index``: the card's index in nvidia-smi."""
     found = [_others_advice(sensors)]
     if part := slice_of(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
-        found.append(Advice("whole card", "warning", f"a slice of it, {part}", _COST, command))
+        found.append(Advice("whole card", "warning", f"the device is a slice, {part}", _COST, command))
     if _virtual(sensors):
         found.append(
-            Advice("whole card", "warning", "a vGPU", _COST, "pass the whole card through to the virtual machine")
+            Advice(
+                "whole card",
+                "warning",
+                "the device is a vGPU",
+                _COST,
+                "pass the whole card through to the virtual machine",
+            )
         )
     if _mps(sensors):
-        found.append(Advice("MPS", "warning", "it shares the card", _COST, "echo quit | nvidia-cuda-mps-control"))
+        found.append(
+            Advice("MPS", "warning", "is running and may share the card", _COST, "echo quit | nvidia-cuda-mps-control")
+        )
     return found
 
 
@@ -103,27 +112,29 @@ def _others_advice(sensors: Any) -> Advice:
         return Advice(_OTHERS, "unknown", "NVML does not report them")
     if not others:
         return Advice(_OTHERS, "ok", "none on this device")
-    cost = f"they take time, power and memory: {_COST}"
-    return Advice(_OTHERS, "warning", f"{others} on this device", cost, "nvidia-smi   # see which, and end them")
+    cost = f"they use time, power and memory: {_COST}"
+    return Advice(_OTHERS, "warning", f"{others} on this device", cost, "nvidia-smi   # lists them; then end them")
 
 
 # -- AMD -------------------------------------------------------------------------------------------------------------
 
 
 def partition_of(address: str | None) -> str | None:
-    """The compute partition that an AMD device is, such as "CPX partition"; None for a whole card (SPX). The kernel
-    reports it for Instinct MI300 and newer. ``address``: on the PCI bus.
+    """Return the kind of partition that an AMD device is, such as "CPX partition". None for a whole card (SPX).
+
+    The Linux kernel reports it for Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
     """
     path = _PCI_DEVICES / (address or "unknown") / "current_compute_partition"
     mode = ""
-    with contextlib.suppress(OSError):  # there is no such file, or the card is in a reset
+    with contextlib.suppress(OSError):  # the file does not exist, or the card is being reset
         mode = path.read_text().strip()
     return None if mode in _WHOLE_PARTITIONS else f"{mode} partition"
 
 
 def amd_processes(sensors: Any) -> str | None:
-    """Whether other processes have memory on the card. Unknown if amdsmi does not list this process, as in a container
-    with its own pids. ``sensors``: AmdSmiSensors, or None.
+    """Return "other processes" if any have memory on the card, otherwise None. ``sensors``: AmdSmiSensors, or None.
+
+    Also None if amdsmi does not list this process, as in a container with its own pids: others cannot be told apart.
     """
     processes = (sensors and sensors.ask(sensors.smi.amdsmi_get_gpu_process_list)) or []
     pids = {process["pid"] for process in processes if process["mem"]}
@@ -131,7 +142,7 @@ def amd_processes(sensors: Any) -> str | None:
 
 
 def partition_advice(ways: Iterable[str]) -> list[Advice]:
-    """Findings about the ways in which an AMD card is shared."""
+    """Return a warning for each way in which an AMD card is shared."""
     whole = "sudo amd-smi set --gpu all --compute-partition SPX"
-    commands = {_OTHERS: "amd-smi process   # see which, and end them"}
+    commands = {_OTHERS: "amd-smi process   # lists them; then end them"}
     return [Advice("whole card", "warning", f"shared: {way}", _COST, commands.get(way, whole)) for way in ways]

@@ -1,4 +1,4 @@
-"""Clock stamps on NVIDIA GPUs: a kernel of a few instructions that the driver compiles from the PTX text below."""
+"""Clock stamps on NVIDIA GPUs, by a small kernel that the driver compiles from the PTX text below."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from mamf.backend import Elapsed, Unavailable
 
-#: One block reaches each SM: each waits until ``wait`` nanoseconds have passed, so that none has made room for another.
-#: Its first thread then stores the SM's cycle counter beside the nanoseconds of the GPU's timer.
+#: The first thread of each block stores the nanoseconds of the GPU's timer and the cycle counter of its SM. Before that
+#: it waits ``wait`` nanoseconds: the block keeps its SM occupied, so the other blocks go to the other SMs.
 _PTX = b"""
 .version 7.0
 .target sm_70
@@ -46,12 +46,15 @@ END:
 _WAIT_NANOSECONDS = 1500
 #: Two blocks of this many threads fill an SM.
 _THREADS, _BLOCKS_PER_UNIT = 1024, 2
-#: Places for stamps, used in turn. A half of them is emptied before its first one is used again.
+#: Number of slots for stamps, used in turn. Each half is cleared before its first slot is used again.
 _PLACES, _HALF = 256, 128
 
 
 class CudaStamps:
-    """Stamps in torch's current stream. ``driver``: the driver's library."""
+    """Takes clock stamps in torch's current stream.
+
+    ``driver``: the driver's library. ``index``: the device. ``units``: its number of SMs.
+    """
 
     def __init__(self, driver: Any, index: int, units: int) -> None:
         """Raises OSError if the driver refuses the kernel."""
@@ -96,10 +99,10 @@ class CudaStamps:
 
 
 def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
-    """The stamps of a device, or why it has none."""
+    """Open the clock stamps of a device, or return why it has none."""
     if driver is None:
         return Unavailable("no clock stamps: the NVIDIA driver's library was not found", "install the NVIDIA driver")
     try:
         return CudaStamps(driver, index, torch.cuda.get_device_properties(index).multi_processor_count)
-    except Exception as error:  # whatever torch or the driver raises: rates are measured without stamps
+    except Exception as error:  # any error of torch or the driver: rates can be measured without stamps
         return Unavailable(f"no clock stamps: {error}", "update the NVIDIA driver")

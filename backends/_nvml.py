@@ -1,7 +1,7 @@
-"""NVML: the sensors of an NVIDIA device, and checks of the card's state.
+"""Reads the sensors of an NVIDIA device from NVML, and checks the state of its card.
 
-The device is found by UUID, or by PCI address if a virtual machine hides the UUID; never by index, because
-CUDA_VISIBLE_DEVICES renumbers indices for torch but not for NVML.
+The device is found by UUID, or by PCI address if a virtual machine hides the UUID. An index would not work, because
+CUDA_VISIBLE_DEVICES changes the indices of torch, but not those of NVML.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mamf_backends._card_sharing import sharing_advice, slice_of
 
 from mamf.backend import Advice, Reading, Unavailable
 
-# Clock-event reasons of NVML that count as throttling; idling and the user's own clock setting do not.
+# NVML's clock-event reasons that count as throttling. Idling and a clock that the user has set do not.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -30,23 +30,23 @@ _NO_NVML = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one device. Queries that a driver or a container refuses give None.
+    """The sensors of one device. A query that the driver or a container refuses returns None.
 
-    ``is_whole``: the device has its card alone. Power is measured per card, so that of a slice is unknown.
+    ``is_whole``: whether the device is a whole card. Power is measured per card, so the power of a slice is unknown.
     """
 
     def __init__(self, nvml: Any, handle: Any, is_whole: bool = True) -> None:
         self.nvml = nvml
         self.handle = handle
         self.is_whole = is_whole
-        # The second, not a subclass of the first, is raised if the driver is too old; old releases lack it.
+        # The second error means that the driver is too old. It is no subclass of the first, and old releases lack it.
         self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
         return self.ask_system(query, self.handle, *arguments)
 
     def ask_system(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        """Like ``ask``, for queries that are not about one device."""
+        """Like ``ask``, for queries about the whole system."""
         try:
             return query(*arguments)
         except self.errors:
@@ -67,7 +67,7 @@ class NvmlSensors:
         )
 
     def clock_event_reasons(self) -> int | None:
-        # Drivers and nvidia-ml-py before 535 have only the old name.
+        # Drivers and nvidia-ml-py before 535 have only the second name.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
             reasons: int | None = None if query is None else self.ask(query)
@@ -85,7 +85,7 @@ class NvmlSensors:
 
 
 def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
-    """The sensors of the device that torch describes, or why they cannot be read."""
+    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's, from torch."""
     try:
         import pynvml
     except ImportError:
@@ -99,10 +99,10 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         try:
             return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole)
         except pynvml.NVMLError:
-            pass  # MIG slices and some virtual machines: the address below still names the device
+            pass  # in MIG slices and some virtual machines: find the device by its address below
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable(
-            "this torch reports neither UUID nor PCI address of the device", "pip install --upgrade torch"
+            "this torch reports neither the device's UUID nor its PCI address", "pip install --upgrade torch"
         )
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
@@ -112,14 +112,15 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
 
 
 def index_of_smi(sensors: NvmlSensors, index: int) -> int:
-    """The index by which nvidia-smi names a card: NVML's, which CUDA_VISIBLE_DEVICES does not change."""
+    """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change. ``index``: used if unknown."""
     known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
     return index if known is None else int(known)
 
 
 def device_advice(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
-    """Findings about the state of the card, its driver, who shares it and its siblings. ``name``: CUDA's name of it.
-    ``torch_cuda``: torch's CUDA version, such as "13.0".
+    """Check the state of the card, its driver, what else uses the card, and the other cards.
+
+    ``name``: CUDA's name of the device. ``torch_cuda``: torch's CUDA version, such as "13.0".
     """
     index = index_of_smi(sensors, index)
     return [
@@ -140,11 +141,11 @@ def _driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
         return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
     major, minor = thousands // 1000, thousands % 1000 // 10
     if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
-        return Advice("driver", "ok", f"supports CUDA {major}.{minor}, torch is built for {torch_cuda}")
+        return Advice("driver", "ok", f"supports CUDA {major}.{minor}; torch is built for {torch_cuda}")
     return Advice(
         "driver",
         "warning",
-        f"supports CUDA {major}.{minor}, torch is built for {torch_cuda}",
+        f"supports CUDA {major}.{minor}, but torch is built for {torch_cuda}",
         "libraries run in compatibility mode, without their newest kernels",
         "install a newer driver, or a torch built for this one",
     )
@@ -161,7 +162,7 @@ def _power_limit(sensors: NvmlSensors, index: int) -> Advice:
     return Advice(
         "power limit",
         "warning",
-        f"{limit:.0f} W, under the default of {default:.0f} W",
+        f"{limit:.0f} W, below the default of {default:.0f} W",
         "sustained figures are lower",
         f"sudo nvidia-smi -i {index} -pl {default:.0f}",
     )
@@ -172,15 +173,15 @@ def _clocks(sensors: NvmlSensors, index: int) -> Advice:
     wanted = sensors.ask(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
     highest = sensors.max_clock_hz()
     if wanted is None or highest is None:
-        return Advice("application clock", "unknown", "this device reports no application clock")
+        return Advice("application clock", "unknown", "the device does not report it")
     if wanted * 1e6 >= highest:
-        return Advice("application clock", "ok", f"{wanted} MHz, the highest")
+        return Advice("application clock", "ok", f"{wanted} MHz, the maximum")
     memory = sensors.ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
     return Advice(
         "application clock",
         "warning",
-        f"{wanted} MHz, under the highest of {highest / 1e6:.0f} MHz",
-        "burst figures fall in proportion if the card holds to it",
+        f"{wanted} MHz, below the maximum of {highest / 1e6:.0f} MHz",
+        "if the card obeys this limit, burst figures are lower in proportion",
         f"sudo nvidia-smi -i {index} -ac {memory},{highest / 1e6:.0f}",
     )
 
@@ -220,12 +221,12 @@ def _persistence(sensors: NvmlSensors, index: int) -> Advice:
 def _ecc(sensors: NvmlSensors) -> Advice:
     modes = sensors.ask(sensors.nvml.nvmlDeviceGetEccMode)
     if modes is None:
-        return Advice("ECC", "unknown", "this device reports no ECC mode")
+        return Advice("ECC", "unknown", "the device does not report it")
     current, pending = (bool(mode) for mode in modes)
     if current == pending:
         return Advice("ECC", "ok", "on" if current else "off")
     return Advice(
-        "ECC", "warning", "changes at the next reset", "figures before and after differ", "sudo nvidia-smi -r"
+        "ECC", "warning", "changes at the next reset", "figures before and after it differ", "sudo nvidia-smi -r"
     )
 
 
@@ -235,17 +236,17 @@ def _siblings(sensors: NvmlSensors) -> Advice:
     busy = 0
     for index in range(sensors.ask_system(nvml.nvmlDeviceGetCount) or 0):
         handle = sensors.ask_system(nvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None:  # a container may hide it
+        if handle is None:  # a container may hide the card
             continue
         sibling = NvmlSensors(nvml, handle)
         rates = sibling.ask(nvml.nvmlDeviceGetUtilizationRates)
         busy += bool(sibling.ask(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
     if not busy:
-        return Advice("sibling devices", "ok", "idle or none")
+        return Advice("sibling devices", "ok", "all are idle, or there are none")
     return Advice(
         "sibling devices",
         "warning",
         f"{busy} busy",
-        "they share power and cooling: sustained figures fall by a few percent",
-        "nvidia-smi   # wait until they idle",
+        "they share power and cooling: sustained figures are a few percent lower",
+        "nvidia-smi   # wait until they are idle",
     )

@@ -1,7 +1,7 @@
-"""Any device behind torch.accelerator that no other adapter serves, such as one that a vendor registers as PrivateUse1.
+"""Any device of torch.accelerator without another backend, such as one that a vendor registers as PrivateUse1.
 
-The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. What it lacks is
-taken from torch.accelerator, or is unknown: every capability is found by trying it when the device is opened.
+The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. A function that it
+lacks is taken from torch.accelerator. Every capability is tried when the device is opened.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifie
 
 Answer = TypeVar("Answer")
 _NAME = "accelerator"
-#: torch.accelerator's names of functions that vendors name as torch.cuda does.
+#: Functions whose name in torch.accelerator differs from that in torch.cuda, which vendors use.
 _GENERIC = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
     "set_device": "set_device_index",
 }
-#: What a missing or unfinished function of a vendor's module raises.
+#: Errors that missing or unfinished functions of a vendor's module raise.
 _MISSING = (AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
-# Clocks are compared on a load this long, in which a launch's overhead does not matter.
+# Events and the host clock are compared on a load that is long enough to ignore the overhead of launches.
 _LOAD_SECONDS, _LOAD_BYTES, _MAX_LAUNCHES, _SHARE_OFF = 0.02, 64 * MIB, 4096, 0.1
-# A busy host delays one comparison, not all.
+# Number of comparisons, because a busy host may delay one of them.
 _TRIES = 3
 _EMPTY_WINDOWS, _DRAWN_AT_ONCE = 32, 2**22
 
 
 def _tried(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
-    """The answer of a function that the vendor may lack, or None."""
+    """Call a function that the vendor may lack. Returns None if it is missing or unfinished."""
     try:
         return query(*arguments)
     except _MISSING:
@@ -48,12 +48,12 @@ def _tried(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
 
 
 def _forgiving(method: Callable[..., Any]) -> Any:
-    """A method that returns None if the vendor lacks what it asks for; nor is 0 bytes an answer."""
+    """Wrap a method so that it returns None if the vendor lacks a function that it needs, or reports 0."""
     return lambda backend: _tried(method, backend) or None
 
 
 class VendorModule:
-    """The vendor's torch module, and torch.accelerator for functions that it lacks."""
+    """The vendor's torch module. Functions that it lacks are those of torch.accelerator."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -69,7 +69,7 @@ class VendorModule:
 
 
 class HostFilledPool(TorchOperandPool):
-    """Draws operands on the host, for devices without a random number generator."""
+    """Draws random operands on the host, for devices without a random number generator."""
 
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         own = torch.empty(min(buffer.numel(), _DRAWN_AT_ONCE), dtype=buffer.dtype)
@@ -84,7 +84,7 @@ class AnyAcceleratorBackend(StreamedBackend):
 
     @classmethod
     def kind(cls) -> str:
-        """The device type of torch's accelerator: "npu"."""
+        """Return the device type of torch's accelerator, such as "npu"."""
         return str(torch.accelerator.current_accelerator().type)  # type: ignore[union-attr]
 
     @classmethod
@@ -105,29 +105,29 @@ class AnyAcceleratorBackend(StreamedBackend):
             )
         adapter = cls.adapter_of(cls.kind())
         if adapter is not None:
-            return Unavailable(f"{cls.kind()} devices have an adapter", f"use --backend {adapter}")
+            return Unavailable(f"{cls.kind()} devices have a backend", f"use --backend {adapter}")
         return None
 
     @classmethod
     def adapter_of(cls, device_type: str) -> str | None:
-        """The available backend that names this device type, or None."""
+        """Return the name of an available backend for this device type, or None."""
         for name in find_registered(BACKENDS).keys() - {_NAME}:
             try:
                 other = load_backend_class(name)
                 if getattr(other, "device_type", None) == device_type and other.unavailable() is None:
                     return name
-            except Exception:  # a broken adapter serves no device
+            except Exception:  # a broken backend cannot be used
                 continue
         return None
 
     @classmethod
     def ask(cls, name: str, *arguments: Any) -> Any:
-        """The answer of a function of the vendor's module, or None."""
+        """Call a function of the vendor's module. Returns None if it is missing or unfinished."""
         return _tried(lambda: getattr(cls.vendor(), name)(*arguments))
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        # Some vendors' get_device_name ignores the index; their properties do not.
+        # In some vendors' modules get_device_name ignores the index, but get_device_properties does not.
         name = getattr(cls.ask("get_device_properties", index), "name", None) or cls.ask("get_device_name", index)
         return str(name or cls.kind())
 
@@ -149,8 +149,8 @@ class AnyAcceleratorBackend(StreamedBackend):
         return square is not None and _tried(lambda: torch.mm(square, square)) is not None
 
     def _known_load(self) -> Callable[[], None]:
-        """A load of _LOAD_SECONDS or more. Raises UnavailableError if synchronize does not wait for it: no clock of
-        ours could time such a device.
+        """Make a load that takes at least _LOAD_SECONDS. Raises UnavailableError if synchronize does not wait for it,
+        because such a device cannot be timed.
         """
         buffer, count = torch.zeros(_LOAD_BYTES, dtype=torch.int8, device=self.device), 1
 
@@ -159,7 +159,7 @@ class AnyAcceleratorBackend(StreamedBackend):
                 buffer.zero_()
 
         def timed() -> tuple[float, float]:
-            """Seconds that a read waits beyond synchronize, and seconds until that returned."""
+            """Return the seconds that a read waits after synchronize returned, and the seconds until it returned."""
             self.synchronize()
             begun = self.now()
             load()
@@ -168,17 +168,17 @@ class AnyAcceleratorBackend(StreamedBackend):
             buffer[:1].cpu()  # waits for everything that was queued before
             return self.now() - begun - seconds, seconds
 
-        timed()  # may compile
+        timed()  # the first launches may compile
         while sum(timed()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
             count *= 2
         waited, seconds = min(timed() for _ in range(_TRIES))
         if waited > max(seconds, _LOAD_SECONDS / 2):
-            fault = f"its synchronize returned after {seconds * 1e3:.1f} ms, and work went on for {waited * 1e3:.1f} ms"
+            fault = f"synchronize returned after {seconds * 1e3:.1f} ms, {waited * 1e3:.1f} ms before the work ended"
             raise UnavailableError(f"{self.kind()} devices cannot be timed: {fault}")
         return load
 
     def _why_no_events(self, load: Callable[[], None]) -> str:
-        """Why events cannot time a load whose host seconds are known; empty if they can."""
+        """Return why events cannot time a load, or an empty string if they agree with the host clock."""
         try:
             begun = self.now()
             start = super().mark()
@@ -188,10 +188,10 @@ class AnyAcceleratorBackend(StreamedBackend):
             seconds = self.now() - begun
             elapsed = super().seconds_between(start, end)
         except _MISSING as error:
-            return f"events cannot time: {describe_error(error)}"
+            return f"events do not work: {describe_error(error)}"
         if abs(elapsed - seconds) <= _SHARE_OFF * seconds:
             return ""
-        return f"events read {elapsed * 1e3:.3g} ms for a load of {seconds * 1e3:.3g} ms"
+        return f"events measure {elapsed * 1e3:.3g} ms for a load that takes {seconds * 1e3:.3g} ms"
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         return float(end - start) if self.why_no_events else super().seconds_between(start, end)
 
     def timer_overhead(self) -> float | None:
-        """Of events as other adapters estimate it; of the host's clock the median of windows without a launch."""
+        """Return the overhead of events as other backends do; of the host clock, the median of empty windows."""
         if not self.why_no_events:
             return super().timer_overhead()
         windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOWS)]
@@ -256,10 +256,10 @@ class AnyAcceleratorBackend(StreamedBackend):
         return super().unsupported_dtype(dtype)
 
     def without_compiler(self) -> Unavailable | None:
-        return Unavailable(f"mamf does not know a compiler of torch for {self.kind()}", "'mamf kernels' lists others")
+        return Unavailable(f"mamf knows no compiler of torch for {self.kind()}", "'mamf kernels' lists other kernels")
 
     def advice(self) -> list[Advice]:
         if not self.why_no_events:
-            return [Advice("timer", "ok", "events agree with the host's clock")]
-        cost, remedy = "launches shorter than 1 ms include the host's part", "measure launches of several milliseconds"
-        return [Advice("timer", "warning", f"{self.why_no_events}: the host's clock times it", cost, remedy)]
+            return [Advice("timer", "ok", "events agree with the host clock")]
+        cost, remedy = "times of launches below 1 ms include host time", "measure launches of several milliseconds"
+        return [Advice("timer", "warning", f"{self.why_no_events}: the host clock times launches", cost, remedy)]

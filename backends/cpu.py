@@ -1,4 +1,4 @@
-"""The CPU: a host clock, system-wide sensors, and the threads that torch uses as compute units."""
+"""The CPU, timed by the host clock. Its compute units are torch's threads, its sensors those of the whole system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
-    """The sensors that the operating system shows without privileges; virtual machines often show none."""
+    """The sensors that the operating system shows to every user. Virtual machines often have none."""
 
     def read(self, energy: bool = False) -> Reading:
         frequency = cpu_frequency()
@@ -37,12 +37,12 @@ class CpuSensors:
         )
 
 
-# Inductor generates C++ for CPUs.
+# For CPUs Inductor generates C++ and needs one of these compilers.
 _COMPILERS = ("c++", "g++", "clang++")
 
 
 class Moment:
-    """A host time that a thread has yet to reach."""
+    """A mark in a thread's queue. Converting it to a float waits until the thread has reached it, in host seconds."""
 
     def __init__(self, reached: Future[float]) -> None:
         self._reached = reached
@@ -52,7 +52,7 @@ class Moment:
 
 
 class ThreadQueue(Queue):
-    """A second queue of a host: a thread. ``now``: the backend's clock."""
+    """A second queue for CPU launches: a thread. ``now``: the backend's clock."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -60,7 +60,7 @@ class ThreadQueue(Queue):
         self._queued: list[Future[object]] = []
 
     def fork(self) -> None:
-        """The host has done all that came before."""
+        """Nothing to do: CPU launches that came before have already ended."""
 
     def launch(self, call: Callable[[], object]) -> None:
         self._queued.append(self._thread.submit(call))
@@ -79,7 +79,7 @@ class CpuBackend(HostTimedBackend):
     runtime = "host"
     is_accelerator = False
     device_type = "cpu"
-    # A CPU's clock changes more slowly, and one product takes seconds: resting would only double the time.
+    # A CPU changes its clock more slowly, and a matmul can take seconds: resting would only double the run's time.
     burst_traits = BurstTraits(
         train_seconds=0.1,
         rest_ratio=0.0,
@@ -105,7 +105,7 @@ class CpuBackend(HostTimedBackend):
         return torch.device("cpu")
 
     def setup(self) -> None:
-        # Without native instructions bfloat16 is emulated, at a fraction of the speed of float32.
+        # Without native instructions bfloat16 is emulated, much more slowly than float32.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
     def without_compiler(self) -> Unavailable | None:
@@ -136,7 +136,7 @@ class CpuBackend(HostTimedBackend):
         reading = CpuSensors().read()
         if reading.clock_hz is None and reading.celsius is None:
             return Unavailable(
-                "the operating system shows neither clock nor temperature", "as is usual in a virtual machine"
+                "the operating system shows neither clock nor temperature", "usual in a virtual machine: nothing to do"
             )
         return CpuSensors()
 
@@ -148,7 +148,7 @@ class CpuBackend(HostTimedBackend):
         return self._thread_queue
 
     def synchronize(self) -> None:
-        """CPU launches return when they are done."""
+        """Nothing to do: a CPU launch returns when its work is done."""
 
     def free_memory(self) -> int | None:
         return int(psutil.virtual_memory().available)
@@ -160,7 +160,7 @@ class CpuBackend(HostTimedBackend):
         return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
     def unsupported_dtype(self, dtype: str) -> str | None:
-        return "the cpu has no tf32; use float32" if dtype == "tf32" else super().unsupported_dtype(dtype)
+        return "CPUs have no tf32; use float32" if dtype == "tf32" else super().unsupported_dtype(dtype)
 
     def settings(self) -> dict[str, str]:
         return super().settings() | {"threads": str(torch.get_num_threads())}
@@ -174,21 +174,21 @@ class CpuBackend(HostTimedBackend):
                 "cpu load",
                 "warning",
                 f"the CPU is {busy:.0f} % busy with other work",
-                "its share of cores and cache is missing from every figure",
-                "top -o %CPU   # see what runs",
+                "every figure is lower, because other work uses cores and cache",
+                "top -o %CPU   # shows what runs",
             )
         ]
 
 
 def cpu_frequency() -> Any:
-    """The clock from psutil, in MHz; None if the system or psutil does not support it."""
+    """Return the CPU's clock in MHz from psutil (current, min and max), or None if it is unknown."""
     with suppress(NotImplementedError, OSError, AttributeError):
         return psutil.cpu_freq()
     return None
 
 
 def cpu_field(name: str) -> str | None:
-    """A field of the first processor in /proc/cpuinfo; None except on Linux."""
+    """Return a field of the first processor in /proc/cpuinfo. None if it is missing, or not on Linux."""
     if not _CPUINFO.exists():
         return None
     for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -208,7 +208,7 @@ def has_native_bfloat16() -> bool:
 
 
 def last_level_cache_bytes() -> int | None:
-    """The size of the largest cache of the first core; sysfs gives it in KiB or MiB."""
+    """Return the size of the first core's largest cache, which sysfs has in KiB or MiB. None if it is unknown."""
     units = {"K": 1024, "M": MIB}
     sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: events on the CUDA stream, sensors from NVML."""
+"""NVIDIA GPUs, timed by CUDA events, with sensors from NVML."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CudaBackend(StreamedBackend):
 
     def setup(self) -> None:
         super().setup()
-        # Drivers since CUDA 12.5 have it.
+        # Drivers have this function since CUDA 12.5.
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod
@@ -118,7 +118,7 @@ class CudaBackend(StreamedBackend):
         }
 
     def _vboost(self) -> dict[str, str]:
-        """Without sensors it is unknown which card nvidia-smi would list."""
+        """Read the card's vboost. Empty without sensors, because nvidia-smi's index of the card is then unknown."""
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(index_of_smi(sensors, self.index)) if sensors else {}
 
@@ -126,7 +126,7 @@ class CudaBackend(StreamedBackend):
         return None
 
     def idle_mark(self) -> Any | None:
-        """An event that is recorded in the context, not in a stream."""
+        """Record an event that waits for all streams of the context. None if that fails or the device is idle."""
         driver, context = _load_driver(), ctypes.c_void_p()
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
             return None
@@ -139,7 +139,9 @@ class CudaBackend(StreamedBackend):
         return open_stamps(_load_driver(), self.index)
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
-        """A CUDA graph. Libraries allocate and choose kernels in their first launches, outside it."""
+        """Capture launches in a CUDA graph. Each launch runs once before, so that libraries allocate and choose kernels
+        outside the graph. Returns the replay and the results of the captured launches.
+        """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -152,7 +154,7 @@ class CudaBackend(StreamedBackend):
 
     @contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
-        """cudaProfilerStart and cudaProfilerStop, which ncu and nsys can be set to wait for, around an NVTX range."""
+        """Enclose work in cudaProfilerStart, cudaProfilerStop and an NVTX range, which ncu and nsys can select."""
         self.synchronize()
         torch.cuda.profiler.start()
         try:
@@ -177,7 +179,7 @@ class CudaBackend(StreamedBackend):
 
     def advice(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):
-            cost = "throttling cannot be seen, and a log without clock and power says less"
+            cost = "throttling cannot be detected, and the log lacks clock and power"
             return [
                 Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
                 *_environment_advice(),
@@ -186,7 +188,7 @@ class CudaBackend(StreamedBackend):
         name = self.device_name(self.index)
         listed = device_advice(self.telemetry, name, self.index, torch.version.cuda)
         boosts = [
-            Advice("vboost", "ok", f"is {value}; above 0 it moves power from the L2 cache to the SMs")
+            Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
             for value in self._vboost().values()
         ]
         return [*listed, *boosts, *_environment_advice()]
@@ -194,7 +196,7 @@ class CudaBackend(StreamedBackend):
 
 @cache
 def _cublas() -> dict[str, str]:
-    """The version of cuBLAS, if it is a package: the same torch runs with several."""
+    """Return the version of the cuBLAS package, because the same torch can run with several. Empty if there is none."""
     major = str(torch.version.cuda).split(".")[0]
     found = version_in_use("nvidia-cublas") or version_in_use(f"nvidia-cublas-cu{major}")
     return {"cublas": found} if found else {}
@@ -202,7 +204,10 @@ def _cublas() -> dict[str, str]:
 
 @cache
 def _read_vboost(index: int) -> dict[str, str]:
-    """The card's vboost, which moves power from the L2 cache to the SMs; only nvidia-smi reads it. Empty if unknown."""
+    """Read a card's vboost, which moves power from the L2 cache to the SMs, with nvidia-smi. Empty if it is unknown.
+
+    No library reports it. ``index``: the card's index in nvidia-smi.
+    """
     command = ["nvidia-smi", "boost-slider", "-l", "-i", str(index)]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
@@ -213,7 +218,7 @@ def _read_vboost(index: int) -> dict[str, str]:
 
 
 def _load_driver() -> Any:
-    """The driver's library, or None without a driver."""
+    """Load the driver's library, or return None if there is no driver."""
     try:
         return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:
@@ -222,7 +227,10 @@ def _load_driver() -> Any:
 
 def _environment_advice() -> list[Advice]:
     harmful = {
-        "CUDA_LAUNCH_BLOCKING": ("1", "each launch waits for the last: times of small shapes include the host"),
+        "CUDA_LAUNCH_BLOCKING": (
+            "1",
+            "each launch waits until the last one ends: times of small shapes include host time",
+        ),
         "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
     }
     return [

@@ -1,7 +1,7 @@
-"""Intel Gaudi: habana_frameworks, in eager or lazy mode.
+"""Intel Gaudi, with habana_frameworks in eager or lazy mode.
 
-In lazy mode, launches are collected in a graph until mark_step; without it after each launch, repeated products into
-one C would become a single product.
+In lazy mode launches are collected in a graph until mark_step. So mark_step follows each launch: otherwise only the
+last of several matmuls into the same output would run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mamf.machine.environment import package_version
 from mamf.torch_backend import AcceleratorBackend
 
 _FRAMEWORK = "habana_frameworks"
-# Cache sizes, which the software stack does not report: software-managed SRAM of Gaudi2, L2 and L3 of Gaudi3.
+# The software does not report cache sizes. Gaudi2 has software-managed SRAM, Gaudi3 an L2 and an L3 cache.
 _CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE = "PT_HPU_LAZY_MODE"
-# pyhlml's own constants are in a deprecated module.
+# Defined here because pyhlml has these constants in a deprecated module.
 HLML_CLOCK_SOC = 0
 HLML_TEMPERATURE_ON_AIP = 0
 
 
 class HlmlSensors:
-    """Sensors from pyhlml; queries that it refuses give None."""
+    """The sensors of one device, from pyhlml. A query that it refuses returns None."""
 
     def __init__(self, hlml: Any, handle: Any) -> None:
         self.hlml = hlml
@@ -92,7 +92,7 @@ class HpuBackend(AcceleratorBackend):
         return None
 
     def open_device(self) -> torch.device:
-        # The stack gives each process one device and ignores the index.
+        # The software gives each process one device and ignores an index.
         return torch.device("hpu")
 
     def setup(self) -> None:
@@ -129,7 +129,7 @@ class HpuBackend(AcceleratorBackend):
         return int(statistics["Limit"] - statistics["InUse"])
 
     def release_memory(self) -> None:
-        """Nothing to do: the bridge's pool returns freed memory."""
+        """Nothing to do: freed memory returns to the device automatically."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "Allocation failed" in str(error)
@@ -144,13 +144,13 @@ class HpuBackend(AcceleratorBackend):
 
     def advice(self) -> list[Advice]:
         mode = "lazy" if self.is_lazy else "eager"
-        finding = f"{mode}; the published MAMF figures of Gaudi were taken in lazy mode"
+        finding = f"{mode} mode; the published MAMF figures of Gaudi were measured in lazy mode"
         return [
             Advice(
                 _LAZY_MODE,
                 "ok" if self.is_lazy else "warning",
                 finding,
-                "figures of the two modes differ",
+                "figures in the two modes differ",
                 f"export {_LAZY_MODE}=1",
             )
         ]

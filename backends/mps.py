@@ -1,6 +1,7 @@
-"""Apple GPUs: a host clock around torch.mps.synchronize, because the events of torch.mps cannot be trusted yet.
+"""Apple GPUs, timed by the host clock around torch.mps.synchronize, because events of torch.mps are not yet reliable.
 
-torch.mps.Event could hang after a synchronize and end before it began until late in 2026 (pytorch pull request 196395).
+Until late in 2026 torch.mps.Event could hang after a synchronize, or give an end time before the start time (pytorch
+pull request 196395).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class MpsBackend(HostTimedBackend):
         if not torch.backends.mps.is_built():
             return Unavailable("this torch is built without MPS", "pip install torch   # on a Mac with Apple silicon")
         if not torch.backends.mps.is_available():
-            return Unavailable("no Apple GPU is usable", "needs macOS 12.3 or newer and an arm64 Python")
+            return Unavailable("torch sees no Apple GPU", "use macOS 12.3 or newer and an arm64 Python")
         return None
 
     @classmethod
@@ -34,13 +35,13 @@ class MpsBackend(HostTimedBackend):
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        # Older releases of torch report neither name nor cores.
+        # Older releases of torch report neither the name nor the number of cores.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 
     def without_compiler(self) -> Unavailable | None:
         return Unavailable(
-            "Inductor supports neither autotuned products nor FlexAttention on mps", "'mamf kernels' lists others"
+            "Inductor supports neither autotuned matmuls nor FlexAttention on mps", "'mamf kernels' lists other kernels"
         )
 
     def describe(self) -> DeviceInfo:

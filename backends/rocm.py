@@ -1,4 +1,4 @@
-"""AMD GPUs: torch.cuda's interface over HIP, sensors from amdsmi, advice on TunableOp and NUMA balancing."""
+"""AMD GPUs, through torch.cuda on HIP, with sensors from amdsmi and advice on TunableOp and NUMA balancing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailabl
 from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
-# HIP reports the L2 of one die, but not the last level, which is the Infinity Cache (ROCm/ROCm#4203).
+# HIP reports the L2 cache of one die, but not the last-level cache, which is the Infinity Cache (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _WITH_TF32 = ("gfx94", "gfx95")
-# Counters that rise while the clock is throttled, on MI300 and newer.
+# Counters that increase while the clock is throttled, on MI300 and newer, with the reason.
 _RESIDENCIES = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
@@ -30,16 +30,18 @@ _RESIDENCIES = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
-# Libraries that mark ranges for a profiler: that of rocprofv3, which can also pause, and that of older tools.
+# Libraries that mark ranges for profilers: first that of rocprofv3, which can also pause it, then that of older tools.
 _MARKER_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Fields that the device does not support have all bits set; amdsmi reports "N/A" for some widths only.
+# Fields that the device does not support have all bits set. amdsmi reports "N/A" only for some widths.
 _UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one device. Queries that amdsmi answers with "N/A" or an error give None. Power is measured per
-    socket, so that of a partition (not ``is_whole``) is unknown.
+    """The sensors of one device. A query that amdsmi answers with "N/A" or an error returns None.
+
+    ``is_whole``: whether the device is a whole card. Power is measured per socket, so the power of a partition is
+    unknown.
     """
 
     def __init__(self, smi: Any, handle: Any, is_whole: bool = True) -> None:
@@ -55,7 +57,7 @@ class AmdSmiSensors:
             return None
 
     def number(self, answer: Any, *names: str) -> float | None:
-        """The first field among ``names`` that is a number, or None."""
+        """Return the first field in ``names`` that is a number, or None."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
             if isinstance(value, (int, float)) and value not in _UNFILLED:
@@ -86,8 +88,8 @@ class AmdSmiSensors:
         return {name: count for name, count in counters.items() if count is not None}
 
     def throttle_reasons(self) -> tuple[str, ...]:
-        """The reasons for throttling since the last reading."""
-        # amdsmi_get_violation_status compares the same counters, but waits 100 ms between its own two readings.
+        """Return the reasons for throttling since the last call."""
+        # amdsmi_get_violation_status compares the same counters, but waits 100 ms between two readings.
         before, self._residencies = self._residencies, self.residencies()
         rose = [name for name, count in self._residencies.items() if count > before.get(name, count)]
         return tuple(text for name, text in _RESIDENCIES.items() if name in rose)
@@ -97,7 +99,7 @@ class AmdSmiSensors:
         return None if megahertz is None else megahertz * 1e6
 
     def power_limit_watts(self) -> float | None:
-        # Not power_info's power_limit: that is in microwatts on bare metal and in watts elsewhere.
+        # power_limit of power_info is no alternative: it is in microwatts on bare metal and in watts elsewhere.
         microwatts = self.number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
 
@@ -107,7 +109,10 @@ class AmdSmiSensors:
 
 
 def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
-    """The sensors of the device that torch describes, found by PCI address: HIP_VISIBLE_DEVICES renumbers indices."""
+    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's, from torch.
+
+    The device is found by PCI address, because HIP_VISIBLE_DEVICES changes indices.
+    """
     try:
         with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
             import amdsmi
@@ -118,7 +123,7 @@ def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unava
     except (AttributeError, ImportError, KeyError, OSError) as error:
         # ROCm's library is missing, or its release lacks a function that this amdsmi needs.
         return Unavailable(
-            f"amdsmi does not load ({error})", "pip install /opt/rocm/share/amd_smi   # the one of this ROCm"
+            f"amdsmi does not load ({error})", "pip install /opt/rocm/share/amd_smi   # fits the installed ROCm"
         )
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable("this torch does not report the PCI address of the device", "pip install --upgrade torch")
@@ -161,7 +166,7 @@ class RocmBackend(StreamedBackend):
             )
         if not torch.cuda.is_available():
             return Unavailable(
-                "torch sees no AMD device", "rocminfo   # does the driver see one, are you in the render group?"
+                "torch sees no AMD device", "rocminfo   # does the driver see one? Are you in the render group?"
             )
         return None
 
@@ -200,7 +205,7 @@ class RocmBackend(StreamedBackend):
         )
 
     def resolve_dtype(self, name: str) -> str:
-        # MI300 uses fnuz 8-bit floats; from MI350 on AMD uses the OCP standard.
+        # MI300 uses fnuz 8-bit floats. MI350 and newer use those of the OCP standard.
         return (
             "float8_e4m3fnuz"
             if name == "fp8" and self.architecture.startswith("gfx94")
@@ -236,13 +241,13 @@ class RocmBackend(StreamedBackend):
 
     @contextlib.contextmanager
     def profiler_window(self, name: str) -> Iterator[None]:
-        """A roctx range; rocprofv3 --selected-regions records only between resume and pause."""
+        """Enclose work in a roctx range. rocprofv3 --selected-regions records only between resume and pause."""
         self.synchronize()
         if self._roctx is None:
             yield
             self.synchronize()
             return
-        # The older library has only ranges.
+        # The older library cannot pause and has only ranges.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:
@@ -262,7 +267,7 @@ class RocmBackend(StreamedBackend):
     def advice(self) -> list[Advice]:
         found = [numa_balancing_advice(), tunable_op_advice(), *partition_advice(self.sharing())]
         if isinstance(self.telemetry, Unavailable):
-            cost = "throttling cannot be seen, and a log without clock and power says less"
+            cost = "throttling cannot be detected, and the log lacks clock and power"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
         return found
 
@@ -277,7 +282,7 @@ def roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
 
 
 def marker_library() -> ctypes.CDLL | None:
-    """The installed roctx library, or None."""
+    """Load the installed roctx library, or return None."""
     for name in _MARKER_LIBRARIES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
@@ -286,15 +291,15 @@ def marker_library() -> ctypes.CDLL | None:
 
 def numa_balancing_advice() -> Advice:
     if not _NUMA_BALANCING.exists():
-        return Advice("numa_balancing", "unknown", "this kernel does not report it")
+        return Advice("numa_balancing", "unknown", "the Linux kernel does not report it")
     if _NUMA_BALANCING.read_text().strip() == "0":
         return Advice("numa_balancing", "ok", "off")
-    cost = "the kernel moves pages while the device waits: figures fall and scatter"
+    cost = "Linux moves memory pages while the device waits: figures are lower and noisier"
     return Advice("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
 
 
 def tunable_op_advice() -> Advice:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
-    cost = "the default algorithm of rocBLAS or hipBLASLt is measured, often not the fastest (MI355X: off was better)"
+    cost = "rocBLAS or hipBLASLt use their default algorithm, often not the fastest (but on MI355X off was better)"
     return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

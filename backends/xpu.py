@@ -1,4 +1,4 @@
-"""Intel GPUs: native torch.xpu, or intel-extension-for-pytorch if this torch was built without it."""
+"""Intel GPUs, through torch.xpu, or through intel-extension-for-pytorch if torch was built without XPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXTENSION = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """torch.xpu's sensors (torch 2.13 with pyzes); sensors that need privileges give None."""
+    """The sensors of torch.xpu (torch 2.13 with pyzes). A sensor that needs privileges returns None."""
 
     def __init__(self, vendor: Any, index: int) -> None:
         self.vendor = vendor
@@ -32,7 +32,7 @@ class XpuSensors:
         megahertz = self.ask(getattr(self.vendor, "clock_rate", None))
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
-            # torch.xpu.power_draw waits 100 ms for its reading: far too long inside a burst.
+            # Power is not read: torch.xpu.power_draw takes 100 ms, far too long within a burst.
             celsius=self.ask(getattr(self.vendor, "temperature", None)),
         )
 
@@ -56,8 +56,11 @@ class XpuBackend(StreamedBackend):
     def unavailable(cls) -> Unavailable | None:
         try:
             import_extension_if_needed()
-        except (ImportError, OSError, RuntimeError, SystemExit) as error:  # it exits when torch's version differs
-            return Unavailable(f"{_EXTENSION} does not load ({error})", f"pip uninstall {_EXTENSION}, or match torch's")
+        except (ImportError, OSError, RuntimeError, SystemExit) as error:  # it exits if it does not fit torch's version
+            return Unavailable(
+                f"{_EXTENSION} does not load ({error})",
+                f"pip uninstall {_EXTENSION}   # or install the one for this torch",
+            )
         if torch.xpu.is_available():
             return None
         if getattr(torch.version, "xpu", None) is None:
@@ -70,7 +73,7 @@ class XpuBackend(StreamedBackend):
     def open_telemetry(self) -> Telemetry | Unavailable:
         sensors = XpuSensors(torch.xpu, self.index)
         if sensors.read() == Reading():
-            return Unavailable("this torch.xpu reads no sensors", "torch 2.13 or newer, with pip install pyzes")
+            return Unavailable("torch.xpu reads no sensors", "pip install pyzes   # with torch 2.13 or newer")
         return sensors
 
     def describe(self) -> DeviceInfo:
@@ -93,7 +96,7 @@ class XpuBackend(StreamedBackend):
     def free_memory(self) -> int | None:
         try:
             return super().free_memory()
-        except (RuntimeError, AttributeError):  # not reported by integrated GPUs, some Arc cards and torch before 2.6
+        except (RuntimeError, AttributeError):  # integrated GPUs, some Arc cards and torch before 2.6 do not report it
             return None
 
     def unsupported_dtype(self, dtype: str) -> str | None:
@@ -103,6 +106,6 @@ class XpuBackend(StreamedBackend):
 
 
 def import_extension_if_needed() -> None:
-    """Importing the extension registers the device; a torch with its own xpu must not load it."""
+    """Import the extension, which registers the device. A torch with native XPU must not load it."""
     if not torch.xpu.is_available() and importlib.util.find_spec(_EXTENSION) is not None:
         importlib.import_module(_EXTENSION)

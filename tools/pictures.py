@@ -26,7 +26,7 @@ import burst_clock
 from figure_tables import ROOT, read
 
 from mamf.kinds.registry import chart_of
-from mamf.logs.compare import roofs_of_logs
+from mamf.logs.compare import build_log_roofs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.verdict import judge, node_chart
 from mamf.report.charts.clocks import clock_chart
@@ -51,7 +51,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
     """``mamf roofline`` of logs of rows under a log of ceilings."""
 
     def chart() -> Picture:
-        roofs = roofs_of_logs([read(ceiling)])
+        roofs = build_log_roofs([read(ceiling)])
         points = [point for log in map(read, rows) for point in points_of(log.measurements, roofs)]
         return roofline_chart(roofs, points, read(ceiling).header)
 

@@ -55,14 +55,14 @@ from mamf.logs.entries import (
     SEPARATE,
     Design,
     Entry,
-    by_step,
+    average_entries,
+    combine_visits,
     decision_error,
     entries,
     fields_of,
-    mean_entries,
-    visited_entry,
+    group_by_step,
 )
-from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, outcome_of
+from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, judge_pair
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import plan_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -204,7 +204,7 @@ class DrawnRuns:
         odds = [chooser.random() for _ in known]
         runs = range(design.spare // 2 + 1)
         apart = _APART if design is SEPARATE else 1.0
-        sides = [mean_entries([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)]
+        sides = [average_entries([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)]
         log = RunLog(Path("drawn"), self.header)
         return judge_rows(pair_rows(log, log, *sides), design)
 
@@ -327,12 +327,12 @@ class Guards:
         visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
         now = self._entries(iter(visits))
         pairs = [Pair(entry.fields, before[key], entry) for key, entry in now.items()]
-        outcomes = {pair.b.shape: outcome_of(pair, self.tolerance) for pair in pairs}
+        outcomes = {pair.b.shape: judge_pair(pair, self.tolerance) for pair in pairs}
         failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
         return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
 
     def _entries(self, rows: Iterator[Measurement]) -> dict[object, Entry]:
-        found = (visited_entry(visits) for visits in by_step(rows).values())
+        found = (combine_visits(visits) for visits in group_by_step(rows).values())
         return {entry.key: entry for entry in found}
 
     def _visits(

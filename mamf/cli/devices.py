@@ -45,7 +45,7 @@ from mamf.files import make_folder
 from mamf.kinds.kind import View
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.shared_runs import deal_rest, read_run, share_paths
+from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
     ADDRESS,
     ENDED_WELL,
@@ -149,7 +149,7 @@ def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
     given = getattr(options, "ceiling", None) or ()
     if not any(path.is_dir() for path in given):
         return []
-    logs = [each for path in given for each in (share_paths(path, device) if path.is_dir() else [path])]
+    logs = [each for path in given for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
     return ["--ceiling", *map(str, logs)]
 
 
@@ -182,7 +182,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     reasons = dict[str, list[int]]()
     for device, reason in outcome.failures.items():
         reasons.setdefault(reason, []).append(device)
-    has_logs = bool(share_paths(folder))
+    has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
         is_of_all = not has_logs and len(reasons) == 1  # the request is at fault, not a device
         warn(reason if is_of_all else f"device {_listed(devices)} failed: {reason}")
@@ -214,7 +214,7 @@ def _resume(options: argparse.Namespace) -> int:
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
-    for path in share_paths(folder):
+    for path in find_shared_logs(folder):
         log = read_run_log(path)
         if command_of(log).split()[0] != options.command:
             right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
@@ -231,7 +231,7 @@ def _resume(options: argparse.Namespace) -> int:
     if strangers := [device for device in left if device not in logs]:
         raise LogMismatchError(f"{folder} was measured by devices {_listed(logs)}, not by {strangers[0]}")
     if not options.dry_run:
-        deal_rest(folder, logs, left)
+        deal_missing_shapes(folder, logs, left)
     due = {device: [log for log in logs[device] if _is_due(options, log)] for device in left}
     if options.dry_run:
         say(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")

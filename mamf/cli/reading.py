@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
 from mamf.errors import MAX_LOG_BYTES, TOO_LONG, RunLogError
-from mamf.logs.compare import roofs_of_logs
+from mamf.logs.compare import build_log_roofs
 from mamf.logs.run_log import RunLog, Seen
 from mamf.logs.shared_runs import read_run
 from mamf.machine.environment import no_garbage_collection
@@ -37,7 +37,7 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """
-    return roofs_of_logs(map(read_log, options.ceiling)) if options.ceiling else None
+    return build_log_roofs(map(read_log, options.ceiling)) if options.ceiling else None
 
 
 @contextmanager

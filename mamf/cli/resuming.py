@@ -22,7 +22,7 @@ from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
-from mamf.logs.writer import RunLogWriter, as_line
+from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import operation_called
 from mamf.plans import Plan
@@ -99,7 +99,7 @@ def lose_device(backend: Backend, row: Measurement) -> None:
 
 
 def _line_and_label(row: Measurement) -> tuple[str, str]:
-    return as_line("measurement", measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
+    return encode_record("measurement", measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:

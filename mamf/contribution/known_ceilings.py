@@ -186,12 +186,12 @@ def _find_command(dtype: str) -> str:
 
 
 def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
-    from mamf.logs.found import cached_ceiling  # imported here because a lookup by name reads no log
+    from mamf.logs.found import find_cached_ceiling  # imported here because a lookup by name reads no log
 
     problem = problem_for(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):
         try:
-            ceiling = cached_ceiling(backend.info, each, regime)
+            ceiling = find_cached_ceiling(backend.info, each, regime)
         except RunLogError as error:
             warnings.warn(f"measured ceiling ignored: {error}", MamfWarning, stacklevel=3)
             continue

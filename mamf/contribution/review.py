@@ -25,16 +25,16 @@ from mamf.contribution.rules import (
 from mamf.errors import RunLogError, UsageError, shorten
 from mamf.files import numbered
 from mamf.kinds.registry import kind_of
-from mamf.logs.legacy import TIER, FinderRun, legacy_run
+from mamf.logs.legacy import TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
     MALFORMED,
     Seen,
+    build_run_log,
     describe_error,
-    lines_of,
+    explain_unreadable,
     parse_records,
+    read_lines,
     repeated_fields,
-    run_log_of,
-    why_unreadable,
 )
 from mamf.operations.unknown import is_of_products
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
@@ -127,10 +127,10 @@ def review_log(path: Path, seen: Seen | None = None) -> Review:
 
 
 def _apply_rules(path: Path, seen: Seen | None) -> Review:
-    records = parse_records(path, lines_of(path, seen))
+    records = parse_records(path, read_lines(path, seen))
     first = next(records)
     findings, header = list(_check_bytes(path)), first[1]
-    if why := why_unreadable(path, header.get("schema")):
+    if why := explain_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == TIER:
         return _legacy_review(path, itertools.chain([first], records), findings)
@@ -143,7 +143,7 @@ def _apply_rules(path: Path, seen: Seen | None) -> Review:
         message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
-        log = run_log_of(path, whole)
+        log = build_run_log(path, whole)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable_finding(path, error)))
     if log.counter_records or not kind_of(log.plan).is_collected:
@@ -165,7 +165,7 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
             findings.extend(check_private_texts(line, record))
             yield record
 
-    run = legacy_run(path, check_records())
+    run = build_legacy_run(path, check_records())
     findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
     place = Path(folder_name(run.device or ""), legacy_file_name(run))

@@ -15,9 +15,17 @@ from mamf.engine.runner import Setup, Strategy
 from mamf.errors import DeviceLostError, first_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import kind_of
-from mamf.logs.recording import End, Record, header_of, host_seconds, overhead_after, plan_record, sharing_after
+from mamf.logs.recording import (
+    End,
+    Record,
+    find_new_sharing,
+    host_seconds,
+    make_header,
+    measure_overhead_after,
+    plan_record,
+)
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
-from mamf.logs.run_log import RunLog, add_record, with_device_speeds, with_sharing
+from mamf.logs.run_log import RunLog, add_record, add_sharing, with_device_speeds
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import diagnose, format_finding, tool_version
 from mamf.measurement import Measurement
@@ -152,7 +160,7 @@ class Run(Setup):
     def new_header(self) -> dict[str, Any]:
         findings = [format_finding(finding).strip() for finding in self.findings]
         kernel = self.opened[0].name if self.plan.is_search else " ".join(self.plan.kernels)
-        return header_of(self.backend, self.command, kernel, plan_record(self.plan), findings, self.notes)
+        return make_header(self.backend, self.command, kernel, plan_record(self.plan), findings, self.notes)
 
     def _write(self, found: Measurement | Record) -> None:
         if isinstance(found, Measurement):
@@ -170,7 +178,7 @@ class Run(Setup):
         ceilings = self.confirmed if self.kind.has_ceilings else {}
         self.summary = self.kind.summary(self.plan, self.rows, ceilings or self.known, end)
         if is_idle:
-            self.summary |= overhead_after(self.backend, self.rows) | sharing_after(self.backend)
+            self.summary |= measure_overhead_after(self.backend, self.rows) | find_new_sharing(self.backend)
         for ceiling in ceilings.values():
             self._write(Record("ceiling", ceiling_record(ceiling)))
         self._write(Record("summary", {**self.summary, "time": utc_now()}))
@@ -179,7 +187,7 @@ class Run(Setup):
 
     def log_in_memory(self) -> RunLog:
         """The log as reading its file would return it."""
-        log = RunLog(self.writer.path, with_sharing(self.header, self.summary), self.rows, summary=self.summary)
+        log = RunLog(self.writer.path, add_sharing(self.header, self.summary), self.rows, summary=self.summary)
         if before := self.resumed and self.resumed.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, Drawing, Find, KernelRows, Kind, View
-from mamf.logs.compare import Difference, roofs_of_logs
-from mamf.logs.judging import JudgedClaim, differences_here, judge_claims
+from mamf.logs.compare import Difference, build_log_roofs
+from mamf.logs.judging import JudgedClaim, find_differences, judge_claims
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -116,10 +116,10 @@ class Roofline(Find):
     noun = "a roofline"
 
     def document(self, log: RunLog, view: View) -> Document:
-        return roofline_document(roofs_of_logs([log]), [], machine_line(log.header), view.top)
+        return roofline_document(build_log_roofs([log]), [], machine_line(log.header), view.top)
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
-        return roofline_chart(roofs_of_logs([log]), [], log.header)
+        return roofline_chart(build_log_roofs([log]), [], log.header)
 
 
 class Verify(Kind):
@@ -166,7 +166,7 @@ class Reproduce(KernelRows):
     def document(self, log: RunLog, view: View) -> Document:
         options: ReproduceOptions = log.plan.options
         judged = judge_claims(options, log.measurements)
-        found = differences_here(options, judged, log.header)
+        found = find_differences(options, judged, log.header)
         data = {
             "header": log.header,
             "summary": log.summary,

@@ -29,17 +29,17 @@ from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, 
 from mamf.logs.entries import (
     CYCLES,
     FALSE_ALARMS,
+    MAX_EXPONENT,
     SEPARATE,
-    WIDEST,
     Change,
     Design,
     Entry,
     Fields,
-    Together,
-    design_of,
+    PooledRows,
+    average_entries,
     entries,
+    find_design,
     is_find,
-    mean_entries,
     pool_rows,
 )
 from mamf.logs.run_log import RunLog
@@ -50,7 +50,7 @@ from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# That of three samples on each side. Fewer have no usable interval: that of a single sample has no width.
+# The joint coverage with three samples on each side. Fewer samples have no usable interval.
 MIN_COVERAGE = 0.5
 # The joint coverage of two 95 % intervals, minus rounding.
 _USUAL = 0.9 - 1e-9
@@ -112,7 +112,7 @@ class Pair:
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
         deviation = math.hypot(self.design.factor * change.common, change.own)
-        factor = math.exp(min(student_t(change.degrees, confidence) * deviation + change.by_temperature, WIDEST))
+        factor = math.exp(min(student_t(change.degrees, confidence) * deviation + change.by_temperature, MAX_EXPONENT))
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
@@ -186,7 +186,7 @@ class Comparison(Tabular):
     noted: tuple[Difference, ...] = ()
     forced: tuple[Difference, ...] = ()
     design: Design = SEPARATE
-    together: tuple[Together, ...] = ()
+    together: tuple[PooledRows, ...] = ()
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
@@ -231,7 +231,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
     both_finds = all(map(is_find, (*side_a, *side_b)))
-    rows_a, rows_b = (mean_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
+    rows_a, rows_b = (average_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
     differences = [
         *(each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)),
         *field_differences(rows_a, rows_b),
@@ -264,7 +264,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
     noted = (*dict.fromkeys(cards), *comparison.noted) if in_cycles else comparison.noted
     comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)), noted=noted)
-    return judge_rows(comparison, design_of(side_a, side_b))
+    return judge_rows(comparison, find_design(side_a, side_b))
 
 
 def judge_rows(comparison: Comparison, design: Design) -> Comparison:
@@ -284,7 +284,7 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[En
     dropped = droppable_fields(rows_a, rows_b)
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without(ignored) for row in rows)} for rows in (rows_a, rows_b))
-    by_a = {key: row.as_on(by_b[key]) if key in by_b else row for key, row in by_a.items()}
+    by_a = {key: row.scale_to_device(by_b[key]) if key in by_b else row for key, row in by_a.items()}
     of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
     pairs = [Pair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
     return Comparison(
@@ -354,7 +354,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
 
 def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Return differences between two runs that may explain different figures; often they are why one compares."""
-    return value_differences(circumstances(a), circumstances(b))
+    return value_differences(get_circumstances(a), get_circumstances(b))
 
 
 def value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
@@ -364,7 +364,7 @@ def value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Differ
     return [each for each in found if each.a != each.b]
 
 
-def circumstances(header: Mapping[str, Any]) -> dict[str, str]:
+def get_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the software, settings and limits of a run, by name."""
     device, environment = header["device"], header["environment"]
     watts = device.get("power_limit_watts")
@@ -407,7 +407,7 @@ def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]
     return apart
 
 
-def roofs_of_logs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
+def build_log_roofs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
     """Build the roofs from the ceilings in logs of finds and rooflines.
 
     Raises UsageError for a log without a ceiling, IncomparableError for logs of several cards, unless ``anyway``.

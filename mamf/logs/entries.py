@@ -28,7 +28,7 @@ from mamf.ceilings.ceiling import (
     known_repeatability,
 )
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog, context_of, device_speeds
+from mamf.logs.run_log import RunLog, device_speeds, get_context
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import operation_called
@@ -38,12 +38,12 @@ from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geo
 #: The chance of a false alarm in a whole comparison: half of it for single rows, half for all rows together.
 FALSE_ALARMS = 0.01
 #: A loss of all rows together is a regression above this share of the tolerance.
-TOGETHER = 0.25
+POOLED_SHARE = 0.25
 #: The largest exponent with a finite exponential. It is a limit because a crafted log may state any error.
-WIDEST = 700.0
+MAX_EXPONENT = 700.0
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 # Runs with more than this gap between them differ by this factor more than runs without.
-_APART, _VISIT_GAP = 1.5, timedelta(minutes=10)
+_SEPARATE_FACTOR, _VISIT_GAP = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the shift of a run: 26 pairs in results/, taken as 20 because of heavy tails. If the runs of a
 # side differ by more than twice the calibrated shift, their own spread replaces the calibration.
 _COMMON_DEGREES, _CONTRADICTION = 20, 2.0
@@ -79,10 +79,10 @@ class Design(NamedTuple):
 
 
 #: The default for two runs.
-SEPARATE = Design("separate visits", math.sqrt(2) * _APART, 0)
+SEPARATE = Design("separate visits", math.sqrt(2) * _SEPARATE_FACTOR, 0)
 
 
-def design_of(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
+def find_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
     """Find the design from the start times and durations in the logs. Only runs that take turns average out drift."""
     runs = sorted((_span(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _VISIT_GAP for (before, _), (after, _) in pairwise(runs)):
@@ -102,7 +102,7 @@ def _span(log: RunLog) -> tuple[datetime, datetime]:
         return _LONG_AGO, _LONG_AGO
 
 
-class Together(NamedTuple):
+class PooledRows(NamedTuple):
     """All rows of a regime together: ``ratio`` is the weighted geometric mean of B/A.
 
     ``deviation``, ``degrees``: the standard deviation of its logarithm, with degrees of freedom. ``chance``: the chance
@@ -121,16 +121,16 @@ class Together(NamedTuple):
     def interval(self) -> Interval:
         """The interval of B/A. Each end misses the true value with probability ``chance``."""
         half_width = student_t(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
-        factor = math.exp(min(half_width, WIDEST))
+        factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
     def is_regression(self, tolerance: float) -> bool:
         """Return whether B is certainly slower, and by more than a quarter of the tolerance."""
-        return self.interval.high < 1 and self.ratio < 1 - TOGETHER * tolerance
+        return self.interval.high < 1 and self.ratio < 1 - POOLED_SHARE * tolerance
 
     def smallest_loss(self, tolerance: float) -> float:
         """Return the smallest loss of all rows, as a share, that would be detected with a probability of 95 %."""
-        needed = min(1 - TOGETHER * tolerance, self.ratio / self.interval.high)
+        needed = min(1 - POOLED_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-student_t(self.degrees, 0.9) * self.deviation)
 
     def flat(self, tolerance: float) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Change(NamedTuple):
     by_temperature: float = 0.0
 
 
-def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> Together:
+def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> PooledRows:
     """Combine the rows of a regime, weighted by their inverse variances. ``chance``: the chance of a false alarm.
 
     The spread of the runs on each side is averaged with the calibrated shift, weighted by degrees of freedom. If it is
@@ -182,7 +182,7 @@ def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: fl
     shift = design.factor * math.sqrt((prior * common**2 + seen) / (prior + design.spare))
     deviation = math.hypot(shift, total**-0.5)
     by_temperature = max(each.by_temperature for each in changes)
-    return Together(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance, by_temperature)
+    return PooledRows(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance, by_temperature)
 
 
 # Half the width of a 95 % interval, in standard deviations.
@@ -250,7 +250,7 @@ class Entry:
         error = self.cycles_error
         return replace(self, tflops=percent, unit=CYCLES, interval=interval, error=error, rates=(), per_degree=0.0)
 
-    def as_on(self, other: Entry) -> Entry:
+    def scale_to_device(self, other: Entry) -> Entry:
         """Return the row scaled to the speed of another row's device, by the reference that both devices measured.
 
         It has no figure if one of them did not measure the reference.
@@ -283,16 +283,16 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a verification and has no rates: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):
-        return [visited_entry(same) for same in by_step(rows).values()]
+        return [combine_visits(same) for same in group_by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
-        return _of_devices(log, [row for row in rows if not row.phase])
+        return _make_device_entries(log, [row for row in rows if not row.phase])
     if plan.confirms:
-        return [_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
+        return [_make_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
     if not as_ceilings:
-        return list(_candidates(rows))
+        return list(_find_candidates(rows))
     by_regime, device = group_pairs((row.regime, row) for row in rows), log.header["device"]["name"]
     ceilings = (confirm_ceiling(same, device) for same in by_regime.values())
-    return [_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
+    return [_make_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
 @functools.lru_cache(1024)  # the many rows of a log have few problems
@@ -310,15 +310,15 @@ def fields_of(step: StepKey) -> Fields:
     return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
 
 
-def _row_entry(row: Measurement) -> Entry:
+def _make_row_entry(row: Measurement) -> Entry:
     fields = fields_of(row.step)
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
-    return _with_error(entry, [row])
+    return _add_error(entry, [row])
 
 
-def _with_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
+def _add_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
     """Add to an entry the error, temperature and cycles of the visits of one run that its figure combines."""
     return replace(
         entry,
@@ -339,16 +339,16 @@ def _cycles_error(regime: str, problem: Any) -> FigureError | None:
     return figure_error([1.0], 1.0, [0.0], known)
 
 
-def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
+def _make_device_entries(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
     """Make the entries of rows. Those of devices other than the run's first name the device and its relative speed."""
-    found = [_row_entry(row) for row in rows]
+    found = [_make_row_entry(row) for row in rows]
     if not log.devices:
         return found
     own, speeds = log.header["device"]["index"], device_speeds(log.measurements)
     cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
     for number, row in enumerate(rows):
         if row.device not in (None, own):
-            of_own = speeds.get(context_of(row), {}).get(own)
+            of_own = speeds.get(get_context(row), {}).get(own)
             found[number] = replace(
                 found[number],
                 device=cards.get(row.device, ""),
@@ -358,12 +358,12 @@ def _of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
     return found
 
 
-def by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
+def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
     """Group rows by step: the visits of each."""
     return group_pairs((row.step, row) for row in rows)
 
 
-def visited_entry(visits: Sequence[Measurement]) -> Entry:
+def combine_visits(visits: Sequence[Measurement]) -> Entry:
     """Combine the visits of a row to an entry: the fresh visits if there are any, else the first visit.
 
     A wrong result in any visit makes the entry wrong.
@@ -372,23 +372,23 @@ def visited_entry(visits: Sequence[Measurement]) -> Entry:
     fresh = [row for row in visits if row.phase == CONFIRM]
     measured = [row for row in fresh or visits if row.ok]
     if wrong or not measured:
-        return _row_entry((wrong or fresh or visits)[-1])
-    entry = _row_entry(measured[-1])
+        return _make_row_entry((wrong or fresh or visits)[-1])
+    entry = _make_row_entry(measured[-1])
     if not fresh:
         return entry
     rate, interval = combine_rounds(measured)
-    return _with_error(replace(entry, tflops=rate, interval=interval, rounds=len(measured)), measured)
+    return _add_error(replace(entry, tflops=rate, interval=interval, rounds=len(measured)), measured)
 
 
-def _candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
+def _find_candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
     """Yield the confirmed candidates of a find. Each round is one sample."""
-    for visits in by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
+    for visits in group_by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
-            yield _with_error(replace(_row_entry(visits[0]), tflops=rate, interval=interval), visits)
+            yield _add_error(replace(_make_row_entry(visits[0]), tflops=rate, interval=interval), visits)
 
 
-def _ceiling_entry(ceiling: Ceiling) -> Entry:
+def _make_ceiling_entry(ceiling: Ceiling) -> Entry:
     fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
     entry = Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
     known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
@@ -405,15 +405,15 @@ def _ceiling_entry(ceiling: Ceiling) -> Entry:
     )
 
 
-def mean_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
+def average_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
     """Average the rows of several equal runs: the geometric mean of each row's figures."""
     if len(runs) == 1:
         return list(runs[0])
     found = group_pairs((row.key, row) for row in itertools.chain(*runs))
-    return [_mean_entry(rows, len(runs)) for rows in found.values()]
+    return [_average_entry(rows, len(runs)) for rows in found.values()]
 
 
-def _mean_entry(rows: Sequence[Entry], count: int) -> Entry:
+def _average_entry(rows: Sequence[Entry], count: int) -> Entry:
     """Return the mean of a row over all runs; without a figure if a run has none."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:

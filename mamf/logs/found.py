@@ -1,7 +1,7 @@
 """The user's cache of ceilings: ``mamf find`` copies its logs there, and ``mamf.peak`` reads them.
 
 A ceiling is used only if backend, device, uuid, number of compute units, power limit, driver, torch version, operand
-dtype and result dtype are all the same: file names are a hash of them. If there are two finds, ``_value`` decides which
+dtype and result dtype are all the same: file names are a hash of them. If there are two finds, ``_rank`` decides which
 one is kept.
 """
 
@@ -73,13 +73,13 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         own, kept = _with_origin(ceiling, log, target), None
         with contextlib.suppress(MamfError, OSError):  # a damaged file may be replaced
             kept = _read(target, regime)
-        if kept is None or _value(own) >= _value(kept):
+        if kept is None or _rank(own) >= _rank(kept):
             if target.is_symlink():
                 target.unlink()
             write_whole(target, content)
         else:
             reasons = ("its interval is unknown", "its find was interrupted", "it is older")
-            differs = [ours != theirs for ours, theirs in zip(_value(own), _value(kept), strict=True)]
+            differs = [ours != theirs for ours, theirs in zip(_rank(own), _rank(kept), strict=True)]
             cached = f"the cached one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
             yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} stays"
 
@@ -88,7 +88,7 @@ def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
     return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
 
 
-def _value(ceiling: Ceiling) -> _Value:
+def _rank(ceiling: Ceiling) -> _Value:
     """Return what decides which ceiling is kept: the greater value.
 
     A known interval beats an unknown one; then a complete find beats an interrupted one; then the newer find wins.
@@ -105,7 +105,7 @@ def _read(path: Path, regime: str) -> Ceiling | None:
     return None if ceiling is None else _with_origin(ceiling, log, path)
 
 
-def cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
+def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
     """Return the cached ceiling of a device for a problem's dtypes, or None. Raises RunLogError for a damaged log."""
     return _read(_file(info, version_in_use("torch"), problem, regime), regime)
 

@@ -21,8 +21,16 @@ from msgspec import Struct, field
 
 from mamf.ceilings.ceiling import CONFIRM, MIN_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
-from mamf.logs.compare import MIN_COVERAGE, Comparison, Difference, Pair, circumstances, pair_rows, value_differences
-from mamf.logs.entries import CYCLES, Entry, entries, fields_of, is_find, visited_entry
+from mamf.logs.compare import (
+    MIN_COVERAGE,
+    Comparison,
+    Difference,
+    Pair,
+    get_circumstances,
+    pair_rows,
+    value_differences,
+)
+from mamf.logs.entries import CYCLES, Entry, combine_visits, entries, fields_of, is_find
 from mamf.logs.records import Fields
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
@@ -74,9 +82,9 @@ def guarded_entries(log: RunLog, by: str) -> list[Entry]:
 
 def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
     """Return whether a row with these visits needs another visit."""
-    now = visited_entry(visits)
+    now = combine_visits(visits)
     now = now.in_cycles() if baseline.unit == CYCLES else now
-    before = baseline.as_on(now)
+    before = baseline.scale_to_device(now)
     if before.tflops is None or any(row.status == "wrong_result" for row in visits):
         return False
     if not visits[-1].ok:
@@ -88,7 +96,7 @@ def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRow:
     """A row of a guard with its outcome. ``pair``: the row and its baseline; None if one of them has no figure."""
 
     entry: Entry
@@ -97,14 +105,14 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardResult:
     """A guard's log compared with its baseline.
 
     ``rows``: worst first. ``unfinished``: why the run ended early; empty if it did not.
     """
 
     comparison: Comparison
-    rows: tuple[Judged, ...]
+    rows: tuple[JudgedRow, ...]
     tolerance: float
     unfinished: str
 
@@ -123,20 +131,20 @@ class Guarded:
         return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
 
 
-def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = RATE) -> Guarded:
+def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = RATE) -> GuardResult:
     """Compare a guard's log with its baseline. ``by``: what is compared, one of BY."""
     comparison = pair_rows(baseline, log, guarded_entries(baseline, by), guarded_entries(log, by))
     found = [
-        *(Judged(pair.b, outcome_of(pair, tolerance), pair) for pair in comparison.pairs),
-        *(Judged(now, "failed") for _, now in comparison.only_a if now is not None),
-        *(Judged(now, "new") for now, _ in comparison.only_b),
+        *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
+        *(JudgedRow(now, "failed") for _, now in comparison.only_a if now is not None),
+        *(JudgedRow(now, "new") for now, _ in comparison.only_b),
     ]
     worst_first = sorted(found, key=lambda row: OUTCOMES.index(row.outcome))
     ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
-    return Guarded(comparison, tuple(worst_first), tolerance, ended)
+    return GuardResult(comparison, tuple(worst_first), tolerance, ended)
 
 
-def outcome_of(pair: Pair, tolerance: float) -> Outcome:
+def judge_pair(pair: Pair, tolerance: float) -> Outcome:
     """Return the outcome of a row: ``regression`` if it is slower with 95 % confidence and by more than the tolerance.
 
     Without enough fresh visits, such a row is ``undecided``.
@@ -155,7 +163,7 @@ def is_too_wide(pair: Pair, tolerance: float) -> bool:
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
 
 
-def too_wide_for_a_baseline(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
+def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
     """Return the rows with an interval wider than the tolerance, each with its half width as a share; widest first."""
     known = [(each.interval.half_width / each.tflops, each) for each in entries(log) if each.tflops and each.interval]
     return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
@@ -170,7 +178,7 @@ _VERDICTS = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDE
 _NORMAL, _SAME_CLOCK = 1.96, 0.005
 
 
-def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
+def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     """Make claims of the best rows of a log, to be measured again.
 
     ``top``: how many rows of each problem and regime; None: all. Raises UsageError for a log without a figure.
@@ -187,17 +195,17 @@ def claims_of_log(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
     best = tuple(claim for same in groups.values() for claim in same[:top])
-    recorded = tuple(_circumstances_of(log.header).items())
+    recorded = tuple(_get_circumstances(log.header).items())
     return ReproduceOptions(best, log.path.name, recorded, 1 if ceilings else len(claims))
 
 
-def _circumstances_of(header: Mapping[str, Any]) -> dict[str, str]:
+def _get_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the device, its software, settings and limits, by name."""
     device, clock = header["device"], header["device"].get("max_clock_hz")
     return {
         "device": device["name"],
         "card": device.get("uuid_hash") or "unknown",
-        **circumstances(header),
+        **get_circumstances(header),
         **({"highest clock": f"{clock / 1e6:.0f} MHz"} if clock else {}),
     }
 
@@ -242,7 +250,7 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
 
 
 def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
-    here = visited_entry(visits) if visits else None
+    here = combine_visits(visits) if visits else None
     judged = JudgedClaim(claim, options.tolerance, here)
     if here is None or here.tflops is None:
         return judged
@@ -257,7 +265,7 @@ def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Meas
     return replace(judged, pair=pair, clock_hz=clock_hz)
 
 
-def differences_here(
+def find_differences(
     options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
 ) -> list[Difference]:
     """Return what differs between the run that the claims are from and the run here."""
@@ -267,4 +275,4 @@ def differences_here(
         if (then := each.claim.clock_hz) and (now := each.clock_hz) and abs(now / then - 1) > _SAME_CLOCK
     ]
     recorded = dict(options.recorded)
-    return [*(value_differences(recorded, _circumstances_of(header)) if recorded else []), *clocks]
+    return [*(value_differences(recorded, _get_circumstances(header)) if recorded else []), *clocks]

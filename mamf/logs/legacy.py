@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from mamf.errors import RunLogError
 from mamf.files import create_whole
 from mamf.logs.records import json_values, read_record
-from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, lines_of, parse_record, why_unreadable
+from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.machine.environment import tool_version
 from mamf.machine.privacy import scrub, scrub_record
 
@@ -121,17 +121,17 @@ def _reported_record(row: Reported) -> dict[str, Any]:
 def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
     """Read an imported run; None if the log is mamf's own. Raises RunLogError if the file cannot be read."""
     try:
-        header = parse_record(next(lines_of(path)))
+        header = parse_record(next(read_lines(path)))
     except ValueError:
         return None
-    return legacy_run(path, map(parse_record, lines_of(path, seen))) if header.get("tier") == TIER else None
+    return build_legacy_run(path, map(parse_record, read_lines(path, seen))) if header.get("tier") == TIER else None
 
 
-def legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
+def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
     """Build a run from the records of a file, which are read once. Raises RunLogError that says what is wrong."""
     try:
         header = next(records)
-        if why := why_unreadable(path, header.get("schema")):
+        if why := explain_unreadable(path, header.get("schema")):
             raise RunLogError(why)
         if header["record"] != "header":
             raise ValueError(_NOT_WHOLE)

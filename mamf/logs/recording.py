@@ -151,7 +151,7 @@ def apply_traits(backend: Backend, record: Mapping[str, Any]) -> None:
         backend.info = replace(backend.info, cache_bytes=record["cache_bytes"])
 
 
-def header_of(
+def make_header(
     backend: Backend,
     command: str,
     kernel: str,
@@ -205,7 +205,7 @@ class Record(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
+def measure_overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
     """Estimate the timer's overhead again after the last row, as a field of the summary; empty if no row used it."""
     if not any(row.timer_overhead for row in rows):
         return {}
@@ -216,7 +216,7 @@ def overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, A
     return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
 
 
-def sharing_after(backend: Backend) -> dict[str, Any]:
+def find_new_sharing(backend: Backend) -> dict[str, Any]:
     """Return how the card is shared now and was not before the run, as a field of the summary; empty if unchanged."""
     try:
         now = backend.sharing()
@@ -251,14 +251,14 @@ def host_seconds(backend: Backend) -> float:
 def plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to JSON values. Shapes become the text that their operation prints."""
     of = operation_called(plan.operation)
-    record = {name: _written(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
-    options = _written(plan.options, of) or {}
+    record = {name: _to_json(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
+    options = _to_json(plan.options, of) or {}
     if not plan.is_shared:
         options = {name: value for name, value in options.items() if name not in ("rank", "ranks")}
     return {_KIND: plan.kind, **record, "options": options}
 
 
-def _written(value: Any, of: AnyOperation) -> Any:
+def _to_json(value: Any, of: AnyOperation) -> Any:
     if isinstance(value, Plan):
         return plan_record(value)
     if isinstance(value, of.shape_type):
@@ -266,11 +266,11 @@ def _written(value: Any, of: AnyOperation) -> Any:
     if isinstance(value, of.problem_type):
         return of.problem_record(value)
     if is_dataclass(value):
-        return {each.name: _written(getattr(value, each.name), of) for each in fields(value)}
+        return {each.name: _to_json(getattr(value, each.name), of) for each in fields(value)}
     if hasattr(value, "_asdict"):
-        return {name: _written(each, of) for name, each in value._asdict().items()}
+        return {name: _to_json(each, of) for name, each in value._asdict().items()}
     if isinstance(value, tuple):
-        return [_written(each, of) for each in value]
+        return [_to_json(each, of) for each in value]
     return None if value == math.inf else value
 
 

@@ -333,7 +333,7 @@ def significant_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def as_logged(ceiling: Ceiling) -> Ceiling:
+def round_as_logged(ceiling: Ceiling) -> Ceiling:
     """Round a ceiling to the digits in its log, so that a run and its log print the same."""
     low, high = map(significant_digits, (ceiling.interval.low, ceiling.interval.high))
     interval = Interval(low, high, round(ceiling.interval.coverage, 4))
@@ -342,7 +342,7 @@ def as_logged(ceiling: Ceiling) -> Ceiling:
 
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to JSON values. It follows from the measurements of phase ``confirm`` before it in the log."""
-    of, logged = operation_called(ceiling.problem.operation), as_logged(ceiling)
+    of, logged = operation_called(ceiling.problem.operation), round_as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
     own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
     if of.is_compute_roof:

@@ -27,13 +27,13 @@ from mamf.errors import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED,
 from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
-    as_logged,
     ceiling_from_record,
     is_of_old_calibration,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
     read_record,
+    round_as_logged,
 )
 from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_of_products
@@ -44,7 +44,7 @@ _TOO_DEEP = f"nested more than {MAX_NESTED} deep"
 Seen = Callable[[int], object]
 
 
-def lines_of(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
+def read_lines(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
     """Yield the whole lines of a file, without their newline.
 
     Raises RunLogError for a file without a whole line, a file or line longer than a log may be, and a file that is not
@@ -233,13 +233,13 @@ def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError that names the line and says what is wrong with it."""
     path = Path(path)
     sizes: list[int] = []
-    lines = list(lines_of(path, sizes.append))
-    log = run_log_of(path, parse_records(path, lines))
+    lines = list(read_lines(path, sizes.append))
+    log = build_run_log(path, parse_records(path, lines))
     log.valid_bytes, log.is_truncated = sum(sizes[: len(lines)]), len(sizes) > len(lines)
     return log
 
 
-def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
+def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
     """Build a log from the records of a file, each with its line number. The records are not changed.
 
     Raises RunLogError that names the line and says what is wrong with it.
@@ -254,16 +254,16 @@ def run_log_of(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> Run
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
     if has_old_ceilings:
-        log.all_ceilings = _calibrated_today(log.all_ceilings, log.measurements)
-        log.own_ceilings = _calibrated_today(log.own_ceilings, log.measurements)
-    log.header = with_sharing(log.header, log.summary)
+        log.all_ceilings = _recalibrate(log.all_ceilings, log.measurements)
+        log.own_ceilings = _recalibrate(log.own_ceilings, log.measurements)
+    log.header = add_sharing(log.header, log.summary)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest_rows(every_row))
     return log
 
 
-def _calibrated_today(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measurement]) -> dict[Any, Ceiling]:
+def _recalibrate(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measurement]) -> dict[Any, Ceiling]:
     """Replace the intervals of ceilings by those of today's calibration, computed from their rounds in ``rows``.
 
     A ceiling stays as recorded if its rounds are in another log, or its interval is unknown.
@@ -276,7 +276,7 @@ def _calibrated_today(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measuremen
         is_same = again and (again.shape, again.kernel) == (ceiling.shape, ceiling.kernel)
         if again is None or not is_same or ceiling.repeatability is None or not ceiling.interval.is_known:
             return ceiling
-        return replace(ceiling, interval=as_logged(again).interval)
+        return replace(ceiling, interval=round_as_logged(again).interval)
 
     return {key: calibrated(ceiling) for key, ceiling in ceilings.items()}
 
@@ -288,7 +288,7 @@ def describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
-def why_unreadable(path: Path, schema: object) -> str:
+def explain_unreadable(path: Path, schema: object) -> str:
     """Return why this mamf does not read a log with this schema, in one line; empty if it does."""
     if type(schema) is int and schema == SCHEMA:
         return ""
@@ -301,7 +301,7 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     header = record.copy()
     if header["record"] != "header":
         raise RunLogError(f"{path}, line 1: the first record is not a header")
-    if why := why_unreadable(path, header.get("schema")):
+    if why := explain_unreadable(path, header.get("schema")):
         raise RunLogError(why)
     try:
         if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
@@ -369,7 +369,7 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return list(kept.values())
 
 
-def with_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
+def add_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the header with a device name that says how the card was shared after the run, if it was."""
     if not summary or not summary.get("shared_after"):
         return header
@@ -418,10 +418,10 @@ def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
     searched: dict[Context, dict[int, list[Measurement]]] = {}
     for row in rows:
         if row.device is not None and row.is_reference and row.ok:
-            of = visits.setdefault(context_of(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
+            of = visits.setdefault(get_context(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
             of.setdefault(row.device, []).append(row)
         elif row.device is not None and row.phase in (CHOOSE, CONFIRM):
-            searched.setdefault(context_of(row), {}).setdefault(row.device, []).append(row)
+            searched.setdefault(get_context(row), {}).setdefault(row.device, []).append(row)
     found = {context: _speeds(each) for context, each in visits.items()}
     for context, by_device in searched.items():
         ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
@@ -440,7 +440,7 @@ def _speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpee
     return found
 
 
-def context_of(row: Measurement) -> Context:
+def get_context(row: Measurement) -> Context:
     return row.regime, row.problem.dtype
 
 
@@ -480,7 +480,7 @@ def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
 def with_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
     if row.device is None:
         return row
-    speed = speeds.get(context_of(row), {}).get(row.device)
+    speed = speeds.get(get_context(row), {}).get(row.device)
     if speed is None:
         return replace(row, device_speed=None)
     return replace(row, device_speed=speed.factor, device_speed_half_width=speed.half_width_at(row.amount))

@@ -24,7 +24,7 @@ _NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 _OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
-def share_paths(folder: Path, device: int | None = None) -> list[Path]:
+def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
     """Return the logs of a shared run in a folder, or those of one device; empty for other folders."""
     named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     named = [each for each in named if device in (None, int(each[0][2]))]
@@ -32,7 +32,7 @@ def share_paths(folder: Path, device: int | None = None) -> list[Path]:
 
 
 def is_shared_folder(path: Path) -> bool:
-    return path.is_dir() and bool(share_paths(path))
+    return path.is_dir() and bool(find_shared_logs(path))
 
 
 def read_run(*paths: Path) -> RunLog:
@@ -42,7 +42,7 @@ def read_run(*paths: Path) -> RunLog:
     """
     if len(paths) == 1 and not paths[0].is_dir():
         return read_run_log(paths[0])
-    files = [each for path in paths for each in (share_paths(path) if path.is_dir() else [path])]
+    files = [each for path in paths for each in (find_shared_logs(path) if path.is_dir() else [path])]
     if not files:
         raise UsageError(f"{paths[0]} has no logs of a shared run, such as device0.jsonl or rank0.jsonl")
     return join_logs([read_run_log(each) for each in files], paths[0])
@@ -57,7 +57,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     indices = _device_indices(logs)
     by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
     first = min(by_start, key=lambda log: indices[log.path])
-    plan = _whole_plan(logs, first)
+    plan = _join_plans(logs, first)
     command = str(first.header.get("command", "")).partition(" --share ")[0]
     infos = {indices[log.path]: DeviceInfo(**log.header["device"]) for log in logs}
     devices = [asdict(replace(infos[index], index=index)) for index in sorted(infos)]
@@ -88,7 +88,7 @@ def _device_indices(logs: Sequence[RunLog]) -> dict[Path, int]:
     return {path: card[0] if is_unique else distinct.index(card) for path, card in cards.items()}
 
 
-def _whole_plan(logs: Sequence[RunLog], first: RunLog) -> Plan:
+def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     """Return the plan of the whole run, with the shapes of all logs. Raises UsageError if their plans differ."""
     models = dict.fromkeys(log.header["device"]["name"] for log in logs)
     if len(models) > 1:
@@ -142,7 +142,7 @@ def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) ->
 # -- shapes of devices that are gone -----------------------------------------------------------------------------------
 
 
-def deal_rest(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
+def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
     """Deal the shapes that nobody will measure, because their device is gone, to the devices ``left``.
 
     Starts a log with its share of these shapes for each device, and adds it to ``logs``.

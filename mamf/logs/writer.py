@@ -47,7 +47,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         ``is_numbered``: if the file exists, use a free name next to it. Raises UsageError if the file exists or cannot
         be created, and RunLogWriteError if the disk is full.
         """
-        line = as_line("header", {"schema": SCHEMA, **header})
+        line = encode_record("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or --resume it")
         writer = cls(create_whole(path, line, is_numbered))
@@ -92,7 +92,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Cut off the line that a killed run did not finish, and append a record that the log is resumed."""
-        line = as_line("resume", fields)
+        line = encode_record("resume", fields)
         self.append()
         os.ftruncate(self._descriptor, log.valid_bytes)
         self._copy.truncate(log.valid_bytes)
@@ -100,7 +100,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
         """Append one record. If that fails (disk full), restore the log and raise RunLogWriteError."""
-        self.append(as_line(record, fields))
+        self.append(encode_record(record, fields))
 
     def append(self, line: bytes = b"") -> None:
         """Append a line. Without one, only write the log again if another program changed it. Raises as ``write``."""
@@ -160,7 +160,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.close()
 
 
-def as_line(record: str, fields: Mapping[str, Any]) -> bytes:
+def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
     """Encode a record as a line of JSON. Raises RunLogWriteError for values that JSON does not have, such as NaN."""
     try:
         text = json.dumps({"record": record, **scrub_record(dict(fields))}, allow_nan=False)
@@ -178,12 +178,12 @@ def lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"{holder(descriptor)} is writing {path}: wait for it to end") from None
+        raise UsageError(f"{find_lock_holder(descriptor)} is writing {path}: wait for it to end") from None
     except OSError:
         return  # a file system without locks
 
 
-def holder(descriptor: int) -> str:
+def find_lock_holder(descriptor: int) -> str:
     """Return which process has locked a file, as text. Only Linux reports it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -15,21 +15,22 @@ from mamf.kinds.kind import View
 from mamf.kinds.registry import chart_of, kind_of, run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.run_log import RunLog, lines_of, parse_record, read_run_log
+from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.verdict import judge, node_chart, node_document
 from mamf.operations.unknown import is_of_products, operation_called
+from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import (
     conclusion,
     device_of,
+    find_rank_logs,
+    get_rank_log,
     milliseconds,
     profile_document,
-    rank_log,
-    rank_logs,
     ranks_document,
     read_profile_or_none,
     read_rank_logs,
@@ -58,26 +59,33 @@ from mamf.report.imported import beside_chart, beside_document, finder_document,
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import ranked
 from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
+from mamf.report.studies import kept_ranges
 
 #: Maximum number of figures in large type, and of rows in a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
-#: If a log has more tables than this, they are hidden until the reader clicks.
-_MAX_OPEN_TABLES = 8
+#: If a log has more tables or panels of pictures than this, they are hidden until the reader clicks.
+_MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
 #: The data of headline figures. Runs with other data show how much the data change the rate.
 NORMAL = "normal"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A headline figure with its interval and notes. ``unit``: the unit of ``point``."""
+    """A headline figure with its interval and notes.
+
+    ``unit``: the unit of ``point``. ``share``: the figure as a share of a ceiling, to show in its place.
+    """
 
     label: str
     unit: str
     point: RangePoint
     notes: Sequence[str] = ()
+    share: Fact | None = None
 
     @property
     def fact(self) -> Fact:
+        if self.share:
+            return self.share
         unit, factor = scaled_unit(self.unit, [self.point.value])
         notes = [note for note in self.notes if note]
         return Fact(self.label, significant(self.point.value * factor), unit, notes)
@@ -114,10 +122,11 @@ class Source:
             for block in self.document.visible_blocks
         ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
+        panels = sum(panel is not None for picture in self.pictures for row in picture.drawn_rows() for panel in row)
         return [
-            Section("Pictures", self.pictures),
+            Section("Pictures", self.pictures, is_open=panels <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
-            Section("Conditions", self.conditions),
+            Section("Conditions", self.conditions, is_open=is_short and panels <= _MAX_OPEN_PANELS),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
 
@@ -147,7 +156,7 @@ def make_report(paths: Sequence[Path]) -> Page:
 def _report_folder(path: Path) -> Page:
     if is_node_folder(path):
         return _report_node(path)
-    if rank_logs(path):
+    if find_rank_logs(path):
         return _report_ranks(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
@@ -170,9 +179,9 @@ def _report_node(path: Path) -> Page:
 
 def _report_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
-    document = ranks_document(ranks, len(rank_logs(path)))
+    document = ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = [make_profile_source(rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sources = [make_profile_source(get_rank_log(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
@@ -203,19 +212,37 @@ def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
 
 
 def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
-    """Yield the headline figures of each log: shares of a ceiling, or if it has none its rates."""
-    for source in sources:
+    """Yield the headline figures of each log, with the name of its device or log if that tells them apart."""
+    titles = [source.title for source in sources]
+    names = [title.partition(": ")[0] for title in titles]
+    if len(set(names)) < len(names):
+        names = _short_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
+    for source, name in zip(sources, names, strict=True):
         facts = source.facts or [figure.fact for figure in source.figures]
-        yield from facts[: max(1, _MAX_FACTS // len(sources))]
+        for fact in facts[: max(1, _MAX_FACTS // len(sources))]:
+            yield replace(fact, label=f"{name}: {fact.label}") if name else fact
+
+
+def _short_names(sources: Sequence[Source]) -> list[str]:
+    """Return the names of the logs without the words that all begin with, so that a picture can show them."""
+    names = [Path(source.name).stem.split("-") for source in sources]
+    while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
+        names = [name[1:] for name in names]
+    return ["-".join(name) for name in names]
 
 
 def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     """Draw the headline figures of all logs, except those in another unit than the first."""
-    figures = [(source.name, figure) for source in sources for figure in source.figures]
+    names = zip(sources, _short_names(sources), strict=True)
+    figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
         return []
-    unit = figures[0][1].unit
-    rows = [RangeRow(figure.label, name, (figure.point,)) for name, figure in figures if figure.unit == unit]
+    unit = figures[0][2].unit
+    rows = [
+        RangeRow(figure.label, name, (figure.point,), style_name=log)
+        for name, log, figure in figures
+        if figure.unit == unit
+    ]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
     subtitle = intervals if any(has_interval) else ""
@@ -234,7 +261,7 @@ def _compare(sources: Sequence[Source]) -> Sequence[Block]:
     try:
         document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
-        reason = str(error).partition("; use --")[0]
+        reason = str(error).partition("; --")[0]
         for log in logs:  # people pass pages on, so they must not show folders of this machine
             reason = reason.replace(str(log.path), log.path.name)
         return [Lines([f"these logs cannot be compared: {reason}"])]
@@ -294,8 +321,8 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
 
 
 def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
-    """Show a profile. ``path``: its log."""
-    header = parse_record(next(lines_of(path)))
+    """Collect what a page shows of a profile. ``path``: the profile's log. ``script``: the profiled script."""
+    header = parse_record(next(read_lines(path)))
     document = profile_document(script, profile, _MAX_ROWS)
     return Source(
         path.name,
@@ -333,11 +360,13 @@ def make_log_source(log: RunLog) -> Source:
         ],
         document,
         [] if log.counter_records else list(_draw_pictures(log)),
-        list(_list_figures(log)),
+        [] if log.plan.kind == OVERLAP else list(_list_figures(log)),
         list_conditions(header),
         header["command"],
         log,
-        list(_share_facts(log)),
+        [Fact(f"{name} keeps of its rate alone", kept, "%") for name, kept in kept_ranges(log.measurements).items()]
+        if log.plan.kind == OVERLAP
+        else [],
     )
 
 
@@ -365,21 +394,10 @@ def _list_figures(log: RunLog) -> Iterable[Figure]:
 def _find_best_rows(log: RunLog) -> list[Measurement]:
     """Return the best row of each problem and regime, with normal data if there are any such rows."""
     best: dict[tuple[Any, str], Measurement] = {}
-    rows = ranked(log.measurements)
+    rows = ranked(row for row in log.measurements if row.operation == log.plan.operation)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
         best.setdefault((row.problem, row.regime), row)
     return list(best.values())[:_MAX_FACTS]
-
-
-def _share_facts(log: RunLog) -> Iterator[Fact]:
-    """Yield the best rows of a log as shares of the ceilings in it."""
-    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    for row in _find_best_rows(log) if operation_called(log.plan.operation).has_shares else ():
-        share = shares.mamfu(row)
-        if share is not None and share <= MAX_SHARE:
-            label = f"MAMFU of the best {log.plan.operation}, {described_title(row.regime, row.problem)}"
-            notes = [rate_text(row.best_rate, row.work.unit), f"at {row.shape} by {row.kernel}"]
-            yield Fact(label, percent(share), "%", notes)
 
 
 def _has_normal_data(problem: Any) -> bool:
@@ -413,7 +431,18 @@ def _row_figure(row: Measurement, shares: Shares) -> Figure:
         f"at {row.shape} by {row.kernel}",
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    return Figure(f"best {described_title(row.regime, row.problem)}", row.work.unit, point, notes)
+    title = described_title(row.regime, row.problem)
+    return Figure(f"best {title}", row.work.unit, point, notes, _share_fact(row, shares, title, notes))
+
+
+def _share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
+    """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
+    share = shares.mamfu(row) if operation_called(row.operation).has_shares else None
+    if share is None or share > MAX_SHARE:
+        return None
+    rest = [note for note in notes if note and note != shares.mamfu_text(row)]
+    label, rate = f"MAMFU of the best {row.operation}, {title}", rate_text(row.best_rate, row.work.unit)
+    return Fact(label, percent(share), "%", [rate, *rest])
 
 
 def list_conditions(header: Mapping[str, Any]) -> list[Block]:

@@ -93,7 +93,7 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     below = logs if "://" in logs else f"../{logs}"
     for name, part in data.by_device().items():
         yield pages[name], render_page(make_device_page(name, part, below))
-    rows = [feed_record(line) for line in data.lines]
+    rows = [make_feed_record(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
     yield CSV, csv_text([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
@@ -132,7 +132,7 @@ SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
 
-def feed_record(line: CeilingLine) -> dict[str, Any]:
+def make_feed_record(line: CeilingLine) -> dict[str, Any]:
     """Return a ceiling's entry in index.json."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
@@ -170,7 +170,7 @@ _WORDS = (
     "Figures of different tiers are not comparable.",
 )
 _CONTRIBUTE: Sequence[Part] = (
-    Lines(["Both ceilings in a minute, then a pull request with the log:"]),
+    Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
     Command("mamf find --dtype bfloat16"),
     Command("mamf results submit LOG"),
 )
@@ -307,7 +307,7 @@ def _format_range(line: CeilingLine) -> str | None:
 
 
 def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """Make a list with a table, or an empty list if there are no rows."""
+    """Return a list with one table, or an empty list if there are no rows."""
     return [Table(columns, rows, title)] if rows else []
 
 

@@ -62,7 +62,7 @@ def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     return by
 
 
-def class_of(event: Event) -> str:
+def classify(event: Event) -> str:
     """Return the class of an event, one of CLASSES."""
     callers = [each for each in event.lineage() if each.kind in ("operation", "annotation")]
     # In the backward pass, the operations of attention run outside of it: look at those of the forward pass too.
@@ -75,7 +75,7 @@ def class_of(event: Event) -> str:
         next((name for _, name in rules()["caller"] if name in enclosing), None)
         or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)
         or (COPIES if event.kind == "copy" else None)
-        or (class_of_name(event.name) if event.kind in ON_DEVICE else None)
+        or (classify_name(event.name) if event.kind in ON_DEVICE else None)
         or _class_by("framework", event.name)
         or UNCLASSIFIED
     )
@@ -86,7 +86,7 @@ def _is_in_flight(caller: Event, innermost: Event) -> bool:
     return not is_inner and _class_by("caller", caller.name) == COMMUNICATION
 
 
-def class_of_name(kernel: str) -> str | None:
+def classify_name(kernel: str) -> str | None:
     """Return the class of a kernel by its name alone; None if no rule matches."""
     return _by_name(kernel, _MAX_WRAPPERS)
 
@@ -105,7 +105,7 @@ def _by_name(kernel: str, wrappers: int) -> str | None:
 def _operation(name: str) -> str | None:
     """Return the class of an operation; of a library's operation without a rule, by the words in its name."""
     is_of_library = "::" in name and not _class_by("framework", name)
-    return _class_by("operation", name) or (class_of_name(name) if is_of_library else None)
+    return _class_by("operation", name) or (classify_name(name) if is_of_library else None)
 
 
 @functools.cache

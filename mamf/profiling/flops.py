@@ -31,7 +31,7 @@ DTYPES = {
 TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm")
 
 
-def flop_of(event: Event) -> int | None:
+def count_flop(event: Event) -> int | None:
     """Return the FLOP of an operation; None if it has no formula or its shapes were not recorded."""
     formula = _FORMULAS.get(event.name)
     if formula is None:
@@ -42,7 +42,7 @@ def flop_of(event: Event) -> int | None:
         return None
 
 
-def dtype_of(event: Event) -> str:
+def find_dtype(event: Event) -> str:
     """Return mamf's name of the dtype that an operation multiplies, or torch's name if mamf has none."""
     operand = _FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""

@@ -22,8 +22,8 @@ from msgspec import Struct
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_whole
 from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
-from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, lines_of, parse_record, why_unreadable
-from mamf.logs.writer import as_line
+from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
+from mamf.logs.writer import encode_record
 from mamf.machine.environment import describe_environment, tool_version
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
@@ -83,25 +83,25 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         "script": script,
         "environment": describe_environment(),
     }
-    lines = [as_line("header", header)]
+    lines = [encode_record("header", header)]
     for record, (field, _) in _RECORDS.items():
         for row in getattr(profile, field):
             values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
-            lines.append(as_line(record, values))
-    lines.append(as_line("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
+            lines.append(encode_record(record, values))
+    lines.append(encode_record("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
     return create_whole(path, b"".join(lines), is_numbered=True)
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
     """Read a script's name and its profile; None for a log of another kind. Raises RunLogError if it is damaged."""
-    lines = list(lines_of(path))
+    lines = list(read_lines(path))
     try:
         header = parse_record(lines[0])
     except ValueError:
         return None
     if header.get("tier") != TIER:
         return None
-    if why := why_unreadable(path, header.get("schema")):
+    if why := explain_unreadable(path, header.get("schema")):
         raise RunLogError(why)
     number, rows = 1, defaultdict[str, list[Any]](list)
     try:
@@ -126,11 +126,11 @@ def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     return profile
 
 
-def rank_log(folder: Path, rank: int) -> Path:
+def get_rank_log(folder: Path, rank: int) -> Path:
     return folder / RANK_LOGS.replace("*", str(rank))
 
 
-def rank_logs(folder: Path) -> dict[int, Path]:
+def find_rank_logs(folder: Path) -> dict[int, Path]:
     """Return the logs in a folder by rank, complete or not."""
     names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS)}
     return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
@@ -139,7 +139,7 @@ def rank_logs(folder: Path) -> dict[int, Path]:
 def read_rank_logs(folder: Path) -> Ranks:
     """Read the complete logs in a folder. Raises UsageError if there is none."""
     ranks: dict[int, tuple[str, Profile]] = {}
-    for rank, path in sorted(rank_logs(folder).items()):
+    for rank, path in sorted(find_rank_logs(folder).items()):
         with suppress(RunLogError):
             if profiled := read_profile_or_none(path):
                 ranks[rank] = profiled

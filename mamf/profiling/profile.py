@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE, TERA, Rate, group_pairs
-from mamf.profiling.classes import MODULE, OPTIMIZER, class_of, shares
-from mamf.profiling.flops import TF32_KERNEL, dtype_of, flop_of
+from mamf.profiling.classes import MODULE, OPTIMIZER, classify, shares
+from mamf.profiling.flops import TF32_KERNEL, count_flop, find_dtype
 from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
 
 OUTSIDE = "outside of any module"
@@ -153,14 +153,14 @@ class Profile:
 
     @property
     def mamfu(self) -> float | None:
-        """The time that the FLOP take at the ceilings, as a share of whole steps; None if a ceiling is unknown."""
+        """MAMFU of whole steps: the time of their FLOP at the ceilings over ``usual_seconds``; None if unknown."""
         at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
         if not at_ceilings or None in at_ceilings:
             return None
         return sum(filter(None, at_ceilings)) / self.usual_seconds
 
 
-def profile_of(
+def make_profile(
     trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
     """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
@@ -187,7 +187,7 @@ def _union(work: Iterable[Busy]) -> Union:
 
 
 def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
-    by_class = group_pairs((class_of(each.event), each) for each in at_work)
+    by_class = group_pairs((classify(each.event), each) for each in at_work)
     for name, share in shares({name: _union(work) for name, work in by_class.items()}).items():
         calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
         yield _row(name, *share, len(calls), by_class[name], ceiling_of)
@@ -196,11 +196,11 @@ def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[Clas
 def _is_within(name: str, event: Event) -> bool:
     """Return whether an operation on the CPU was called by one of its own class, so that both are one call."""
     caller = event.parent
-    return caller is not None and event.kind == caller.kind == "operation" and class_of(caller) == name
+    return caller is not None and event.kind == caller.kind == "operation" and classify(caller) == name
 
 
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
-    by_name = group_pairs(((each.event.name, class_of(each.event)), each) for each in at_work)
+    by_name = group_pairs(((each.event.name, classify(each.event)), each) for each in at_work)
     rows = [
         KernelRow(*names, len({each.event for each in work}), length(_union(work))) for names, work in by_name.items()
     ]
@@ -211,7 +211,7 @@ def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRo
     """Make the rows of modules, longest first; none if the trace has no ranges of modules."""
     by_module: dict[tuple[str, str], list[Busy]] = defaultdict(list)
     for each in at_work:
-        names = [folded(name) for name in _modules(each.event)] or [OUTSIDE]
+        names = [fold_name(name) for name in _find_modules(each.event)] or [OUTSIDE]
         for name in dict.fromkeys(names):
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
@@ -223,7 +223,7 @@ def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRo
 
 
 # The modules that an event belongs to, outermost first. A backward event belongs to the modules of its forward pass.
-def _modules(event: Event) -> list[str]:
+def _find_modules(event: Event) -> list[str]:
     lineage = list(event.lineage())
     forward = next((each.forward for each in lineage if each.forward), event)
     for events in (lineage, list(forward.lineage())):
@@ -233,7 +233,7 @@ def _modules(event: Event) -> list[str]:
 
 
 # Turns ``model.layers.0.mlp: LlamaMLP`` into ``model.layers.*.mlp: LlamaMLP``.
-def folded(name: str) -> str:
+def fold_name(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
@@ -244,26 +244,26 @@ def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Bu
     An operation and those that it calls count once, in the class of the operation: a copy that a matmul calls has none
     of its FLOP. The dtype is that of the innermost operation, which gets the operands that autocast converted.
     """
-    counting = {each.event: operations for each in work if (operations := _counted(each.event))}
-    counting = {event: each for event, each in counting.items() if class_of(each[-1]) == class_of(event)}
+    counting = {each.event: operations for each in work if (operations := _find_counted(each.event))}
+    counting = {event: each for event, each in counting.items() if classify(each[-1]) == classify(event)}
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
     kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
     tf32 = {operation for kernel in kernels for operation in kernel.lineage()}  # torch records TF32 as float32
     for operation, multiplying in innermost.items():
-        dtype = dtype_of(multiplying)
-        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += flop_of(operation) or 0
+        dtype = find_dtype(multiplying)
+        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_flop(operation) or 0
     seconds = length(_union(each for each in work if each.event in counting))
     return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _share_of_ceilings(flop, seconds, ceiling_of))
 
 
-def _counted(event: Event) -> list[Event]:
+def _find_counted(event: Event) -> list[Event]:
     """Return the operations with a formula that an event belongs to, innermost first. It computes FLOP of the last one.
 
     Matmuls of an optimizer (Muon) are left out, because they are not work of the model.
     """
-    found = [each for each in event.lineage() if flop_of(each) is not None]
-    return found if found and class_of(event) != OPTIMIZER else []
+    found = [each for each in event.lineage() if count_flop(each) is not None]
+    return found if found and classify(event) != OPTIMIZER else []
 
 
 def _share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:

@@ -86,7 +86,7 @@ class Program:
         except KeyboardInterrupt:
             return _INTERRUPTED
         except BaseException as error:
-            trace = _from_script_on(error.__traceback__)
+            trace = _drop_runner_frames(error.__traceback__)
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return 1
         return 0
@@ -125,7 +125,7 @@ class Program:
         return run_decorated
 
 
-def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
+def _drop_runner_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames that ran the script."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
         trace = trace.tb_next
@@ -200,7 +200,7 @@ class StepProfiler:
 
     def backward_returned(self) -> None:
         if self._has_signal:
-            self.terminated()
+            self.handle_sigterm()
         if self._has_step_to_end:
             self.step_ended()
 
@@ -227,14 +227,14 @@ class StepProfiler:
             else:
                 mark_step()
 
-    def other_began(self) -> None:
+    def handle_other_profiler(self) -> None:
         """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
         if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
             return
         warmup = self._seen - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
         if self._is_running:
-            advice += "; mamf's profiler slowed the steps before it, so ignore the script's own timing of them"
+            advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled:
             self._remark = f"{self._profiled} of {self._steps} steps, because the script started a profiler{advice}"
             with self._keeping_errors():
@@ -245,7 +245,7 @@ class StepProfiler:
             with suppress(RuntimeError):
                 self.finish()
 
-    def terminated(self, *_: object) -> None:
+    def handle_sigterm(self, *_: object) -> None:
         """Handle SIGTERM: keep the steps profiled so far, then end by the signal."""
         self._has_signal = not self._is_other_process and is_in_backward()
         if self._has_signal:  # this is called again when the backward pass has returned
@@ -293,14 +293,14 @@ class StepProfiler:
         several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
-    def why_nothing(self, function: str | None) -> str:
+    def explain_nothing(self, function: str | None) -> str:
         """Say in one line why no step was profiled. ``function``: the function whose calls are the steps."""
         if self.failure:
             return self.failure
         if not self._seen and self._claim.exists():
             steps = self._warmup + 2 * self._steps
             return (
-                f"the process that trains, which the script forked, took fewer than {steps} steps: "
+                f"the script forked a process that trains, and it took fewer than {steps} steps: "
                 "lower --warmup or --steps"
             )
         if not self._seen and function is not None:
@@ -318,7 +318,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
     script has stepped. Raises UsageError for an unknown function.
     """
     run_decorated, process = None, os.getpid()
-    with program.in_place(), _following_steps(profiler, function):
+    with program.in_place(), _watch_steps(profiler, function):
         if function and function.startswith(_MAIN):
             decorator = functools.partial(_wrapped, after=profiler.step_ended)
             run_decorated = program.decorated(function.removeprefix(_MAIN), decorator)
@@ -331,25 +331,25 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
 
 @contextmanager
-def _following_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
+def _watch_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
     import torch
     from torch.autograd.profiler import profile  # torch.profiler calls it too
 
     with ExitStack() as stack:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, profiler.terminated)
+            signal.signal(signal.SIGTERM, profiler.handle_sigterm)
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
             _wrap(stack, torch.autograd, name, after=profiler.backward_returned)
-        _wrap(stack, profile, "_prepare_trace", before=profiler.other_began)
+        _wrap(stack, profile, "_prepare_trace", before=profiler.handle_other_profiler)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step is ended
                 stack.callback(_after_optimizers(watch.stepped).remove)
         if function is None:
-            stack.callback(_after_optimizers(_ending_steps(profiler)).remove)
+            stack.callback(_after_optimizers(_make_step_hook(profiler)).remove)
         elif not function.startswith(_MAIN):
-            owner, name = _owner_of(function)
+            owner, name = _find_owner(function)
             _wrap(stack, owner, name, after=profiler.step_ended)
         yield
 
@@ -380,7 +380,7 @@ def _after_optimizers(call: Callable[[Any], None]) -> Any:
     return register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer))
 
 
-def _ending_steps(profiler: StepProfiler) -> Callable[[object], None]:
+def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
     """Return the function to call when an optimizer has stepped.
 
     With several optimizers (a GAN), the first one ends the step. Optimizers that step in hooks of the backward pass end
@@ -407,7 +407,7 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _owner_of(function: str) -> tuple[Any, str]:
+def _find_owner(function: str) -> tuple[Any, str]:
     """Find the module or class that has a function (``module:function``); return it and the function's name in it.
 
     Raises UsageError if there is none.
@@ -429,7 +429,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def keeping_device() -> AbstractContextManager[object]:
+def restore_device() -> AbstractContextManager[object]:
     """Return a context after which torch's current device is restored, because opening a device changes it."""
     import torch
 

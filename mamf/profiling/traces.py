@@ -153,14 +153,14 @@ def busy(trace: Trace) -> list[Busy]:
     if trace.is_of_device:
         found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
     else:
-        found = list(_own_time([event for event in trace.events if event.kind == "operation"]))
+        found = list(_find_own_time([event for event in trace.events if event.kind == "operation"]))
     on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
     found += [Busy(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
     clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
     return [each for each in clipped if each.ended > each.begun]
 
 
-def _own_time(operations: Sequence[Event]) -> Iterable[Busy]:
+def _find_own_time(operations: Sequence[Event]) -> Iterable[Busy]:
     called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
         caller = next((each for each in list(event.lineage())[1:] if each.kind == "operation"), None)
@@ -175,16 +175,16 @@ def read_trace(path: Path) -> Trace:
     """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the kernels in a table of nsys or
     rocprofv3 (.csv). Raises UsageError for any other file.
     """
-    content = _unpacked(path)
+    content = _read_unpacked(path)
     is_table = path.suffix == ".csv" and not content.startswith(b"{")
     try:
-        return _of_table(content.decode()) if is_table else _of_chrome(json.loads(content))
+        return _read_table(content.decode()) if is_table else _read_chrome(json.loads(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error):
         what = "a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
         raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
 
 
-def _unpacked(path: Path) -> bytes:
+def _read_unpacked(path: Path) -> bytes:
     """Return the content of a file, unpacked. Raises UsageError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
@@ -201,16 +201,16 @@ def _unpacked(path: Path) -> bytes:
     return data
 
 
-def _of_chrome(trace: Mapping[str, Any]) -> Trace:
+def _read_chrome(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
     raw = [each for each in timed if each.get("cat") in _KINDS]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
-    host, launches = _of_host([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
+    host, launches = _read_host_events([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
     device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
     replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
-    events = [*host, *(_of_device(each, origin, launches, replays) for each in device)]
+    events = [*host, *(_make_device_event(each, origin, launches, replays) for each in device)]
     annotations = [
         (str(each.get("name")), *_interval(each, origin)) for each in timed if each.get("cat") == _ANNOTATION_OF_DEVICE
     ]
@@ -229,7 +229,7 @@ def _of_chrome(trace: Mapping[str, Any]) -> Trace:
     )
 
 
-def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
+def _read_host_events(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
     """Return the events on the host, and those that launch work on the device, by the field and number that link them
     to it.
 
@@ -267,7 +267,7 @@ def _of_host(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tupl
     return events, launches
 
 
-def _of_device(
+def _make_device_event(
     raw: _Raw, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
 ) -> Event:
     """Make the event of a kernel or copy. Its parent is the call that launched it; None if a graph was replayed."""
@@ -312,7 +312,7 @@ def _steps(
     return *_extent(events), None, ""
 
 
-def _of_table(text: str) -> Trace:
+def _read_table(text: str) -> Trace:
     """Read the kernels in a table; their steps are unknown. Lines before its header (progress of nsys) are skipped."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -320,12 +320,12 @@ def _of_table(text: str) -> Trace:
         for columns in (_NSYS, _ROCPROF):
             if names.issuperset(columns):
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
-                events = tuple(_launch(row, *columns) for row in rows)
+                events = tuple(_read_launch(row, *columns) for row in rows)
                 return Trace(events, *_extent(events))
     raise ValueError("no header")
 
 
-def _launch(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
+def _read_launch(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
     start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (begun, ended))
     return Event(row[name], "kernel", start, start + end if ended == "Duration (ns)" else end)
 

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, describe_error, first_line
 from mamf.profiling.classes import MODULE
-from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, folded
+from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, fold_name
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
 _MAX_ENTRIES = 1_000_000
@@ -142,7 +142,7 @@ def rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[i
         while waiting and waiting[0][0] <= now:
             within.append(waiting.popleft())
         within = [each for each in within if each[1] >= now]
-        nbytes[f"in {folded(within[-1][2])}" if within else "in no module"] += entry["size"]
+        nbytes[f"in {fold_name(within[-1][2])}" if within else "in no module"] += entry["size"]
     return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULES)]
 
 
@@ -217,7 +217,7 @@ class ModuleRanges:
         self._backend: Any = None
         self._running = ExitStack()
         self._open = _Open()
-        #: The names of modules within the outermost module that was called.
+        #: Names of modules, as paths from the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
@@ -274,15 +274,15 @@ class ModuleRanges:
         return self._names[module]
 
 
-def in_trace() -> SimpleNamespace:
-    """Return a substitute for a backend that puts ranges in the trace of torch.profiler, for times by module."""
+def make_trace_ranges() -> SimpleNamespace:
+    """Return what ModuleRanges can use in place of a backend, to put ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
-    return ranges_of(lambda name: record_function(f"{MODULE}{name}"))
+    return make_ranges(lambda name: record_function(f"{MODULE}{name}"))
 
 
-def ranges_of(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
-    """Return a substitute for a backend whose ranges are made by ``enter``."""
+def make_ranges(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
+    """Return what ModuleRanges can use in place of a backend. ``enter``: makes a range with a name."""
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
 
 

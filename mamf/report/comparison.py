@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.compare import Comparison, Difference, Pair, Verdict
-from mamf.logs.entries import FALSE_ALARMS, TOGETHER, Entry, Together
-from mamf.logs.judging import Guarded, Judged, Outcome
+from mamf.logs.entries import FALSE_ALARMS, POOLED_SHARE, Entry, PooledRows
+from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
     Answer,
     Block,
@@ -162,9 +162,9 @@ def percent_of(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def together_line(each: Together, comparison: Comparison, tolerance: float) -> str:
+def together_line(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
     """What all rows of a regime say together, and the smallest loss of all that would have been found."""
-    interval, threshold = each.interval, f"more than {percent_of(TOGETHER * tolerance)}"
+    interval, threshold = each.interval, f"more than {percent_of(POOLED_SHARE * tolerance)}"
     figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
     if interval.high < 1:
         found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
@@ -197,7 +197,7 @@ def slower_line(comparison: Comparison, tolerance: float) -> str:
             f"{worst.b.shape} by {worst.b.kernel} ({percent_of(round(worst.ratio - 1, 4))})"
         )
     if together:
-        return f"slower by more than {percent_of(TOGETHER * tolerance)}: all rows together, in {together}"
+        return f"slower by more than {percent_of(POOLED_SHARE * tolerance)}: all rows together, in {together}"
     return f"no regression beyond {percent_of(tolerance)}"
 
 
@@ -241,7 +241,7 @@ def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
 _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
-def verdict_line(found: Guarded) -> str:
+def verdict_line(found: GuardResult) -> str:
     """The guard in a line."""
     counts, rows = found.counts(), counted(len(found.rows), "row")
     slower = f"slower by more than {percent_of(found.tolerance)}"
@@ -257,13 +257,13 @@ def verdict_line(found: Guarded) -> str:
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
-def describe_row(row: Judged) -> str:
+def describe_row(row: JudgedRow) -> str:
     """A row in words: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
 
-def describe_outcome(row: Judged) -> str:
+def describe_outcome(row: JudgedRow) -> str:
     """What was found for a row."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
@@ -276,7 +276,7 @@ def describe_outcome(row: Judged) -> str:
     )
 
 
-def guard_document(found: Guarded) -> Document:
+def guard_document(found: GuardResult) -> Document:
     """The comparison with the baseline, and the verdict."""
     rows = [row for row in found.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
@@ -289,7 +289,7 @@ def guard_document(found: Guarded) -> Document:
     return Document("Guard", [*blocks, answer], {**compared.data, **data})
 
 
-def junit(found: Guarded, suite: str, seconds: float) -> str:
+def junit(found: GuardResult, suite: str, seconds: float) -> str:
     """A suite with a test for each row: regressions fail, rows without a figure are errors, undecided and new rows are
     skipped.
     """

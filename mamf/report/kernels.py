@@ -218,12 +218,12 @@ _PARTS = (
 
 def part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     """Forward pass, backward pass and optimizer of the training steps of which several phases were measured."""
-    by_step: dict[Any, dict[str, Measurement]] = {}
+    group_by_step: dict[Any, dict[str, Measurement]] = {}
     for row in rows:
         if row.ok and getattr(row.problem, "phase", None):
             step = (row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step"))
-            by_step.setdefault(step, {})[row.problem.phase] = row
-    measured = [(step, phases) for step, phases in by_step.items() if len(phases) > 1]
+            group_by_step.setdefault(step, {})[row.problem.phase] = row
+    measured = [(step, phases) for step, phases in group_by_step.items() if len(phases) > 1]
     columns: list[Column[tuple[Any, _Phases]]] = [
         Column("kernel", "kernel", lambda each: each[0][0], left=True),
         Column("shape", "shape", lambda each: each[0][1], left=True),

@@ -56,6 +56,7 @@ class Command:
 
 
 Part = Block | Picture | Command
+_MAX_WITHOUT_CONTENTS = 3
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,13 @@ class Page:
     level: str = ""
     sections: Sequence[Section] = ()
     links: Sequence[tuple[str, str]] = ()
+
+    @property
+    def contents(self) -> list[tuple[int, str]]:
+        """The number and the heading of each section, if they are many and some open on a click."""
+        shown = [section for section in self.sections if section.parts]
+        numbered = [(number, each.heading) for number, each in enumerate(shown, start=1) if each.heading]
+        return numbered if len(shown) > _MAX_WITHOUT_CONTENTS and not all(each.is_open for each in shown) else []
 
 
 def render_page(page: Page) -> str:

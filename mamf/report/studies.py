@@ -327,12 +327,19 @@ def pairs_of(rows: Iterable[Measurement]) -> list[Pair]:
     return [Pair(each) for each in by_row if len(each) == 4]
 
 
-def kept_line(pairs: Sequence[Pair]) -> str:
-    """What both works keep, from the least to the most of all pairs."""
-    shares = {timed: sorted(pair.kept(timed) for pair in pairs) for timed in (PRODUCTS, OTHER)}
-    lowest, highest = ({timed: percent(same[end]) for timed, same in shares.items()} for end in (0, -1))
-    ranges = {each: " to ".join(dict.fromkeys((lowest[each], highest[each]))) for each in shares}
-    return f"while both run, matmul keeps {ranges[PRODUCTS]} % of its rate and other work {ranges[OTHER]} %"
+def kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
+    """Return which share of its rate each work keeps in percent, from the lowest to the highest of all pairs."""
+    pairs, found = pairs_of(rows), {}
+    for timed, name in ((PRODUCTS, "matmul"), (OTHER, "other work")) if pairs else ():
+        kept = [pair.kept(timed) for pair in pairs]
+        found[name] = " to ".join(dict.fromkeys((percent(min(kept)), percent(max(kept)))))
+    return found
+
+
+def kept_lines(rows: Iterable[Measurement]) -> list[str]:
+    """Return the same in a line, or nothing without a pair."""
+    kept = [f"{name} keeps {shares} % of its rate" for name, shares in kept_ranges(rows).items()]
+    return [f"while both run, {' and '.join(kept)}"] if kept else []
 
 
 def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[str]:
@@ -386,7 +393,7 @@ def overlap_document(
             Answer(
                 [
                     *(step_lines(pairs, *step) if step else ()),
-                    *([kept_line(pairs)] if pairs else []),
+                    *kept_lines(rows),
                     end_line(summary),
                 ]
             ),
@@ -405,7 +412,7 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
         return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
 
     return RangeChart(
-        kept_line(pairs).capitalize(),
+        " ".join(kept_lines(rows)).capitalize(),
         machine(header),
         "% of the rate alone",
         tuple(row for pair in sorted(pairs, key=place) for row in _chart_rows(pair)),

@@ -173,7 +173,7 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
 @pytest.mark.parametrize(
     ("check", "change", "finding", "command"),
     [
-        ("power limit", {"limit": 500_000}, "500 W, under the default of 700 W", "sudo nvidia-smi -i 0 -pl 700"),
+        ("power limit", {"limit": 500_000}, "500 W, below the default of 700 W", "sudo nvidia-smi -i 0 -pl 700"),
         ("application clock", {"application": 1410}, "1410 MHz", "sudo nvidia-smi -i 0 -ac 2619,1980"),
         ("throttling", {"reasons": 0x40}, "hardware thermal slowdown", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
         ("persistence mode", {"persistence": 0}, "off", "sudo nvidia-smi -i 0 -pm 1"),

@@ -11,7 +11,7 @@ from mamf.contribution.review import review_log
 from mamf.engine.search.grid import THOROUGH
 from mamf.engine.search.strategy import FindStrategy
 from mamf.logs.legacy import FinderRun, Reported
-from mamf.logs.run_log import lines_of, parse_records
+from mamf.logs.run_log import parse_records, read_lines
 from mamf.operations.matmul.shapes import SearchOptions
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
@@ -27,7 +27,7 @@ def measured(folder, *arguments):
     """The records of a run in virtual time, as if it had been on a card of a committed checkout."""
     path = folder / "measured.jsonl"
     assert main([*arguments, "--output", str(path)]) == 0
-    records = [record for _, record in parse_records(path, lines_of(path))]
+    records = [record for _, record in parse_records(path, read_lines(path))]
     records[0]["device"].update(DEVICE)
     records[0]["tool"]["commit"] = "0123456789ab"
     records[0]["findings"] = ["ok   sibling devices: idle or none"]

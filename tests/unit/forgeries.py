@@ -7,12 +7,12 @@ from mamf.contribution.rules import Evidence, recompute_ceilings
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_record, measurement_record
-from mamf.logs.run_log import lines_of, parse_records, run_log_of
+from mamf.logs.run_log import build_run_log, parse_records, read_lines
 
 
 def read(path):
     """Read the records of a log, to be changed."""
-    return copy.deepcopy([record for _, record in parse_records(path, lines_of(path))])
+    return copy.deepcopy([record for _, record in parse_records(path, read_lines(path))])
 
 
 def write(path, records):
@@ -50,4 +50,4 @@ def recompute(path, records):
 
 def _evidence(path, records):
     numbered = tuple(enumerate(records, start=1))
-    return Evidence(numbered, run_log_of(path, numbered))
+    return Evidence(numbered, build_run_log(path, numbered))

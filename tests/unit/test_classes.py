@@ -9,8 +9,8 @@ import pytest
 from mamf.measurement import group_pairs
 from mamf.profiling.classes import (
     COMMUNICATION,
-    class_of,
-    class_of_name,
+    classify,
+    classify_name,
     read_name,
     shares,
 )
@@ -71,7 +71,7 @@ def test_a_name_is_read(name, function, arguments):
     ],
 )
 def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected):
-    assert class_of_name(name) == expected
+    assert classify_name(name) == expected
 
 
 # --- names of real kernels
@@ -80,7 +80,7 @@ def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected)
 def test_99_percent_of_labeled_names_are_right():
     """Labels are the classes of the operations that launched them in public traces."""
     rows = rows_of("kernel_names.csv")
-    wrong = [row["name"] for row in rows if class_of_name(row["name"]) != row["class"]]
+    wrong = [row["name"] for row in rows if classify_name(row["name"]) != row["class"]]
     assert len(rows) == 358
     assert sum(bool(row["held_out"]) for row in rows) == 98
     assert len(wrong) <= 0.01 * len(rows), wrong
@@ -121,7 +121,7 @@ def under(kernel, *callers):
     ],
 )
 def test_the_operation_decides(event, expected):
-    assert class_of(event) == expected
+    assert classify(event) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_operation_decides(event, expected):
 def test_the_backward_is_of_the_class_of_the_forward(caller, expected):
     product = Event("aten::bmm", "operation", 0, 1, parent=caller)
     node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
-    assert class_of(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
+    assert classify(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
 
 
 # --- traces
@@ -146,7 +146,7 @@ def written(path, *events, **head):
 
 
 def seconds(trace):
-    by_class = group_pairs((class_of(each.event), (each.begun, each.ended)) for each in busy(trace))
+    by_class = group_pairs((classify(each.event), (each.begun, each.ended)) for each in busy(trace))
     return {name: share.visible for name, share in shares(by_class).items()}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mamf.cli import main
 from mamf.contribution.review import review_log
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.logs.run_log import lines_of, parse_records
+from mamf.logs.run_log import parse_records, read_lines
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def change_attention(**fields):
 )
 def test_spoiling_attention_is_caught(spoil, rule, spoiled):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
-    records = [record for _, record in parse_records(log, lines_of(log))]
+    records = [record for _, record in parse_records(log, read_lines(log))]
     assert spoiled(records, lambda same: None) == set()
     assert rule in spoiled(records, spoil)
 
@@ -344,7 +344,7 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
-    records = [record for _, record in parse_records(path, lines_of(path))]
+    records = [record for _, record in parse_records(path, read_lines(path))]
     burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
     assert len(burst) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}

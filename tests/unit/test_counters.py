@@ -17,8 +17,8 @@ from mamf.profiling.counters.ncu import (
     Counts,
     DeviceKernel,
     bound,
-    bound_of_kernel,
-    counts_of,
+    find_kernel_bound,
+    make_counts,
     short_name,
 )
 
@@ -72,7 +72,7 @@ def test_why_nothing_was_counted():
 
 
 def launched(kernels, count):
-    return counts_of("torch.mm", MatmulProblem(), SHAPE, kernels, count)
+    return make_counts("torch.mm", MatmulProblem(), SHAPE, kernels, count)
 
 
 def test_launches_of_the_same_kernels_are_told_apart_and_their_median_taken():
@@ -124,7 +124,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
     ids=lambda value: short_name(value.name) if isinstance(value, DeviceKernel) else None,
 )
 def test_what_bounds_kernels_of_an_h200(kernel, by, why):
-    found = bound_of_kernel(kernel)
+    found = find_kernel_bound(kernel)
     assert found.by == by
     assert why in found.why
 

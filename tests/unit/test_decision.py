@@ -13,7 +13,7 @@ from mamf.calibration import find_calibration
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
-from mamf.logs.entries import SEPARATE, Change, Design, Entry, design_of, pool_rows
+from mamf.logs.entries import SEPARATE, Change, Design, Entry, find_design, pool_rows
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -60,7 +60,7 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
     ],
 )
 def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
-    design = design_of(*([timed(minute=minute) for minute in side] for side in (a, b)))
+    design = find_design(*([timed(minute=minute) for minute in side] for side in (a, b)))
     assert (design.label, design.spare) == (label, len(a) + len(b) - 2)
     assert design.factor == pytest.approx(factor)
 

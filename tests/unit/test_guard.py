@@ -18,8 +18,8 @@ from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import Comparison, Pair
-from mamf.logs.entries import visited_entry
-from mamf.logs.judging import Guarded, Judged, is_in_doubt, outcome_of
+from mamf.logs.entries import combine_visits
+from mamf.logs.judging import GuardResult, JudgedRow, is_in_doubt, judge_pair
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -243,7 +243,7 @@ def fresh(*seconds):
     return [visit(each, CONFIRM, number=number) for number, each in enumerate(seconds, start=1)]
 
 
-BASELINE = visited_entry(fresh(1.0, 1.0, 1.0))
+BASELINE = combine_visits(fresh(1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -267,19 +267,19 @@ def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
 
 
 def test_what_raised_the_doubt_does_not_confirm_it():
-    now = visited_entry([visit(1.3), *fresh(1.0, 1.0, 1.0)])
+    now = combine_visits([visit(1.3), *fresh(1.0, 1.0, 1.0)])
     assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
-    assert outcome_of(Pair({}, BASELINE, now), 0.02) == "ok"
-    assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3)])), 0.02) == "undecided"
-    assert outcome_of(Pair({}, BASELINE, visited_entry([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
+    assert judge_pair(Pair({}, BASELINE, now), 0.02) == "ok"
+    assert judge_pair(Pair({}, BASELINE, combine_visits([visit(1.3)])), 0.02) == "undecided"
+    assert judge_pair(Pair({}, BASELINE, combine_visits([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
 
 
 def guarded_rows(*outcomes):
     log = RunLog(Path("a.jsonl"), {})
     comparison = Comparison(log, log, ("a.jsonl", "a.jsonl"), (), (), ())
     pair = Pair({}, BASELINE, BASELINE)
-    rows = (Judged(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
-    return Guarded(comparison, tuple(rows), 0.02, "")
+    rows = (JudgedRow(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
+    return GuardResult(comparison, tuple(rows), 0.02, "")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,20 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     unlike = make_report([finds[0], FIND, FIND])
     assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
     assert "cannot be compared: " in render_page(make_report([FIND, finds[0]]))
+    h100 = H200.parent / "nvidia-h100-80gb-hbm3" / "find-bfloat16-burst-sustained-20261121-070105.jsonl"
+    devices = [fact.label.partition(": ")[0] for fact in make_report([h100, FIND]).facts]
+    assert devices == ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA H200"] * 2
+    rows = make_report([*finds, FIND]).sections[0].parts[0].rows
+    assert len({row.name for row in rows}) == 3
+
+
+def test_a_large_page_begins_with_contents_and_closed_pictures():
+    page = make_report([H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
+    assert page.contents == [(1, "Pictures"), (2, "Figures"), (3, "Conditions"), (4, "Reproduce it")]
+    assert [section.is_open for section in page.sections] == [False, True, False, True]
+    assert 'href="#part-1"' in render_page(page)
+    assert [fact.unit for fact in page.facts] == ["%", "%"]
+    assert make_report([FIND]).contents == []
 
 
 def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():

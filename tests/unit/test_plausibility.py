@@ -8,7 +8,7 @@ from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
 from mamf.contribution.rules import Evidence, is_exact
-from mamf.logs.run_log import lines_of, parse_records, run_log_of
+from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import HEADROOM_OF_FALLING_CLOCK, HEADROOM_OF_READ_CLOCK, fastest_at_clock, fastest_possible_flops
@@ -124,8 +124,8 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 
 def clock_ratios(path: Path):
-    records = tuple(parse_records(path, lines_of(path)))
-    evidence = Evidence(records, run_log_of(path, records))
+    records = tuple(parse_records(path, read_lines(path)))
+    evidence = Evidence(records, build_run_log(path, records))
     for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
         bound = fastest_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None

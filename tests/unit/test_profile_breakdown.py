@@ -6,7 +6,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.profiling.log import read_profile_or_none, write_profile
-from mamf.profiling.profile import MODULE, profile_of
+from mamf.profiling.profile import MODULE, make_profile
 from mamf.profiling.traces import Event, Trace
 
 BFLOAT16 = ["c10::BFloat16"] * 2
@@ -33,7 +33,7 @@ def unknown(dtype):
 
 def profiled(*groups):
     events = tuple(event for group in groups for event in group)
-    return profile_of(Trace(events, 0, len(groups), 1, "NVIDIA H200"), unknown)
+    return make_profile(Trace(events, 0, len(groups), 1, "NVIDIA H200"), unknown)
 
 
 def rows_of(profile):

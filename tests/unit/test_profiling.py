@@ -14,9 +14,9 @@ from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import CLASSES, COMMUNICATION, shares
-from mamf.profiling.flops import flop_of
+from mamf.profiling.flops import count_flop
 from mamf.profiling.log import read_profile_or_none, write_profile
-from mamf.profiling.profile import profile_of
+from mamf.profiling.profile import make_profile
 from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
 
 STEP = 60
@@ -85,7 +85,7 @@ ON_CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
     ],
 )
 def test_flop_follow_from_the_recorded_shapes(name, dimensions, values, expected):
-    assert flop_of(operation(f"aten::{name}", *dimensions, values=values)) == expected
+    assert count_flop(operation(f"aten::{name}", *dimensions, values=values)) == expected
 
 
 # --- traces
@@ -138,7 +138,7 @@ def at(flops):
 
 
 def profile_from(tmp_path, trace, ceiling_of=unknown):
-    return profile_of(read_trace(written(tmp_path / "trace.json", trace)), ceiling_of)
+    return make_profile(read_trace(written(tmp_path / "trace.json", trace)), ceiling_of)
 
 
 def test_a_trace_of_a_device(tmp_path):
@@ -229,7 +229,7 @@ def test_the_cpu_counts_each_operation_without_those_it_calls():
     outer = Event("aten::scaled_dot_product_attention", "operation", 0, 10)
     copy = Event("aten::copy_", "operation", 12, 16)
     inner = Event("aten::bmm", "operation", 2, 5, parent=outer)
-    profile = profile_of(Trace((outer, inner, copy), 0, 20, 2), unknown)
+    profile = make_profile(Trace((outer, inner, copy), 0, 20, 2), unknown)
     assert [(row.name, row.visible, row.calls) for row in profile.classes] == [
         ("attention", 10, 1),
         ("memory copies", 4, 1),
@@ -263,7 +263,7 @@ ROCPROF_TRACE = """"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","
 def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
     path = tmp_path / "kernels.csv"
     path.write_text(text)
-    profile = profile_of(read_trace(path), unknown)
+    profile = make_profile(read_trace(path), unknown)
     assert {row.name: round(row.visible / profile.seconds, 6) for row in profile.classes} == expected
 
 
@@ -338,6 +338,6 @@ def test_how_certain_idle_is(profile, took, said):
 
 def test_a_class_above_its_sustained_ceiling_says_why(tmp_path):
     trace = read_trace(written(tmp_path / "trace.json", GPU_TRACE))
-    text = render_profile("table", "x", profile_of(trace, at(2e6)))
+    text = render_profile("table", "x", make_profile(trace, at(2e6)))
     assert "105.0%" in text
     assert text.count("matmul is above its sustained ceiling, which is of matmuls back to back: between other") == 1

@@ -21,7 +21,7 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import chart_of
 from mamf.logs.compare import compare
 from mamf.logs.run_log import read_run_log, with_device_speeds
-from mamf.logs.shared_runs import join_logs, read_run, share_paths
+from mamf.logs.shared_runs import find_shared_logs, join_logs, read_run
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
 from mamf.plugins import discovery
@@ -82,7 +82,7 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
     under = f"{best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}"
     assert f"MHz (requested: 1980 MHz); {under}" in out
-    for path in share_paths(run.folder / "out"):
+    for path in find_shared_logs(run.folder / "out"):
         log = read_run_log(path)
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
         assert (len(log.plan.steps()), log.tier, log.devices) == (3, "complete", [])

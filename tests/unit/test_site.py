@@ -85,8 +85,9 @@ def test_every_link_within_the_site_and_to_a_log_leads_to_a_file(whole):
     pages = {name: text for name, text in files.items() if name.endswith(".html")}
     assert set(pages) == {"index.html", "devices/amd-epyc.html", "devices/nvidia-h200.html"}
     for name, page in pages.items():
-        own = [address for address in links(page) if "://" not in address]
+        own = [address for address in links(page) if "://" not in address and not address.startswith("#")]
         assert own and all((site / name).parent.joinpath(address).is_file() for address in own), name
+        assert all(f'id="{address[1:]}"' in page for address in links(page) if address.startswith("#")), name
 
 
 def test_the_front_page_has_the_figure_interval_share_and_tier_of_each_ceiling(whole):
@@ -224,7 +225,7 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
     output = root.parent / "mine"
     output.mkdir()
     (output / "index.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"not from a site, such as index\.html"):
+    with pytest.raises(UsageError, match=r"that no build wrote, such as index\.html"):
         build_site(root, output)
     assert [path.name for path in output.iterdir()] == ["index.html"]
     with pytest.raises(UsageError, match="is inside"):

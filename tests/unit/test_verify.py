@@ -14,7 +14,7 @@ from mamf.cli import main
 from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, verify_plan
 from mamf.kernel import CELL, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
-from mamf.logs.shared_runs import read_run, share_paths
+from mamf.logs.shared_runs import find_shared_logs, read_run
 from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, read_device, read_device_logs
 from mamf.node.verdict import Device
@@ -107,7 +107,7 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
     inline_children.install(monkeypatch)
     command = ["verify", "--backend", "mamf.testing:Two", *PLAN[2:], "--budget", "0.1s", "--output"]
     code, out, _ = run(*command, "right")
-    right, parts = counts(read_run(run.folder / "right").measurements), share_paths(run.folder / "right")
+    right, parts = counts(read_run(run.folder / "right").measurements), find_shared_logs(run.folder / "right")
     assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
     assert right["problems"] == sum(counts(read_run(path).measurements)["problems"] for path in parts)
     monkeypatch.setattr(Two, "faulty", (1,))

@@ -50,7 +50,7 @@ LOGS = {
     "step.jsonl": "Where a model step spends its time",
 }
 #: The summary shows one table per report: at most this many rows, and the columns that fit in this many characters.
-_MAX_ROWS, _WIDTH = 10, 100
+_MAX_ROWS, _WIDTH = 10, 75
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +158,7 @@ class Commands:
     def _kernels_to_count(self) -> list[str]:
         """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
         from mamf.logs.run_log import read_run_log
-        from mamf.profiling.counters.ncu import find_ncu, options_of
+        from mamf.profiling.counters.ncu import find_ncu, make_options
 
         try:
             if unavailable := self.backend.without_counters():
@@ -174,7 +174,7 @@ class Commands:
         most = max(rows, key=lambda row: row.amount)
         same = [row for row in rows if (row.problem, row.shape) == (most.problem, most.shape)]
         names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED]]
-        return [*names, *options_of(most.problem, most.shape)]
+        return [*names, *make_options(most.problem, most.shape)]
 
     def _model_step(self) -> list[str]:
         """Return the command that runs training steps of GPT-2 small, on a CPU with only two layers."""

@@ -74,12 +74,12 @@ class CountersSession(Session):
     """Measures kernels in burst, then reads the counters of each."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
-        from mamf.profiling.counters.ncu import Ncu, counted_in
+        from mamf.profiling.counters.ncu import Ncu, read_counts
 
         super().__init__(request, options, *opened)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
-        before = counted_in(self.log) if self.log else {}
+        before = read_counts(self.log) if self.log else {}
         self.counted = {step for step, counts in before.items() if counts.ok}
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
@@ -95,9 +95,9 @@ class CountersSession(Session):
             say(f"ncu command: {' '.join(self.ncu.command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:
-        from mamf.profiling.counters.counting import uncounted
+        from mamf.profiling.counters.counting import find_uncounted
 
-        return super().has_all() and not uncounted(self.driven.rows, self.counted)
+        return super().has_all() and not find_uncounted(self.driven.rows, self.counted)
 
     def judge(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)

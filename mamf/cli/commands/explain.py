@@ -96,7 +96,7 @@ class ExplainSession(Session):
 
 def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
-    from mamf.logs.found import cached_ceiling
+    from mamf.logs.found import find_cached_ceiling
     from mamf.operations.matmul.operation import kernel_for, problem_for
     from mamf.operations.matmul.shapes import MatmulShape
 
@@ -106,7 +106,7 @@ def product_of(options: argparse.Namespace, backend: Backend) -> Product:
     problem = problem_for(backend, options.dtype)
     if options.shape:
         return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
-    before = cached_ceiling(backend.info, problem, BURST)
+    before = find_cached_ceiling(backend.info, problem, BURST)
     if before is None:
         raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
     warn(f"explaining {before.shape} by {before.kernel}, the best of the find of {before.date[:10]}")

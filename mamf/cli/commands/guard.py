@@ -31,7 +31,7 @@ from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
     from mamf.engine.strategies.studies import GuardStrategy
-    from mamf.logs.judging import Guarded, GuardKeys
+    from mamf.logs.judging import GuardKeys, GuardResult
     from mamf.logs.run_log import RunLog
     from mamf.operation import Request
     from mamf.report.document import Document
@@ -155,7 +155,7 @@ class _GuardSession(Session):
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         self.guarded: GuardFile = options.guarded
         self.baseline: RunLog | None = options.before
-        self.found: Guarded | None = None
+        self.found: GuardResult | None = None
         self.refused = 0
         super().__init__(request, options, *opened)
         if self.baseline:
@@ -220,7 +220,7 @@ class _GuardSession(Session):
             self._keep_as_baseline(log)
         return code
 
-    def _write_files(self, found: Guarded, summary: dict[str, Any] | None) -> None:
+    def _write_files(self, found: GuardResult, summary: dict[str, Any] | None) -> None:
         from mamf.report.comparison import guard_document, junit
         from mamf.report.formats import markdown
 
@@ -231,13 +231,13 @@ class _GuardSession(Session):
             write_whole(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
-        from mamf.logs.judging import too_wide_for_a_baseline
+        from mamf.logs.judging import find_noisy_rows
         from mamf.report.comparison import percent_of
 
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
-        elif wide := too_wide_for_a_baseline(log, self.guarded.tolerance):
+        elif wide := find_noisy_rows(log, self.guarded.tolerance):
             self.refused, (half_width, row) = NOTHING_MEASURED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "

@@ -131,13 +131,13 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
     Raises UsageError before the script runs for hours. The path is absolute because a script may change its folder.
     """
-    from mamf.profiling.log import rank_log
+    from mamf.profiling.log import get_rank_log
     from mamf.profiling.running import rank
 
     path: Path | None = getattr(options, option)
     if path is not None and option == "output" and options.ranks == "all":
         make_folder(path, "; name another --output")
-        path = rank_log(path, rank())
+        path = get_rank_log(path, rank())
     elif path is None or rank():
         return None
     if path.exists():
@@ -148,7 +148,7 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
 
 def _read(options: argparse.Namespace) -> int:
-    from mamf.profiling.profile import profile_of
+    from mamf.profiling.profile import make_profile
     from mamf.profiling.traces import read_trace
 
     for name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
@@ -157,21 +157,21 @@ def _read(options: argparse.Namespace) -> int:
             raise UsageError(f"--from cannot be combined with {what}: it reads an existing trace")
     options.output = _place(options, "output")
     trace = read_trace(options.source)
-    _keep(options, options.source.name, profile_of(trace, _ceilings(options, trace.is_of_device)))
+    _keep(options, options.source.name, make_profile(trace, _ceilings(options, trace.is_of_device)))
     return 0
 
 
 def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int:
     from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
-    from mamf.profiling.profile import profile_of
-    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, in_trace, ranges_of
+    from mamf.profiling.profile import make_profile
+    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, make_ranges, make_trace_ranges
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
     ranges = ModuleRanges(lambda: resolve_backend(_device(options))) if options.nvtx else None
-    spans = ModuleRanges(lambda: ranges_of(memory.span)) if memory else None
-    watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(in_trace)) if each is not None]
+    spans = ModuleRanges(lambda: make_ranges(memory.span)) if memory else None
+    watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(make_trace_ranges)) if each is not None]
     profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
     if running.rank() and options.ranks == "first":  # this rank only has to end when the first one does
         return running.profile_program(program, profiler, options.calls)
@@ -185,9 +185,9 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
         if trace is None and not folder.exists():
             return  # a process that the script forked has printed its profile
         if trace is None:
-            raise NothingProfiledError(profiler.why_nothing(options.calls), code)
-        with running.keeping_device(), contextlib.redirect_stdout(terminal):
-            profile = profile_of(trace, _ceilings(options, trace.is_of_device), profiler.unprofiled_step_seconds)
+            raise NothingProfiledError(profiler.explain_nothing(options.calls), code)
+        with running.restore_device(), contextlib.redirect_stdout(terminal):
+            profile = make_profile(trace, _ceilings(options, trace.is_of_device), profiler.unprofiled_step_seconds)
             profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
             _keep(options, Path(program.name).name, profile)
         is_kept = True

@@ -91,7 +91,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     or RunLogError.
     """
     from mamf.cli.reading import as_file, read_log
-    from mamf.logs.judging import claims_of_log
+    from mamf.logs.judging import make_claims
 
     if options.claim:
         claims = [_claim_in_words(text) for text in options.claim]
@@ -100,7 +100,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
     with as_file(options.source) as file:
         log = read_log(file)
-        return log.plan.operation, claims_of_log(log, options.top), log
+        return log.plan.operation, make_claims(log, options.top), log
 
 
 def _claim_in_words(text: str) -> tuple[str, Claim]:

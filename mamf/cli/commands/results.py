@@ -115,11 +115,11 @@ def _review_file(path: Path) -> Review:
 
 
 def run_submit(options: argparse.Namespace) -> int:
-    from mamf.logs.shared_runs import share_paths
+    from mamf.logs.shared_runs import find_shared_logs
 
     if not options.dry_run:
         _folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
-    paths = share_paths(options.log) if options.log.is_dir() else [options.log]
+    paths = find_shared_logs(options.log) if options.log.is_dir() else [options.log]
     return max((_submit(options, path) for path in paths), default=_REJECTED)
 
 

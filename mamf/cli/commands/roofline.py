@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import flag
-    from mamf.logs.compare import require_same_card, roofs_of_logs
+    from mamf.logs.compare import build_log_roofs, require_same_card
     from mamf.report.charts.picture import draw, exists, file_type, save
     from mamf.report.document import machine_line
     from mamf.report.roofline import points_of, roofline_chart, roofline_document, tracelens_arch
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             return code
     logs = [read_log(path) for path in options.ceiling]
-    roofs = roofs_of_logs(logs, options.anyway)
+    roofs = build_log_roofs(logs, options.anyway)
     if options.regime:
         roofs = roofs.only(options.regime)
     points: list[RoofPoint] = []

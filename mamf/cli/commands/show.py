@@ -52,10 +52,10 @@ def _folder_document(folder: Path) -> Document:
     """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
     from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
     from mamf.node.verdict import judge, node_document
-    from mamf.profiling.log import rank_logs, ranks_document, read_rank_logs
+    from mamf.profiling.log import find_rank_logs, ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
-        return ranks_document(read_rank_logs(folder), len(rank_logs(folder)))
+        return ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
     not_together, devices = read_nodes([folder])
     return node_document(devices, judge(devices, contributed_baseline(devices)), not_together)
 

@@ -12,7 +12,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
-from mamf.logs.found import cached_ceiling
+from mamf.logs.found import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import contributed_for
@@ -24,7 +24,7 @@ def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     shapes = list[MatmulShape]()
     for regime in CEILINGS:
         with suppress(MamfError, OSError):  # the log of that find cannot be read
-            if left := cached_ceiling(info, problem, regime):
+            if left := find_cached_ceiling(info, problem, regime):
                 shapes.append(left.shape)
     for ceiling in contributed_for(info.name, info.compute_units, label_dtype(problem)):
         shapes += map(MatmulShape.parse, ceiling.shapes)

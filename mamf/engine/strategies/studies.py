@@ -27,7 +27,7 @@ from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.entries import Entry, by_step, visited_entry
+from mamf.logs.entries import Entry, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
 from mamf.operation import plan_of
@@ -50,7 +50,7 @@ class GuardStrategy(RowsStrategy):
     ) -> None:
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
-        self._visits = by_step(row for row in setup.rows if not row.phase)
+        self._visits = group_by_step(row for row in setup.rows if not row.phase)
 
     def steps(self) -> Steps:
         left = frozenset(self.setup.steps)
@@ -85,7 +85,7 @@ class GuardStrategy(RowsStrategy):
             return False
         if self.baseline is None:
             return visits[-1].ok
-        before = self.baseline.get(visited_entry(visits).key)
+        before = self.baseline.get(combine_visits(visits).key)
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
     def _key(self, step: StepKey) -> StepKey:

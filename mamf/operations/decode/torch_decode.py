@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -156,7 +156,7 @@ class PreparedDecode:
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
-        self._reference = Reference(shape, tables, self._operands)
+        self._compared = shape, tables, self._operands
 
     def operand_set(self) -> OperandSet:
         signs = Signs(with_long_rows(self._operands.k if self._shape.is_latent else self._operands.v))
@@ -178,13 +178,13 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        return replace(self._reference.verify(self._output(result), self._tolerance), details=self._details)
+        return replace(compare_sequences(*self._compared, self._output(result), self._tolerance), details=self._details)
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output, and one head of a random sequence on the host."""
         output = self._output(result)
-        found = self._reference.verify(output, self._tolerance, is_whole=True)
-        on_host = self._reference.verify_on_host(output, self._tolerance) or found
+        found = compare_sequences(*self._compared, output, self._tolerance, is_whole=True)
+        on_host = compare_on_host(*self._compared, output, self._tolerance) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
 
     def _output(self, result: object) -> torch.Tensor:
@@ -210,11 +210,8 @@ def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
         wrong = next((each for each in found if not each.ok), found[0])
         return wrong if not wrong.ok else replace(wrong, error=worst_of(each.error for each in found))
 
-    def launch() -> None:
-        replay()
-
     return OperandSet(
-        launch,
+        replay,
         lambda _: verify_with([each.verify for each in sets]),
         outputs=[tensor for result in results for tensor in tensors_of(result)],
         verify_whole=lambda _: verify_with([each.verify_whole or each.verify for each in sets]),
@@ -224,7 +221,7 @@ def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
 
 # Score elements that are computed at once, and the most key elements of one head that are copied to the host.
-_CHUNK, _MAX_ON_HOST = 2**26, 2**22
+_CHUNK, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 # Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE = 0.25
 # How far the slope of the output against the reference may be from 1, plus how many standard deviations of rounding.
@@ -305,8 +302,7 @@ def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.devi
     return make_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """The tensors of one operand set.
 
     ``q``: [queries, heads, head_dim]. ``k``: [positions, kv_heads, head_dim]. ``v``: [positions, kv_heads, head_dim_v];
@@ -339,38 +335,32 @@ def attend(
     return found
 
 
-class Reference:
-    """Computes the expected output from the operands as they are now, because they change between launches."""
+def compare_sequences(
+    shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float, is_whole: bool = False
+) -> Verdict:
+    """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
+    sequences, parts = list(tables.query_rows()), []
+    chosen = sequences if is_whole else [secrets.choice(sequences)]
+    for sequence, rows in chosen:
+        slots = tables.slots(sequence)
+        q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
+        step = max(1, _CHUNK // (len(slots) * shape.heads))
+        parts += [attend(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)]
+    return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
-    def __init__(self, shape: DecodeShape, tables: Tables, operands: Operands) -> None:
-        self._shape, self._tables, self._operands = shape, tables, operands
 
-    def verify(self, output: torch.Tensor, bound: float, is_whole: bool = False) -> Verdict:
-        """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
-        shape, operands, sequences, parts = self._shape, self._operands, list(self._tables.query_rows()), []
-        chosen = sequences if is_whole else [secrets.choice(sequences)]
-        for sequence, rows in chosen:
-            slots = self._tables.slots(sequence)
-            q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
-            step = max(1, _CHUNK // (len(slots) * shape.heads))
-            parts += [
-                attend(shape, q, k, v, slice(start, start + step)) for start in range(0, rows.stop - rows.start, step)
-            ]
-        return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
-
-    def verify_on_host(self, output: torch.Tensor, bound: float) -> Verdict | None:
-        """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
-        shape, tables, operands = self._shape, self._tables, self._operands
-        sequence, rows = secrets.choice(list(tables.query_rows()))
-        if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
-            return None
-        kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
-        heads = slice(kv * shape.group, (kv + 1) * shape.group)
-        k, v = (gather(each[:, kv : kv + 1], slots).cpu() for each in (operands.k, operands.v))
-        some = slice(max(0, rows.stop - rows.start - 4), None)
-        with one_thread():
-            expected = attend(shape, operands.q[rows, heads].cpu(), k, v, some)
-            return compare(output[rows, heads][some].cpu(), expected, bound)
+def compare_on_host(
+    shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float
+) -> Verdict | None:
+    """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
+    sequence, rows = secrets.choice(list(tables.query_rows()))
+    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
+        return None
+    kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
+    heads, some = slice(kv * shape.group, (kv + 1) * shape.group), slice(-_ROWS_ON_HOST, None)
+    q, k, v = operands.q[rows, heads].cpu(), *(gather(each[:, kv : kv + 1], slots).cpu() for each in operands[1:])
+    with one_thread():
+        return compare(output[rows, heads][some].cpu(), attend(shape, q, k, v, some), bound)
 
 
 def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
-from mamf.profiling.counters.ncu import Ncu, Step, counts_record, step_of
+from mamf.profiling.counters.ncu import Ncu, Step, record_counts, step_of
 
 
 class CountingStrategy(RowsStrategy):
@@ -20,10 +20,10 @@ class CountingStrategy(RowsStrategy):
 
     @property
     def left_out(self) -> int:
-        return super().left_out + len(uncounted(self.setup.rows, self.counted))
+        return super().left_out + len(find_uncounted(self.setup.rows, self.counted))
 
     def results(self) -> Iterator[Measurement | Record]:
-        for row in uncounted(self.setup.rows, self.counted):
+        for row in find_uncounted(self.setup.rows, self.counted):
             yield self._count(row)
         for found in super().results():
             yield found
@@ -37,9 +37,9 @@ class CountingStrategy(RowsStrategy):
         counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
         if counts.ok:
             self.counted.add(step_of(counts))
-        return Record("counters", counts_record(counts))
+        return Record("counters", record_counts(counts))
 
 
-def uncounted(rows: Sequence[Measurement], counted: set[Step]) -> list[Measurement]:
+def find_uncounted(rows: Sequence[Measurement], counted: set[Step]) -> list[Measurement]:
     """Return the measured rows that have no counts yet."""
     return [row for row in rows if row.ok and not row.is_reference and step_of(row) not in counted]

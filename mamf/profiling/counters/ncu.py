@@ -134,7 +134,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def counts_of(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int) -> Counts:
+def make_counts(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int) -> Counts:
     """Make the counts of a kernel from the device kernels of several launches, in the order they ran."""
     per_launch, rest = divmod(len(kernels), launches)
     found = [kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)]
@@ -159,7 +159,7 @@ def step_of(of: Counts | Measurement) -> Step:
     return of.kernel, of.problem, of.shape
 
 
-def counts_record(counts: Counts) -> dict[str, Any]:
+def record_counts(counts: Counts) -> dict[str, Any]:
     of = operation_called(counts.problem.operation)
     return {
         "operation": of.name,
@@ -173,12 +173,12 @@ def counts_record(counts: Counts) -> dict[str, Any]:
     }
 
 
-def counted_in(log: RunLog) -> dict[Step, Counts]:
+def read_counts(log: RunLog) -> dict[Step, Counts]:
     """Return the last counts of each step in a log. Raises RunLogError for an invalid record of counters."""
     try:
         return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
     except MALFORMED as error:
-        raise RunLogError(f"{log.path}: its counters: {describe_error(error)}") from None
+        raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 
 def _counts(record: Mapping[str, Any]) -> Counts:
@@ -232,14 +232,14 @@ def bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
         return Bound(LAUNCH, f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
-    found = bound_of_kernel(longest)
+    found = find_kernel_bound(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
     if share >= _ALL:
         return found
     return Bound(found.by, f"{found.why}, in {short_name(longest.name)} ({share:.0%} of the launch's cycles)")
 
 
-def bound_of_kernel(kernel: DeviceKernel) -> Bound:
+def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     """Find what bounds one kernel of the device."""
     known = {name: percent for name, percent in busy_parts(kernel).items() if percent is not None}
     if not known:
@@ -319,7 +319,7 @@ class Ncu:
     def command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
         """Return the command line that counts a kernel. ``kernel``: the name that the user gave."""
         device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
-        program = [sys.executable, "-m", "mamf", "run", kernel, *options_of(problem, shape), *device]
+        program = [sys.executable, "-m", "mamf", "run", kernel, *make_options(problem, shape), *device]
         return [self.path, *_ALWAYS, "--metrics", ",".join(METRICS), *program]
 
     def count(self, kernel: str, row: Measurement) -> Counts:
@@ -333,10 +333,10 @@ class Ncu:
         kernels = kernels_in(output.stdout)
         if not kernels or any(line.startswith(_ERROR) for line in "\n".join(output).splitlines()):
             return Counts(row.kernel, row.problem, row.shape, reason=fault(*output))
-        return counts_of(row.kernel, row.problem, row.shape, kernels, self.launches)
+        return make_counts(row.kernel, row.problem, row.shape, kernels, self.launches)
 
 
-def options_of(problem: Any, shape: Any) -> list[str]:
+def make_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
     of = operation_called(problem.operation)
     fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}

@@ -23,7 +23,7 @@ from mamf.profiling.counters.ncu import (
     Counts,
     DeviceKernel,
     bound,
-    counted_in,
+    read_counts,
     short_name,
     step_of,
 )
@@ -67,7 +67,7 @@ class Line(NamedTuple):
 
 def counters_document(log: RunLog) -> Document:
     """Make the report of a log with counters. Raises RunLogError for an invalid record of counters."""
-    counts = counted_in(log)
+    counts = read_counts(log)
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
     for row in {step_of(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)

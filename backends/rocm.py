@@ -205,7 +205,7 @@ class RocmBackend(StreamedBackend):
         )
 
     def resolve_dtype(self, name: str) -> str:
-        # MI300 uses fnuz 8-bit floats; from MI350 on AMD uses the OCP standard.
+        # MI300 uses fnuz 8-bit floats. MI350 and newer use those of the OCP standard.
         return (
             "float8_e4m3fnuz"
             if name == "fp8" and self.architecture.startswith("gfx94")

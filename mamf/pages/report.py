@@ -321,7 +321,7 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
 
 
 def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
-    """Show a profile. ``path``: its log."""
+    """Collect what a page shows of a profile. ``path``: the profile's log. ``script``: the profiled script."""
     header = parse_record(next(read_lines(path)))
     document = profile_document(script, profile, _MAX_ROWS)
     return Source(

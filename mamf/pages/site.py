@@ -93,7 +93,7 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     below = logs if "://" in logs else f"../{logs}"
     for name, part in data.by_device().items():
         yield pages[name], render_page(make_device_page(name, part, below))
-    rows = [feed_record(line) for line in data.lines]
+    rows = [make_feed_record(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
     yield CSV, csv_text([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
@@ -132,7 +132,7 @@ SCHEMA = 1
 _TITLE = "Measured ceilings of matrix products by device, dtype and regime"
 
 
-def feed_record(line: CeilingLine) -> dict[str, Any]:
+def make_feed_record(line: CeilingLine) -> dict[str, Any]:
     """Return a ceiling's entry in index.json."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
@@ -170,7 +170,7 @@ _WORDS = (
     "Figures of different tiers are not comparable.",
 )
 _CONTRIBUTE: Sequence[Part] = (
-    Lines(["Both ceilings in a minute, then a pull request with the log:"]),
+    Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
     Command("mamf find --dtype bfloat16"),
     Command("mamf results submit LOG"),
 )
@@ -274,15 +274,19 @@ def count_cards(runs: Iterable[SiteLog]) -> int:
 
 
 def _summarize(data: SiteData) -> str:
-    found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
-    builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
+    units_and_watts = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
+    builds = [
+        f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "")
+        for units, watts in units_and_watts
+        if units
+    ]
     parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
     return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
 
 
 def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
     """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
-    found = [
+    lines = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
@@ -290,12 +294,12 @@ def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
         f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
         f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
     ]
-    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in found if note])
+    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in lines if note])
 
 
 def _format_joules(line: CeilingLine) -> str | None:
     """Format the joules per 1e12 FLOP. None if it is not a sustained rate or power is unknown."""
-    return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
+    return f"{joules:#.3g}" if line.entry and (joules := line.entry.joules_per_tflop) else None
 
 
 def _format_range(line: CeilingLine) -> str | None:
@@ -307,7 +311,7 @@ def _format_range(line: CeilingLine) -> str | None:
 
 
 def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """Make a list with a table, or an empty list if there are no rows."""
+    """Return a list with one table, or an empty list if there are no rows."""
     return [Table(columns, rows, title)] if rows else []
 
 

@@ -164,7 +164,7 @@ class _OfKernel(_OnBackend):
     def kernel(self) -> AnyKernel:
         raise NotImplementedError("define a fixture that returns the kernel, or a kernel of the operation")
 
-    def measured(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
+    def measure_row(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
         pool = backend.operand_pool(problem.data, problem.seed)
         return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
@@ -217,7 +217,7 @@ class AnyKernelContract(_OfKernel):
             assert not prepared.verify(0, result).ok
 
     def test_can_be_measured(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:
-        row = self.measured(backend, kernel, problem, shape)
+        row = self.measure_row(backend, kernel, problem, shape)
         assert row.ok, row.reason
         assert row.launches >= 3
 
@@ -306,7 +306,7 @@ class OperationContract(_OfKernel):
 
     def test_a_row_survives_the_log(self, backend: Backend, operation: Operation[Any, Any], kernel: AnyKernel) -> None:
         problem, shape = operation.problem_for(backend, {}), operation.parse_shape(operation.shape_example)
-        row = self.measured(backend, kernel, problem, shape)
+        row = self.measure_row(backend, kernel, problem, shape)
         assert row.status in ("ok", "unsupported"), row.reason
         record = json.loads(json.dumps(measurement_record(row)))
         if row.ok and "problem" in record:

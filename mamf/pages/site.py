@@ -274,15 +274,19 @@ def count_cards(runs: Iterable[SiteLog]) -> int:
 
 
 def _summarize(data: SiteData) -> str:
-    found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
-    builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
+    units_and_watts = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
+    builds = [
+        f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "")
+        for units, watts in units_and_watts
+        if units
+    ]
     parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
     return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
 
 
 def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
     """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
-    found = [
+    lines = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
@@ -290,12 +294,12 @@ def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
         f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
         f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
     ]
-    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in found if note])
+    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in lines if note])
 
 
 def _format_joules(line: CeilingLine) -> str | None:
     """Format the joules per 1e12 FLOP. None if it is not a sustained rate or power is unknown."""
-    return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
+    return f"{joules:#.3g}" if line.entry and (joules := line.entry.joules_per_tflop) else None
 
 
 def _format_range(line: CeilingLine) -> str | None:

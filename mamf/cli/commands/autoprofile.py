@@ -43,7 +43,7 @@ _MAX_COUNTED = 2
 SUMMARY = "SUMMARY.md"
 #: The logs in order, each with its heading in the summary.
 LOGS = {
-    "ceilings.jsonl": "What the card can do",
+    "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
     "counters.jsonl": "What bounds the best kernels",

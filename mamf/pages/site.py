@@ -161,8 +161,8 @@ MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
     "(MSMF). classic: the rate in the loop of mamf-finder.",
-    "% of peak: share of the datasheet's dense peak. interval: 95 % of repeated measurements are inside it. cards: number "
-    "of cards of the model that were measured. over cards: range from the slowest to the fastest card.",
+    "% of peak: share of the datasheet's dense peak. interval: 95 % of repeated measurements are inside it. cards: "
+    "number of cards of the model that were measured. over cards: range from the slowest to the fastest card.",
     "tier complete: a maintainer or two contributors measured it, and every result was checked.",
     "tier unconfirmed: one contributor measured it.",
     "tier interrupted: the run ended early and may have missed the best shape.",

@@ -15,6 +15,7 @@ import shlex
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -42,6 +43,7 @@ _HEADS = {
     "context": "length",
     "cache_len": "cache",
     "page_size": "pages of",
+    "timed": "of",
 }
 _FENCE = "```"
 SIMULATED = "mamf.testing:SimulatedBackend"
@@ -100,6 +102,8 @@ def field(row: Measurement, name: str) -> str:
         raise FigureError(f"a row of {row.operation} has no field {name!r}")
     if name == "causal":
         return "causal" if value else "full"
+    if name == "timed":
+        return "matmul" if value == "products" else row.problem.other
     return str(value)
 
 
@@ -132,12 +136,21 @@ def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     return known_share(row, log.known_ceilings) if share is None else share
 
 
+def share_kept(row: Measurement, log: RunLog) -> float:
+    """The rate of a row of ``mamf overlap`` divided by the rate of the same work alone."""
+    problem = replace(row.problem, alone=True)
+    return row.best_rate / next(
+        each.best_rate for each in log.measurements if (each.problem, each.shape) == (problem, row.shape)
+    )
+
+
 #: What a row can show, by name.
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "rate": lambda row, log: significant(row.best_rate),
     "GB/s": lambda row, log: significant(1000 * row.best_rate),
     "half-width": lambda row, log: f"+-{percent(row.relative_half_width)}",
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
+    "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
     "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).mbu(row)),

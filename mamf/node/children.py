@@ -89,13 +89,13 @@ class ChildWatch:
     def fail_hanging(self) -> list[int]:
         """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
         late = self.now() - self.patience
-        found = [
+        hanging = [
             rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITS
         ]
-        for rank in found:
+        for rank in hanging:
             reason = f"it hangs: no message for {self.patience:.0f} s (phase: {self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
-        return found
+        return hanging
 
 
 def parse_message(line: str) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def test_a_compiled_model_is_not_counted():
 
 
 def test_a_model_that_ranks_share_is_not_counted():
-    with pytest.warns(UserWarning, match="cannot tell this rank's share.*give flops_per_step="):
+    with pytest.warns(UserWarning, match="cannot count the share of one rank.*give flops_per_step="):
         found = trained(IMAGES, module=torch.nn.Linear(8, 16), world_size=2, model_parallel=2)
     assert set(found) == {"samples_per_second", "step_seconds"}
 

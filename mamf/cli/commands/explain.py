@@ -16,7 +16,9 @@ from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, note_stream, say, warn
 from mamf.errors import UsageError
+from mamf.kernel import DATA
 from mamf.measurement import find_rate
+from mamf.operation import Request, plan_of
 from mamf.plans import BURST, CEILINGS, EXPLAIN, Plan
 
 if TYPE_CHECKING:
@@ -46,7 +48,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.operation import Request
     from mamf.report.charts.picture import exists, file_type
 
     if options.picture:
@@ -71,8 +72,6 @@ class ExplainSession(Session):
         return [self.product[2]]
 
     def new_plan(self) -> Plan:
-        from mamf.kernel import DATA
-        from mamf.operation import plan_of
 
         problem, shape, kernel = self.product
         problems = [replace(problem, data=data) for data in DATA]
@@ -132,7 +131,6 @@ def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
 
 
 def _winner(ceiling: Ceiling, asked: str | None) -> Product:
-    from mamf.kernel import DATA
     from mamf.operations.matmul.operation import installed_kernel
 
     return replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name

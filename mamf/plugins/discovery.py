@@ -79,7 +79,7 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, .
 
 
 def find_registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name. Raises UsageError if the group is empty, or if two have the same name."""
+    """Return the entry points of a group by name. Raises UsageError for an empty group or a duplicate name."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = points.setdefault(point.name, point)

@@ -365,19 +365,16 @@ class _Terminal(io.StringIO):
 
 
 def terminal_table(words: Sequence[str]) -> str:
-    """What a command prints of logs on a terminal of 80 columns; ``lines=8`` shows only the first lines."""
-    limits = [word for word in words if word.startswith("lines=")]
+    """What a command prints of logs on a terminal of 80 columns; ``lines=8`` shows only the first lines, and
+    ``last=3`` only the last ones.
+    """
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
-        shown = _output([word for word in words if word not in limits], _Terminal())
-    lines = shown.splitlines(keepends=True)
-    for limit in limits:
-        lines[int(limit.removeprefix("lines=")) + 1 : -1] = ["...\n"]
-    return "".join(lines)
+        return _output(words, _Terminal())
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is. With ``last=9``
-    only the first line and the last nine lines.
+    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is. ``lines=`` and
+    ``last=`` shorten it as on a terminal.
     """
     return _output(words, io.StringIO())
 
@@ -387,9 +384,10 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
     with contextlib.redirect_stdout(text):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in paths])
     shown = text.getvalue().replace(f"{ROOT}/", "")
-    if last := int(options.get("last", "0")[0]):
+    if options:
+        first, last = (int(options.get(name, ["0"])[0]) for name in ("lines", "last"))
         lines = shown.splitlines(keepends=True)
-        shown = "".join([lines[0], "...\n", *lines[-last:]])
+        shown = "".join([*lines[: first or 1], "...\n", *lines[len(lines) - last :]])
     if not shown:
         raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
     return shown if "markdown" in words else f"{_FENCE}\n{shown}{_FENCE}\n"

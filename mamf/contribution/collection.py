@@ -297,7 +297,7 @@ def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False)
 
 
 def select_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
-    """Select the highest ceiling, or if there is none the best row, per operation, regime, problem and accelerator."""
+    """Select the highest ceiling, or without one the best row, per operation, regime, problem and accelerator."""
     keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
     return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]

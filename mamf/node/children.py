@@ -116,7 +116,7 @@ def watch_until_end(
 ) -> None:
     """Watch all children until they have ended, and kill those that hang.
 
-    ``events``: returns the next event, or None if there is none within the given seconds. ``release``: called whenever
+    ``events``: returns the next event, or None if none arrives within the given seconds. ``release``: called whenever
     all running children wait for one another; it must let them continue.
     """
     while watch.running:
@@ -182,7 +182,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.flush()
 
     def next(self, seconds: float) -> ChildEvent | None:
-        """Return the next event, or None if there is none within ``seconds``."""
+        """Return the next event, or None if none arrives within ``seconds``."""
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:

@@ -333,7 +333,7 @@ def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together:
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     remarks += [f"not measured together: {not_together}"] if not_together else []
-    pace = [slowest_line(devices)] if verdict.findings else []  # else the reason says it
+    pace = [slowest_line(devices)] if verdict.findings else []  # without findings the reason contains this line
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),

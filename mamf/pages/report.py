@@ -383,7 +383,7 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
 
 
 def _list_figures(log: RunLog) -> Iterable[Figure]:
-    """List the ceilings that the run confirmed, or if there are none the best row of each problem and regime."""
+    """List the ceilings that the run confirmed, or without ceilings the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]

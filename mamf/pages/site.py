@@ -129,7 +129,7 @@ def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 
 #: Version of index.json. It changes if a field is removed, renamed or redefined, but not for new fields.
 SCHEMA = 1
-_TITLE = "Measured ceilings of matrix products by device, dtype and regime"
+_TITLE = "Measured matmul ceilings by device, dtype and regime"
 
 
 def make_feed_record(line: CeilingLine) -> dict[str, Any]:
@@ -159,15 +159,15 @@ _MAX_FACTS = 4
 #: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
-    "burst: of a rested card, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
-    "(MSMF). classic: the loop of mamf-finder.",
-    "% of peak: of the datasheet's dense peak. interval: where 95 % of repeats lie. cards: how many cards of the model "
-    "were measured; over cards: from the slowest to the fastest.",
-    "tier complete: a maintainer measured it, or two contributors did; every result was checked.",
+    "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
+    "(MSMF). classic: the rate in the loop of mamf-finder.",
+    "% of peak: share of the datasheet's dense peak. interval: 95 % of repeated measurements are inside it. cards: "
+    "number of cards of the model that were measured. over cards: range from the slowest to the fastest card.",
+    "tier complete: a maintainer or two contributors measured it, and every result was checked.",
     "tier unconfirmed: one contributor measured it.",
-    "tier interrupted: the run ended early; the best shape may never have been tried.",
+    "tier interrupted: the run ended early and may have missed the best shape.",
     "tier legacy: figures that mamf-finder printed. It did not check its results.",
-    "Figures of different tiers are not comparable.",
+    "Figures of different tiers cannot be compared.",
 )
 _CONTRIBUTE: Sequence[Part] = (
     Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
@@ -198,7 +198,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     ]
     return Page(
         "Measured matmul ceilings of accelerators",
-        ["The highest rates that matrix products reach, each with its 95 % repeat interval and its log.", counts]
+        ["The highest matmul rates that devices reach, each with its 95 % repeat interval and its log.", counts]
         if runs
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [

@@ -79,7 +79,7 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, .
 
 
 def find_registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name. Raises UsageError if there are none, or if two have the same name."""
+    """Return the entry points of a group by name. Raises UsageError for an empty group or a duplicate name."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         known = points.setdefault(point.name, point)
@@ -252,7 +252,7 @@ def is_own_kernel(of: Operation[Any, Any], name: str) -> bool:
 
 
 def registered_kernel_names(of: Operation[Any, Any]) -> list[str]:
-    """Return the sorted names of an operation's registered kernels. Raises UsageError if there are none."""
+    """Return the sorted names of an operation's registered kernels. Raises UsageError if no kernel is registered."""
     if not entry_points(group=of.kernel_group):
         raise UsageError(
             f"no installed package has a kernel for {of.name}: add one to the entry point group {of.kernel_group}"

@@ -237,9 +237,9 @@ def test_products_of_torch_that_it_has_no_formula_of_are_counted():
 
 def test_attention_formulas_are_of_operations_that_torch_has():
     torch = pytest.importorskip("torch")
-    from mamf.integrations.flop_counter import _formulas
+    from mamf.integrations.flop_counter import _make_formulas
 
-    formulas = {operation: each for operation, each in _formulas().items() if "attention" in str(operation)}
+    formulas = {operation: each for operation, each in _make_formulas().items() if "attention" in str(operation)}
     query, key = (1, 8, 100, 64), (1, 2, 50, 64)
     told = {op: formulas[op](query, key, key, out_shape=None) for op in formulas if "backward" not in str(op)}
     assert torch.ops.aten._scaled_dot_product_flash_attention in told

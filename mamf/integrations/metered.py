@@ -31,7 +31,7 @@ from mamf.text import visible
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback does not take, because it finds the values itself.
 _FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: The largest number of steps that torch counts; lengths that differ by less than this share count as the same.
+#: How many steps torch counts at most; the relative difference below which two lengths count as the same.
 _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
 

@@ -66,7 +66,9 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
 
 
 def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
-    """For people the fields that vary and the figures; for csv and json what ``Comparison.rows`` gives."""
+    """Return the columns of the pairs: the fields that vary and the figures for tables, and the fields of
+    ``Comparison.rows`` for csv and json.
+    """
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = unit_of(pairs)

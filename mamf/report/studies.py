@@ -380,11 +380,11 @@ def overlap_document(
     """``step``: FLOP and bytes of a step to be made of the pairs."""
     pairs = pairs_of(rows)
     return Document(
-        f"products beside other work on {header['device']['name']}",
+        f"matmul at the same time as other work on {header['device']['name']}",
         [
             Lines(
                 [
-                    f"products beside other work on {machine_line(header)}",
+                    f"matmul at the same time as other work on {machine_line(header)}",
                     work_line(row.work for row in rows if not row.problem.alone),
                 ]
             ),
@@ -406,7 +406,7 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
     """What both works of each pair keep of their rates. Raises UsageError if no pair has figures."""
     pairs = pairs_of(rows)
     if not pairs:
-        raise UsageError("nothing to draw: no pair has figures of both works")
+        raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")
 
     def place(pair: Pair) -> tuple[Any, ...]:
         return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks

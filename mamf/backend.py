@@ -75,7 +75,7 @@ def shared_ways(name: str) -> tuple[str, ...]:
 
 
 def describe_sharing(device_name: str) -> str:
-    """Why the figures of a shared card are not those of its model; an empty text for a whole card."""
+    """Say why the figures of a shared card are not those of its model. Return an empty string for a whole card."""
     ways = ", ".join(shared_ways(device_name))
     return f"the card is shared ({ways}): its figures are not a whole card's, and it has no known peak" if ways else ""
 
@@ -115,16 +115,18 @@ class Elapsed(NamedTuple):
 
 @runtime_checkable
 class ClockStamps(Protocol):
-    """Stamps in the device's queue: behind all work queued so far, each compute unit notes how many clock cycles it has
-    counted, and the time. They show the clock that the units had, which sensors do not.
+    """Measures the clock at which the compute units really ran, which sensors do not show.
+
+    A stamp waits in the device's queue for all earlier work. Then each compute unit records its cycle counter and the
+    time.
     """
 
     def stamp(self) -> Any:
         """Queue a stamp, and return it."""
 
     def between(self, start: Any, end: Any) -> Elapsed | None:
-        """What passed between two stamps that the device has reached, at most 100 stamps apart; None if no unit noted
-        both.
+        """Return the cycles and seconds between two stamps that the device has reached, at most 100 stamps apart.
+        Return None if no unit recorded both.
         """
 
 

@@ -46,7 +46,7 @@ def write_whole(path: Path, content: Content) -> None:
     with _clarify_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device, such as /dev/stdout
             with path.open("wb") as stream:
-                stream.writelines(_pieces(content))
+                stream.writelines(_encode(content))
             return
         # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
@@ -79,7 +79,7 @@ def _write_beside(target: Path, content: Content) -> Iterator[Path]:
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
         with part.open("xb", buffering=_BUFFER_BYTES) as file:
-            file.writelines(_pieces(content))
+            file.writelines(_encode(content))
             file.flush()
             os.fsync(file.fileno())
         yield part
@@ -88,7 +88,7 @@ def _write_beside(target: Path, content: Content) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def _pieces(content: Content) -> Iterable[bytes]:
+def _encode(content: Content) -> Iterable[bytes]:
     if isinstance(content, bytes):
         return (content,)
     return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))

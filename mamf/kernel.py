@@ -97,7 +97,7 @@ def _is_made_of(wrong: WrongCells, height: int, width: int, down: int, across: i
 DATA = ("normal", "uniform", "zeros", "integers")
 #: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.
 ALL_DATA = (*DATA, "wide")
-# With operands so small that more sets would be needed, reading them does not limit a launch.
+# If operands are so small that this many sets fit in the cache, reading them does not limit a launch anyway.
 MAX_OPERAND_SETS = 64
 ALIGNMENT = 256  # elements
 

@@ -32,9 +32,9 @@ _POWER = "power cap"
 def split_impossible(
     seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Split samples into possible and impossible ones. Impossible are those that are not positive, or faster than
+    """Split samples into possible and impossible ones. A sample is impossible if it is not positive, or faster than
     ``limit`` (units of ``amount`` per second) by more than the timer's ``accuracy`` in seconds. Samples that are only
-    much shorter than the others are kept, because on a busy machine the fast samples are the correct ones.
+    much shorter than the others count as possible, because on a busy machine the fast samples are the correct ones.
     """
     floor = amount / limit - accuracy if limit else 0.0
     possible = [sample for sample in seconds if sample > 0 and sample >= floor]

@@ -62,7 +62,7 @@ class Crashes:
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
-def crashes_of(backend: Backend) -> Crashes:
+def find_crashes(backend: Backend) -> Crashes:
     """The Crashes of an opened device."""
     return _OF_DEVICES.setdefault(backend, Crashes())
 
@@ -231,7 +231,7 @@ class Runner:
         # Nor is a visit cut short that starts anew, because nothing of it would count.
         deadline = self.deadline if self._has_figure and not step.regime.visit_takes else None
         rule = replace(step.rule, deadline=deadline)
-        failed, crashes = failed_row(step), crashes_of(self.backend)
+        failed, crashes = failed_row(step), find_crashes(self.backend)
         if reason := crashes.reason_against(failed):
             return replace(failed, reason=reason)
         crashes.keep(replace(failed, reason=CRASHED))

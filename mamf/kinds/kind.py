@@ -76,7 +76,7 @@ class Kind(ABC):
         """The strategy that measures the plan."""
 
     def count_left(self, setup: Setup) -> int:
-        """How many steps have no row, or how many ceilings are not confirmed."""
+        """Count the steps without a row, or the ceilings that are not confirmed."""
         return len(setup.steps)
 
     def is_cut_short(self, setup: Setup, left_out: int) -> bool:

@@ -218,7 +218,7 @@ def _is_steady(device: Device, figure: str) -> bool:
 
 
 class Shortfall(NamedTuple):
-    """How far a figure is below its reference, as a share of the reference, and the maximum that is allowed."""
+    """A figure below its reference. ``share``: the difference divided by the reference. ``limit``: the allowed share."""
 
     figure: str
     share: float

@@ -125,7 +125,7 @@ class Profile:
 
     @property
     def usual_seconds(self) -> float:
-        """The duration of as many steps as were profiled: without the profiler if that was timed, else with it."""
+        """The profiled steps times the duration of a step without the profiler or, if that was not timed, with it."""
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property

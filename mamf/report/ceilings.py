@@ -126,7 +126,7 @@ def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
 
 
 def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()) -> Iterator[str]:
-    """What is known of each regime of the plan without a confirmed ceiling."""
+    """Say what is known about each regime of the plan that has no confirmed ceiling."""
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"  # else the table says it

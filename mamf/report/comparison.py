@@ -66,7 +66,7 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
 
 
 def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
-    """For people the fields that vary and the figures; for csv and json what ``Comparison.rows`` gives."""
+    """Return the columns: for tables, the fields that vary and the figures; for csv and json, ``Comparison.rows``."""
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = unit_of(pairs)
@@ -128,7 +128,7 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
-    """What is compared, what differs beside the figures, and what all rows have in common."""
+    """Say which runs are compared, what differs besides the figures, and which fields are the same in all rows."""
     first, varied = comparison.pairs[0], {*varying(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
@@ -163,7 +163,7 @@ def percent_of(share: float) -> str:
 
 
 def together_line(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """What all rows of a regime say together, and the smallest loss of all that would have been found."""
+    """Say how all rows of a regime changed together, and the smallest loss that the test would have found."""
     interval, threshold = each.interval, f"more than {percent_of(POOLED_SHARE * tolerance)}"
     figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
     if interval.high < 1:
@@ -188,7 +188,7 @@ def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def slower_line(comparison: Comparison, tolerance: float) -> str:
-    """What is slower, if anything is."""
+    """Say which rows or regimes are slower, if any are."""
     together = ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance))
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
@@ -209,7 +209,7 @@ def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
 
 
 def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """What json holds beside the rows."""
+    """Return what JSON contains besides the rows."""
     return {
         "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
         "b": {"log": comparison.names[1], "tier": comparison.b.tier, "header": comparison.b.header},
@@ -264,7 +264,7 @@ def describe_row(row: JudgedRow) -> str:
 
 
 def describe_outcome(row: JudgedRow) -> str:
-    """What was found for a row."""
+    """Describe the outcome of a row with its figures."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
@@ -290,8 +290,8 @@ def guard_document(found: GuardResult) -> Document:
 
 
 def junit(found: GuardResult, suite: str, seconds: float) -> str:
-    """A suite with a test for each row: regressions fail, rows without a figure are errors, undecided and new rows are
-    skipped.
+    """Return a JUnit test suite with a test for each row: regressions fail, rows without a figure are errors, and
+    undecided and new rows are skipped.
     """
     counts = found.counts()
     top = ElementTree.Element(

@@ -54,7 +54,7 @@ def rate_text(rate: float, unit: str) -> str:
 
 
 def work_line(works: Iterable[Work]) -> str:
-    """What the works count, each part once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
+    """Say which FLOP and bytes are counted, eachonce: ``counted: 2*M*N*K; A and B read, C written, once each``."""
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
@@ -170,7 +170,7 @@ def machine_line(header: Mapping[str, Any]) -> str:
 
 
 def end_line(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
-    """How a run ended: its status and why, what was measured and what is left."""
+    """Say how a run ended: its status and the reason, how much was measured and how much is left."""
     if summary is None:
         return "killed: the log has no summary; resume it"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
@@ -229,7 +229,7 @@ class Table(Generic[RowT]):
     - ``rows``: all rows, for csv and json. ``shown``: those for people, best first; None for all.
     - ``top``: how many of ``shown`` people see; None for all.
     - ``key``: the key in json. Tables with one key are one list in json, and one table in csv.
-    - ``remarks``: what a reader must know beside the figures of a row; listed once below the table, by ``label``.
+    - ``remarks``: what a reader must know besides the figures of a row; listed once below the table, by ``label``.
     """
 
     columns: Sequence[Column[RowT]]
@@ -295,7 +295,7 @@ Block = Lines | Table[Any]
 class Document:
     """A report.
 
-    - ``data``: what json holds beside the tables, such as the header and the summary of a log.
+    - ``data``: what JSON contains besides the tables, such as the header and the summary of a log.
     - ``main``: the key of the tables that csv holds; by default that of the first table.
     - ``title``: the title of an html page.
     """

@@ -1,4 +1,4 @@
-"""Imported runs of mamf-finder: their figures as printed, labelled as legacy, also beside another run."""
+"""Imported runs of mamf-finder: their figures as printed, labeled as legacy, also beside another run."""
 
 from __future__ import annotations
 

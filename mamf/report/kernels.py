@@ -191,7 +191,7 @@ class _Part:
     phases: tuple[str, ...]
 
     def columns(self) -> list[Column[tuple[Any, _Phases]]]:
-        """Of a step and its phases."""
+        """Return the columns of this part, for rows of a step and its phases."""
         return [
             Column(f"{self.name}_ms", f"{self.name} ms", lambda each: self.ms(each[1]), "{:.4g}".format),
             Column(f"{self.name}_half_width_ms", "+-ms", lambda each: self.half_width_ms(each[1]), "{:.2g}".format, 2),

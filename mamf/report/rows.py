@@ -159,7 +159,7 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 
 
 def group_title(row: Measurement) -> str:
-    """What rows of a regime and a problem have in common."""
+    """Return the title of the rows of a regime and a problem."""
     return described_title(row.regime, row.problem)
 
 
@@ -221,7 +221,7 @@ def failure(row: Measurement) -> str:
 
 
 def failure_lines(rows: Iterable[Measurement]) -> list[str]:
-    """How many rows of a kernel have no figure, by status, and why the first has none."""
+    """Say for each kernel and status how many rows have no figure, and why the first has none."""
     found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
         f"{label(first)}{f' and {len(others)} more' if others else ''}: {failure(first)}"
@@ -230,7 +230,7 @@ def failure_lines(rows: Iterable[Measurement]) -> list[str]:
 
 
 def remarks(row: Measurement, shares: Shares) -> list[str]:
-    """What a reader must know about a row beside its figures."""
+    """Return what a reader must know about a row besides its figures."""
     is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
     aside = len(row.implausible_samples)
     parts = [
@@ -356,7 +356,7 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
 
 
 def drift_lines(visits: Sequence[Measurement]) -> Iterator[str]:
-    """How far the figures of each reference of a regime lie apart, on each device that visited it more than once."""
+    """Say how much the figures of each reference drifted, on each device that visited it more than once."""
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
     for (device, _, shape, _), rows in groups.items():
         if len(rows) > 1:

@@ -204,7 +204,7 @@ class Shares:
         ]
 
     def remarks(self, row: Measurement) -> Iterator[str]:
-        """What a reader must know about the shares of a row."""
+        """Yield remarks that a reader needs to understand the shares of a row."""
         for dtype in str(row.details.get("product_dtypes", "")).split():
             other = find_rate(self.ceilings, dtype, row.regime)
             if other is not None and other.interval.is_known and row.ok:
@@ -249,7 +249,7 @@ class Shares:
 
 
 def known_ceiling_lines(known: Iterable[Rate]) -> list[str]:
-    """What MAMFU is a share of."""
+    """Say which ceilings MAMFU refers to."""
     return [
         f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
         for each in known

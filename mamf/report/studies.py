@@ -160,7 +160,7 @@ def _timer(row: Measurement | None) -> str:
 
 
 def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
-    """What real data cost, which is said only if the intervals of both rates lie apart."""
+    """Say what real data cost, but only if the intervals of the two rates do not overlap."""
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
@@ -228,7 +228,7 @@ def change_cell(change: float) -> str:
 
 
 def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
-    """What is left of the datasheet's peak, and the step that costs most."""
+    """Say how much of the datasheet's peak is left, and which step costs most."""
     known = [(step.name, step.tflops) for step in steps if step.tflops is not None]
     if not known:
         return []
@@ -283,7 +283,10 @@ def _measured_bar(label: str, name: str, row: Measurement) -> Stack:
 
 @dataclass(frozen=True)
 class Pair:
-    """``rows``: by what is timed and whether it is alone."""
+    """A matmul and other work, each measured alone and while both run.
+
+    ``rows``: by the work that is timed and whether it runs alone.
+    """
 
     rows: Mapping[tuple[str, bool], Measurement]
 
@@ -292,16 +295,16 @@ class Pair:
         return self.rows[PRODUCTS, False]
 
     def kept(self, timed: str) -> float:
-        """The share of its rate alone that a work has while both run."""
+        """The rate of a work while both run, divided by its rate alone."""
         return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
 
     def half_width(self, timed: str) -> float:
-        """Of the interval of ``kept``, as a share of it."""
+        """The half width of the interval of ``kept``, relative to ``kept``."""
         return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
 
     def step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
-        """Seconds of a step of so many FLOP and bytes (of the other work's buffer): both at once until one is done,
-        then the rest of the other alone; and one after the other.
+        """Predict the seconds of a step with ``flop`` and ``nbytes`` (of the other work's buffer). The first prediction
+        runs both at once until one is done, then the rest of the other alone; the second runs one after the other.
         """
         amounts = {PRODUCTS: flop / self.together.flop, OTHER: nbytes / self.together.shape.nbytes}
         alone, both = (
@@ -312,7 +315,7 @@ class Pair:
 
     @property
     def size(self) -> str:
-        """Of the other work's buffer."""
+        """The size of the other work's buffer."""
         return str(BandwidthShape(self.together.shape.nbytes))
 
     @property
@@ -403,7 +406,7 @@ def overlap_document(
 
 
 def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
-    """What both works of each pair keep of their rates. Raises UsageError if no pair has figures."""
+    """Draw how much of its rate each work of a pair keeps. Raises UsageError if no pair has figures."""
     pairs = pairs_of(rows)
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both works")

@@ -195,7 +195,7 @@ class Sustained(Regime):
         for block in blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # Find the first tick, and each that may be the last of the visit. Search in every second block only,
+            # Search for the first tick, and for all that may be the visit's last, but only in every second block,
             # because the host may fall behind during a search.
             is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)

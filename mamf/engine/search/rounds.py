@@ -275,7 +275,7 @@ class Confirmation:
     def _affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """The best candidates so far, as many as the budget allows ``rounds`` more rounds for."""
+        """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)

@@ -42,7 +42,7 @@ from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, f
 class GuardStrategy(RowsStrategy):
     """Visits every row once, then visits rows in doubt again, up to the plan's rounds.
 
-    ``baseline``: its entries by key; None makes a baseline, and then every row goes through all rounds.
+    ``baseline``: the baseline's entries by key. None: measure a new baseline, with every row in all rounds.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class TorchAttention(AttentionKernel):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Return what a row should record of a launch, such as the kernel that a dispatcher chose, or the sparsity."""
+        """Return what to record in a row about a launch, such as the sparsity or the kernel that a dispatcher chose."""
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:

@@ -155,7 +155,7 @@ def load() -> Library | Unavailable:
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _KNOWN_MAJORS:
         version, known = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_KNOWN_MAJORS)))
-        return Unavailable(f"cuBLASLt {version} is unknown; known are {known}", "use the kernel torch.mm")
+        return Unavailable(f"cuBLASLt {version} is not supported, only versions {known}", "use the kernel torch.mm")
     return library
 
 

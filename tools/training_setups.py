@@ -458,12 +458,12 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
 
 
 def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, float], Stopwatch]:
-    """Train on each batch once. ``options``: of Lightning's Trainer."""
+    """Train on each batch once, on every rank. ``options``: of Lightning's Trainer."""
     import lightning
 
     from mamf.integrations.lightning import MamfuCallback
 
-    steps = len(batches)
+    steps, ranks = len(batches), int(os.environ.get("WORLD_SIZE", 1))
     watch = Stopwatch(_WARM_UP, steps)
 
     class Timer(lightning.Callback):  # type: ignore[misc]
@@ -471,11 +471,11 @@ def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, 
             watch.step(others[-1] + 1)
 
     run = lightning.Trainer(
-        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), max_epochs=1,
+        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, max_epochs=1,
         log_every_n_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METERED)], **options,
     )  # fmt: skip
-    run.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
+    run.fit(module, torch.utils.data.DataLoader([*batches] * ranks, batch_size=None))  # Lightning splits it by ranks
     return {name: float(each) for name, each in run.callback_metrics.items()}, watch
 
 

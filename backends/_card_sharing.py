@@ -134,7 +134,7 @@ def partition_of(address: str | None) -> str | None:
 def amd_processes(sensors: Any) -> str | None:
     """Return "other processes" if any have memory on the card, otherwise None. ``sensors``: AmdSmiSensors, or None.
 
-    Also None if amdsmi does not list this process, as in a container with its own pids: others cannot be told apart.
+    Also None if amdsmi does not list this process, as in a container with its own pids, so others are unknown.
     """
     processes = (sensors and sensors.ask(sensors.smi.amdsmi_get_gpu_process_list)) or []
     pids = {process["pid"] for process in processes if process["mem"]}

@@ -196,7 +196,7 @@ class CudaBackend(StreamedBackend):
 
 @cache
 def _cublas() -> dict[str, str]:
-    """Return the version of the cuBLAS package, because the same torch can run with several. Empty if there is none."""
+    """Return the version of the cuBLAS package, because the same torch can run with several. Empty without one."""
     major = str(torch.version.cuda).split(".")[0]
     found = version_in_use("nvidia-cublas") or version_in_use(f"nvidia-cublas-cu{major}")
     return {"cublas": found} if found else {}

@@ -15,6 +15,7 @@ import shlex
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -37,6 +38,7 @@ _HEADS = {
     "head_dims": "d",
     "cache_len": "cache",
     "page_size": "pages of",
+    "timed": "of",
 }
 _FENCE = "```"
 SIMULATED = "mamf.testing:SimulatedBackend"
@@ -92,6 +94,8 @@ def field(row: Measurement, name: str) -> str:
         raise FigureError(f"a row of {row.operation} has no field {name!r}")
     if name == "causal":
         return "causal" if value else "full"
+    if name == "timed":
+        return "matmul" if value == "products" else row.problem.other
     return str(value)
 
 
@@ -100,9 +104,10 @@ _ORDER = {"fwd": 0, "bwd": 1}
 
 
 def natural(text: str) -> tuple[int, float, str]:
-    """Numbers by value, directions as they follow one another, all else by name."""
+    """Numbers and sizes by value, directions as they follow one another, all else by name."""
     found = re.match(r"\d+(?:\.\d+)?", text)
-    return _ORDER.get(text, -1), float(found[0]) if found else 0.0, text
+    scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
+    return _ORDER.get(text, -1), float(found[0]) * 1024.0**scale if found else 0.0, text
 
 
 def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:
@@ -123,11 +128,20 @@ def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     return known_share(row, log.known_ceilings) if share is None else share
 
 
+def share_kept(row: Measurement, log: RunLog) -> float:
+    """The rate of a row of ``mamf overlap`` divided by the rate of the same work alone."""
+    problem = replace(row.problem, alone=True)
+    return row.best_rate / next(
+        each.best_rate for each in log.measurements if (each.problem, each.shape) == (problem, row.shape)
+    )
+
+
 #: What a row can show, by name.
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "rate": lambda row, log: significant(row.best_rate),
     "GB/s": lambda row, log: significant(1000 * row.best_rate),
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
+    "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
     "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).mbu(row)),
@@ -342,20 +356,15 @@ class _Terminal(io.StringIO):
 
 
 def terminal_table(words: Sequence[str]) -> str:
-    """What a command prints of logs on a terminal of 80 columns; ``lines=8`` shows only the first lines."""
-    limits = [word for word in words if word.startswith("lines=")]
+    """What a command prints of logs on a terminal of 80 columns; ``lines=8`` shows only the first lines, and
+    ``last=3`` only the last ones.
+    """
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
-        shown = _output([word for word in words if word not in limits], _Terminal())
-    lines = shown.splitlines(keepends=True)
-    for limit in limits:
-        lines[int(limit.removeprefix("lines=")) + 1 : -1] = ["...\n"]
-    return "".join(lines)
+        return _output(words, _Terminal())
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``). With ``last=9`` only the first line and the last nine
-    lines.
-    """
+    """What a command prints of logs (``mamf show LOG --top 5``), shortened by ``lines=`` and ``last=`` as on a terminal."""
     return _output(words, io.StringIO())
 
 
@@ -364,9 +373,10 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
     with contextlib.redirect_stdout(text):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in paths])
     shown = text.getvalue().replace(f"{ROOT}/", "")
-    if last := int(options.get("last", "0")[0]):
+    if options:
+        first, last = (int(options.get(name, ["0"])[0]) for name in ("lines", "last"))
         lines = shown.splitlines(keepends=True)
-        shown = "".join([lines[0], "...\n", *lines[-last:]])
+        shown = "".join([*lines[: first or 1], "...\n", *lines[len(lines) - last :]])
     if not shown:
         raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
     return f"{_FENCE}\n{shown}{_FENCE}\n"

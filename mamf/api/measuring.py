@@ -89,7 +89,7 @@ def _name_keywords(call: Callable[_Parameters, _Value]) -> Callable[_Parameters,
 
 def _unknown_keyword(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
-    nearest = f"; did you mean {close[0]!r}?" if close else ""
+    nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 

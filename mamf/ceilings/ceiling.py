@@ -376,7 +376,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
     )
     if not same:
-        other = "another card with that name" if ceiling.device == info.name else ceiling.device
+        other = "another device with that name" if ceiling.device == info.name else ceiling.device
         raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
 
 

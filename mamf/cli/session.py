@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mamf.backend import Advice, Backend, describe_sharing
 from mamf.cli.terminal import note_stream, print_document, say, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.plans import FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
+from mamf.plans import BURST, CEILINGS, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
 if TYPE_CHECKING:
-    from mamf.backend import Advice, Backend
     from mamf.engine.runner import Named, Setup, Strategy
     from mamf.kinds.driver import Resumed
     from mamf.kinds.kind import View
@@ -55,7 +55,6 @@ def run_kernels(
 
 def _require_effect(options: argparse.Namespace) -> None:
     """Raises UsageError for an option that has no effect on the run."""
-    from mamf.plans import BURST, CEILINGS, CLASSIC
 
     of_regimes = {"no_flush": BURST, "num_iterations": CLASSIC, "num_warmup_iterations": CLASSIC}
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
@@ -259,7 +258,6 @@ class Session:
 
     def _finish(self, code: int) -> int:
         """Print the report of the log and warnings about the run; return the exit code."""
-        from mamf.backend import describe_sharing
         from mamf.logs.recording import describe_shift
         from mamf.logs.run_log import read_run_log
 

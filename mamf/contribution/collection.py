@@ -123,11 +123,11 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     rows = [row for row in log.measurements if row.ok]
     of = operation_called(plan.operation)
     if of.has_shares and not of.has_memory_shares:
-        own = (row for row in rows if row.operation == plan.operation and not row.is_reference)
-        shares = ((row, mamfu(row, log.all_ceilings)) for row in own)
+        measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
+        shares = ((row, mamfu(row, log.all_ceilings)) for row in measured)
         return [_make_rate(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
-    found = [_make_rate(log, place, OTHERS, row) for row in rows if not row.phase]
-    return found + [_make_rate(log, place, OTHERS, *each) for each in _pair_with_rows(log, log.own_ceilings)]
+    rates = [_make_rate(log, place, OTHERS, row) for row in rows if not row.phase]
+    return rates + [_make_rate(log, place, OTHERS, *each) for each in _pair_with_rows(log, log.own_ceilings)]
 
 
 def _make_rate(
@@ -269,12 +269,12 @@ def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
     ceiling with fresh samples.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
-    found = []
+    chosen = []
     for group in groups.values():
         kind = [entry for entry in group if entry.is_ceiling] or group
-        found.append((max(kind, key=lambda entry: entry.rate), kind))
+        chosen.append((max(kind, key=lambda entry: entry.rate), kind))
     order = list(NAMES)
-    return sorted(found, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
+    return sorted(chosen, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 
 def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
@@ -297,7 +297,7 @@ def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False)
 
 
 def select_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
-    """Select the highest ceiling, or if there is none the best row, per operation, regime, problem and accelerator."""
+    """Select the highest ceiling, or without one the best row, per operation, regime, problem and accelerator."""
     keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
     return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]

@@ -131,18 +131,18 @@ def _known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSourc
     # Without its backend it is unknown which fp8 format the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILINGS if each != regime)
-    found = [
-        _first(_find_highest_contributed(device, regime, each) for each in dtypes),
+    sources = [
+        _first(_find_max_contributed(device, regime, each) for each in dtypes),
         _first(_find_published(device, each) for each in dtypes),
         _first(_describe_datasheet_rate(listed_peak(device.device, each), device.name, each) for each in dtypes),
-        _first(_find_highest_contributed(device, other, each) for each in dtypes),
+        _first(_find_max_contributed(device, other, each) for each in dtypes),
     ]
-    known = [each for each in found if each and source in (None, each.source)]
+    known = [each for each in sources if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
 
 
-def _first(found: Iterable[Rate | None]) -> Rate | None:
-    return next(filter(None, found), None)
+def _first(candidates: Iterable[Rate | None]) -> Rate | None:
+    return next(filter(None, candidates), None)
 
 
 def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
@@ -226,7 +226,7 @@ def _contributed_rates_for(names: Collection[str], dtype: str, regime: str) -> l
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
-def _find_highest_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
+def _find_max_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
     rows = _contributed_rates_for(device.names, dtype, regime)
     return _with_origin(max(rows, key=lambda row: row.rate)) if rows else None
 

@@ -80,8 +80,8 @@ def legacy_file_name(run: FinderRun) -> str:
 
 def is_at_place(actual: Path, place: Path) -> bool:
     """Return whether ``actual`` is ``place`` or, if several runs began in the same second, ``place`` with a number."""
-    own = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
-    return own is not None and actual.with_stem(place.stem) == place
+    numbered = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
+    return numbered is not None and actual.with_stem(place.stem) == place
 
 
 def format_start(iso: str) -> str:
@@ -195,16 +195,16 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     reviews: dict[Path, Review] = {}
     owners: dict[int, Path] = {}
     for path in paths:
-        found = review_log(path, seen)
+        result = review_log(path, seen)
         place, more = path.relative_to(root), []
-        if found.place is not None and not is_at_place(place, found.place):
-            more.append(Finding("misplaced", f"move it to {root.name}/{found.place}"))
-        if copied := {owners.setdefault(each, place) for each in found.samples} - {place}:
+        if result.place is not None and not is_at_place(place, result.place):
+            more.append(Finding("misplaced", f"move it to {root.name}/{result.place}"))
+        if copied := {owners.setdefault(each, place) for each in result.samples} - {place}:
             more.append(Finding("duplicate", f"has the same samples as {min(copied)}: remove one of the two logs"))
-        reviews[path] = replace(found, findings=(*found.findings, *more))
+        reviews[path] = replace(result, findings=(*result.findings, *more))
     for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):
-        found = reviews.get(path, Review(path, ()))
-        reviews[path] = replace(found, findings=(*found.findings, finding))
+        result = reviews.get(path, Review(path, ()))
+        reviews[path] = replace(result, findings=(*result.findings, finding))
     return list(reviews.values())
 
 
@@ -212,20 +212,20 @@ def review_strays(root: Path, files: Iterable[Path]) -> list[Review]:
     """Review the files in a results folder that do not belong there: neither logs nor files that mamf writes."""
     written = {root / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
     strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
-    found = Finding("misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove it")
-    return [Review(path, (found,)) for path in strays]
+    misplaced = Finding("misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove it")
+    return [Review(path, (misplaced,)) for path in strays]
 
 
-def find_free_place(found: Review, root: Path) -> Path:
+def find_free_place(review: Review, root: Path) -> Path:
     """Return the first free path for a log in the results folder ``root``. Raises UsageError if the run is already
     there, or if the log is too broken to have a place.
     """
-    if found.place is None:
-        raise UsageError(f"{found.path} has no place in {root.name}/: 'mamf results check' says why")
-    for target in (root / place for place in numbered(found.place)):
+    if review.place is None:
+        raise UsageError(f"{review.path} has no place in {root.name}/: 'mamf results check' says why")
+    for target in (root / place for place in numbered(review.place)):
         if not target.exists():
             break
-        if review_log(target).samples & found.samples:
+        if review_log(target).samples & review.samples:
             raise UsageError(f"this run is already in {target}: submit each run once")
     return target
 
@@ -233,11 +233,11 @@ def find_free_place(found: Review, root: Path) -> Path:
 # -- as a report -------------------------------------------------------------------------------------------------------
 
 
-def format_findings(found: Review, with_warnings: bool = True) -> list[str]:
+def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
     """Format each finding as one line."""
     return [
-        f"{found.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
-        for each in found.findings
+        f"{review.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
+        for each in review.findings
         if with_warnings or not each.is_warning
     ]
 

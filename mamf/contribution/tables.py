@@ -265,12 +265,12 @@ def contributed_csv(collection: Collection) -> str:
     ]
     groups = group_pairs(((entry.device, *_build_key(entry), entry.dtype, entry.regime), entry) for entry in kept)
     rows = []
-    for (device, units, watts, dtype, regime), found in sorted(groups.items()):
-        fastest = sorted(found, key=lambda entry: entry.rate, reverse=True)
+    for (device, units, watts, dtype, regime), group in sorted(groups.items()):
+        fastest = sorted(group, key=lambda entry: entry.rate, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHAPES]
         assert best.interval is not None, "entries without an interval were dropped above"
         cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
-        clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in found)
+        clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in group)
         rows.append(
             {
                 "device": device,

@@ -1,1 +1,1 @@
-"""Integrations that need torch or a training library. These are imported only here, and only when used."""
+"""Integrations with training loops. They import torch or a training library, so they are imported only when used."""

@@ -50,11 +50,11 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
     """Count the FLOP that another program runs between ``start`` and ``stop``. Raises nothing into that program."""
 
     def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=_formulas())
+        super().__init__(display=False, custom_mapping=_make_formulas())
         self._flop, self._running_optimizers, self._stack = 0.0, 0, ExitStack()
 
     def start(self) -> None:
-        self._stack.enter_context(_as_written())
+        self._stack.enter_context(_run_counted_operations())
         for register, change in (
             (register_optimizer_step_pre_hook, 1),
             (register_optimizer_step_post_hook, -1),
@@ -82,7 +82,7 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
+def _run_counted_operations() -> Iterator[None]:
     """Make torch run operations that its counter knows.
 
     Without gradients torch would run attention and encoder layers as one fused operation each, which the counter does
@@ -98,14 +98,14 @@ def _as_written() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(usual)
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
+def _make_formulas() -> dict[Any, Callable[..., int]]:
     """Return formulas for what torch's own do not cover.
 
     These are some matmuls, attention on CPUs, and before torch 2.13 attention with fewer key heads than query heads.
     """
     formulas: dict[str, Callable[..., int]] = {name: _product(first) for name, first in _PRODUCTS.items()}
     for name in _FUSED:
-        formulas |= {name: _forward, f"{name}_backward": _backward}
+        formulas |= {name: _count_forward, f"{name}_backward": _count_backward}
     formulas["convolution_backward"] = _convolution_backward
     return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
 
@@ -115,16 +115,16 @@ def _product(first: int) -> Callable[..., int]:
     return lambda *shapes, **_: product_flop(shapes[first], shapes[first + 1])
 
 
-def _forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
+def _count_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
     """FLOP of Q K^T and P V, forward. Shapes are (batch, heads, tokens, head dimension)."""
-    return 2 * _pairs(query, key) * (query[-1] + value[-1])
+    return 2 * _count_pairs(query, key) * (query[-1] + value[-1])
 
 
-def _backward(
+def _count_backward(
     _: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *__: object, **___: object
 ) -> int:
     """FLOP of the recomputed scores and of the gradients of scores, values, queries and keys."""
-    return 2 * _pairs(query, key) * (3 * query[-1] + 2 * value[-1])
+    return 2 * _count_pairs(query, key) * (3 * query[-1] + 2 * value[-1])
 
 
 def _convolution_backward(
@@ -136,7 +136,7 @@ def _convolution_backward(
     return 2 * positions * math.prod(weight[1:]) * int(sum(wanted[:2]))
 
 
-def _pairs(query: Sequence[int], key: Sequence[int]) -> int:
+def _count_pairs(query: Sequence[int], key: Sequence[int]) -> int:
     """Count the pairs of a query and a key, over all batches and query heads."""
     batch, heads, queries, _ = query
     return batch * heads * queries * key[-2]

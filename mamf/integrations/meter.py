@@ -28,9 +28,9 @@ Flops = float | Mapping[str, float]
 #: A ceiling: FLOP/s, or a Rate.
 AnyCeiling = float | Rate
 _NAN = math.nan
-#: No device is this slow or this fast (FLOP/s): a ceiling outside these bounds is in another unit.
+#: Limits for a ceiling in FLOP/s. No device is slower or faster, so a ceiling outside is in another unit.
 _MIN_CEILING, _MAX_CEILING = 1e9, 1e18
-_LEAST = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
+_MIN_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -48,8 +48,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         canonical_name(dtype)
         _require_amount("flops_per_step", each)
     _require_amount("tokens_per_step", given.get("tokens_per_step", 1))
-    for name in _LEAST.keys() & given.keys():
-        whole_number(name, given[name], _LEAST[name])
+    for name in _MIN_VALUES.keys() & given.keys():
+        whole_number(name, given[name], _MIN_VALUES[name])
     if given.get("world_size", 1) % given.get("model_parallel", 1):
         raise UsageError(f"model_parallel {given['model_parallel']} must divide world_size")
     ceiling_flops(given.get("ceiling", TERA))
@@ -162,7 +162,7 @@ class Meter:
     ) -> None:
         check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
         self.backend = resolve_backend(backend)
-        self.dtype = self._name(dtype or self.backend.default_dtype)
+        self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel
         self._given = None if ceiling is None else ceiling_flops(ceiling)
@@ -173,7 +173,7 @@ class Meter:
                 raise UsageError("give a meter either model= with sequence_length=, or flops_per_step=")
             self._per_token = model_flops(model).per_token(sequence_length, causal) * self._share
         self._lock = threading.RLock()
-        self._speeds: dict[str, tuple[float, float]] = {}
+        self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}
         self._warned: set[str] = set()
         self._loop = 0
         self._number = 0
@@ -182,13 +182,13 @@ class Meter:
         self._unread: _Step | None = None
         self._read, self._steps_read = [0.0] * 7, 0
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
-            self._speed(self._name(name))
+            self._find_peak_and_ceiling(self._resolve_dtype(name))
 
     def __repr__(self) -> str:
         return f"<Meter: {self.dtype}, {self._number} steps>"
 
     def begin(self) -> None:
-        """Say that the data of the next step are ready: the time since the last step counts as waiting."""
+        """Mark that the data of the next step are ready. The time since the last step counts as waiting."""
         with self._lock:
             if self._is_own_loop():
                 self._begun = self._mark()
@@ -214,7 +214,7 @@ class Meter:
             if start is not None and self._number > self.warmup_steps:
                 if tokens is None and self._tokens is not None:
                     tokens = self._tokens * self.accumulation
-                work = functools.partial(self._work, tokens, samples, flops, self.accumulation)
+                work = functools.partial(self._compute_work, tokens, samples, flops, self.accumulation)
                 self._unread = _Step(self._number, (start, self._begun, end), work)
             self._end, self._begun = end, None
             return figures
@@ -228,16 +228,16 @@ class Meter:
             start, begun, end = step.marks
             if self._has_events:
                 self.backend.wait(end)
-            between = _NAN if begun is None else self._seconds(start, begun)
-            sums = (self._seconds(start, end), between, *step.work())
+            between = _NAN if begun is None else self._seconds_between(start, begun)
+            sums = (self._seconds_between(start, end), between, *step.work())
             self._read = [before + own for before, own in zip(self._read, sums, strict=True)]
             self._steps_read += 1
-            return self._figures(step.number, 1, *sums)
+            return self._make_figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
         with self._lock:
-            return self._figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
+            return self._make_figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
 
     def reset(self) -> None:
         """Forget the steps so far, so that ``mean`` starts from zero."""
@@ -274,17 +274,17 @@ class Meter:
         # On a host-timed backend, mark() would synchronize.
         return self.backend.mark() if self._has_events else self.backend.now()
 
-    def _seconds(self, start: Any, end: Any) -> float:
+    def _seconds_between(self, start: Any, end: Any) -> float:
         return self.backend.seconds_between(start, end) if self._has_events else float(end - start)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def _work(
+    def _compute_work(
         self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, passes: int
     ) -> tuple[float, ...]:
-        """Return the work of a step, as ``_Step.work`` does."""
+        """Compute the work of a step, in the form that ``_Step.work`` returns."""
         if flops is None and self._per_token:
-            flops, passes = _known(tokens) * self._per_token, 1
+            flops, passes = _to_number(tokens) * self._per_token, 1
         elif flops is None:
             flops = self._flops
         else:
@@ -292,14 +292,14 @@ class Meter:
         by_dtype = flops if isinstance(flops, Mapping) else {self.dtype: flops}
         total = at_peak = at_ceiling = 0.0
         for name, each in by_dtype.items():
-            flop, (peak, ceiling) = _known(each) * passes, self._speed(self._name(name))
+            flop, (peak, ceiling) = _to_number(each) * passes, self._find_peak_and_ceiling(self._resolve_dtype(name))
             total, at_peak, at_ceiling = total + flop, at_peak + flop / peak, at_ceiling + flop / ceiling
-        return _known(tokens), _known(samples), total, at_peak, at_ceiling
+        return _to_number(tokens), _to_number(samples), total, at_peak, at_ceiling
 
-    def _name(self, dtype: str) -> str:
+    def _resolve_dtype(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonical_name(dtype))
 
-    def _figures(
+    def _make_figures(
         self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float
     ) -> StepFigures:
         if seconds <= 0:
@@ -317,9 +317,9 @@ class Meter:
 
     # -- peaks and ceilings ------------------------------------------------------------------------------------------
 
-    def _speed(self, dtype: str) -> tuple[float, float]:
+    def _find_peak_and_ceiling(self, dtype: str) -> tuple[float, float]:
         """Return FLOP/s of the datasheet and of the ceiling in a dtype; NaN if unknown."""
-        if dtype not in self._speeds:
+        if dtype not in self._peaks_and_ceilings:
             listed, ceiling = datasheet_peak(self.backend.info, dtype), self._given
             if ceiling is None:
                 try:
@@ -328,11 +328,11 @@ class Meter:
                     ceiling = _NAN
                     if not self._warned:
                         self._warn(f"MAMFU is NaN: {error}")
-            self._speeds[dtype] = (listed.flops if listed else _NAN, ceiling)
-        return self._speeds[dtype]
+            self._peaks_and_ceilings[dtype] = (listed.flops if listed else _NAN, ceiling)
+        return self._peaks_and_ceilings[dtype]
 
 
-def _known(count: Any) -> float:
+def _to_number(count: Any) -> float:
     try:
         number = float(count)
     except (TypeError, ValueError):

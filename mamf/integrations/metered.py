@@ -1,4 +1,4 @@
-"""What the callbacks share. They check options when created, log every figure that is known, and never stop a training.
+"""The base of the callbacks, which check options when created, log all known figures, and never stop a training.
 
 A batch may be a mapping, a named tuple, a dataclass, or a list of these. Its tokens are the tensor with a name such as
 ``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). Its samples are the first
@@ -31,7 +31,7 @@ from mamf.text import visible
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback does not take, because it finds the values itself.
 _FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: The largest number of steps that torch counts; lengths that differ by less than this share count as the same.
+#: How many steps torch counts at most; the relative difference below which two lengths count as the same.
 _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
 
@@ -84,7 +84,7 @@ class MeteredCallback:
         self.training: Any = None
 
     def start(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
-        """Start metering. ``model``: the object that has the configuration. ``module``: all that is trained."""
+        """Start metering. ``model``: the object with the configuration. ``module``: the whole module to train."""
         self.close()
         self.training = MeteredTraining(model, module, defaults | self.options, self.amounts, is_compiled)
 
@@ -104,8 +104,8 @@ class _Counts:
     def __init__(self) -> None:
         self._known: dict[float, float] = {}
 
-    def needs(self, length: float) -> bool:
-        """Whether a step with this mean length must be counted."""
+    def needs_count(self, length: float) -> bool:
+        """Return whether a step with this mean length must be counted."""
         known = self._known
         if not known or len(known) >= _MAX_COUNTS:
             return not known
@@ -152,7 +152,7 @@ class _Work:
 
 
 class MeteredTraining:
-    """A training and its meter. The FLOP of a step come from a formula; without one, torch counts a few steps.
+    """Meters one training. The FLOP of a step come from a formula; if there is none, torch counts them in a few steps.
 
     ``options``: those of Meter. ``amounts``: ``tokens`` and ``samples`` of MeteredCallback. FLOP by formula are divided
     by ``model_parallel``.
@@ -178,24 +178,24 @@ class MeteredTraining:
         try:
             self._formula = model_flops(model)
         except Exception as error:  # an object that looks like a configuration may raise anything
-            self._count(describe_error(error).partition(":")[0])
+            self._switch_to_counting(describe_error(error).partition(":")[0])
         if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
             if self._formula.encoder is None:
                 self._gradients = Gradients(module, self._formula, self._is_compiled)
             else:
-                self._count("some layers are frozen")
+                self._switch_to_counting("some layers are frozen")
 
     def warn_once(self, line: str) -> None:
         if line not in self._warned:
             self._warned.add(line)
             warn(line)
 
-    def _count(self, reason: str) -> None:
-        """Let torch count the FLOP of steps, if it can. ``reason``: why there is no formula."""
+    def _switch_to_counting(self, reason: str) -> None:
+        """Let torch count the FLOP of steps if possible. ``reason``: why the formula is not used."""
         self._formula = None
         obstacle = "counting would run a compiled model uncompiled" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
-            obstacle = "a count cannot tell this rank's share"
+            obstacle = "torch cannot count the share of one rank"
         self._is_counting = not obstacle
         if obstacle:
             self.warn_once(f"TFLOPS are not logged: {reason}, and {obstacle}; give flops_per_step=")
@@ -219,13 +219,13 @@ class MeteredTraining:
         found = read_pass(batch, *self._given)
         is_first = not self._work.passes
         self._work.add(found)
-        if self._formula is not None and not (found.sequences or self._fixed_length(found)):
-            self._count("no tokens were found in a batch")
-        if self._is_counting and is_first and self._counts.needs(self._work.length):
+        if self._formula is not None and not (found.sequences or self._find_fixed_length(found)):
+            self._switch_to_counting("no tokens were found in a batch")
+        if self._is_counting and is_first and self._counts.needs_count(self._work.length):
             self._counter = StepCounter()
             self._counter.start()
 
-    def _fixed_length(self, found: Pass) -> list[tuple[int, int]]:
+    def _find_fixed_length(self, found: Pass) -> list[tuple[int, int]]:
         """The sequences of a pass, as (count, length), if the model fixes their length; else empty."""
         positions = self._formula and (self._formula.encoder or self._formula).positions
         return [(int(found.samples), positions)] if positions and found.samples > 0 else []
@@ -254,10 +254,12 @@ class MeteredTraining:
             self.meter.pause()  # counting took most of the step's time
             return
         tokens, samples = (work.tokens, work.samples) if work.passes else (math.nan, math.nan)
-        self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._flop(work), samples)
+        self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(work), samples)
 
-    def _flop(self, work: _Work) -> float:
-        """Return the FLOP of a step on this rank; called a step later, as it waits for lengths of packed data."""
+    def _compute_flop(self, work: _Work) -> float:
+        """Return the FLOP of a step on this rank. Called one step later, because it may wait for the lengths of
+        documents.
+        """
         if not work.passes:
             return math.nan
         formula = self._formula
@@ -265,7 +267,7 @@ class MeteredTraining:
             return self._counts.flop(work)
         causal, share, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
         for each in work.passes:
-            sequences = self._fixed_length(each) or each.documents() or each.sequences
+            sequences = self._find_fixed_length(each) or each.documents() or each.sequences
             total += sum(formula.flop(number, length, each.targets, causal) for number, length in sequences)
             if each.logits is not None:
                 total -= formula.head_flop(each.tokens - each.logits)
@@ -283,51 +285,51 @@ class MeteredTraining:
 
 
 class Gradients:
-    """Watch the first step of a partly frozen model: which weights have gradients, and which layers' inputs.
+    """Watches the first step of a partly frozen model, to find which weights and which inputs of layers have gradients.
 
-    The gradient of a weight and the gradient of its input each take as much FLOP as the forward matmul. In a compiled
+    The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. In a compiled
     model all inputs count as having gradients, because hooks would change the model.
     """
 
     def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
         self._formula, self._blocks, self._hooks = formula, list[set[Any]](), list[Any]()
         #: Whether a layer's input had a gradient.
-        self._seen: dict[Any, bool] = {}
+        self._had_gradient: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
         for each in module.modules():
             if hasattr(each, "base_layer"):  # an adapter of PEFT
                 self._adapters |= set(each.modules()) - set(each.get_submodule("base_layer").modules())
             if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layers and not self._blocks:
                 self._blocks = [set(block.modules()) for block in each]
-            if not isinstance(each, torch.nn.Embedding) and _weights(each):
+            if not isinstance(each, torch.nn.Embedding) and _count_weights(each):
                 if is_compiled:
-                    self._seen[each] = True
+                    self._had_gradient[each] = True
                 else:
-                    self._hooks.append(each.register_forward_pre_hook(self._see, with_kwargs=True))
+                    self._hooks.append(each.register_forward_pre_hook(self._note_input, with_kwargs=True))
 
-    def _see(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _note_input(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
-        self._seen[layer] = self._seen.get(layer, False) or has_gradient
+        self._had_gradient[layer] = self._had_gradient.get(layer, False) or has_gradient
 
     def remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
     def formula(self) -> ModelFlops:
-        """Return the formula with the shares of weights and layers that were seen to have gradients."""
-        adapters = [each for each in self._seen if each in self._adapters]
-        layers = [each for each in self._seen if each not in self._adapters]
-        known, added = self._formula.weights, sum(map(_weights, adapters))
-        own = sum(map(_weights, layers))
+        """Return the formula with the shares of weights and layers that had gradients in the first step."""
+        adapters = [each for each in self._had_gradient if each in self._adapters]
+        layers = [each for each in self._had_gradient if each not in self._adapters]
+        known, added = self._formula.weights, sum(map(_count_weights, adapters))
+        own = sum(map(_count_weights, layers))
         if not own:  # sharded models keep their weights elsewhere
-            warn("frozen weights count as trained, because no layer showed which weights have gradients")
+            warn("frozen weights count as trained, because the layers do not contain their weights")
             return self._formula
         # The formula counts active experts only, so scale its count by shares instead of adding up weights.
-        trained = known * sum(_weights(each, trained=True) for each in layers) / own
-        trained += sum(_weights(each, trained=True) for each in adapters)
-        passed = known * sum(_weights(each) for each in layers if self._seen[each]) / own
-        passed += sum(_weights(each) for each in adapters if self._seen[each])
-        attended = [any(self._seen.get(each) for each in block) for block in self._blocks] or [True]
+        trained = known * sum(_count_weights(each, trained=True) for each in layers) / own
+        trained += sum(_count_weights(each, trained=True) for each in adapters)
+        passed = known * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / own
+        passed += sum(_count_weights(each) for each in adapters if self._had_gradient[each])
+        attended = [any(self._had_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
             weights=known + added,
@@ -337,7 +339,7 @@ class Gradients:
         )
 
 
-def _weights(layer: Any, trained: bool = False) -> int:
+def _count_weights(layer: Any, trained: bool = False) -> int:
     """Count the weights in a layer's own matrices. ``trained``: only those with gradients."""
     matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
     return sum(each.numel() for each in matrices if each.requires_grad or not trained)
@@ -351,12 +353,12 @@ def product_dtype(dtype: str) -> str:
 # -- tokens and samples of a batch -------------------------------------------------------------------------------------
 
 
-#: Names of tensors with shape (..., length); the embedded one has shape (..., length, width).
+#: Names of tensors with one element per token: (..., length), or (..., length, width) for ``inputs_embeds``.
 _TOKENS, _EMBEDDED = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
-#: Names of tensors that have tokens if they are two-dimensional and whole numbers.
+#: Names of tensors that contain tokens if they have two dimensions and whole numbers.
 _INPUTS = ("input", "inputs", "ids", "text", "src", "source", "x")
 _TARGETS = ("decoder_input_ids", "labels")
-#: Names of tensors with the ends of packed documents; the first entry is 0.
+#: Names of tensors with 0 and the ends of packed documents.
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
 
 
@@ -401,13 +403,13 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
     given = getattr(given, "shape", given)
     require_tokens(given)
     sequences = find_sequences(batch) if tokens is None else [(given[0], given[1])] if isinstance(given, tuple) else []
-    tensors = _tensors(batch)
+    tensors = _list_tensors(batch)
     if number is None:
         lengths = {int(each.shape[0]) for each in tensors}
         number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
     if type(given) is int and number and given % number == 0:
         sequences = [(number, given // number)]
-    fields = _fields(batch)
+    fields = _get_items(batch)
     labels: list[Any] = [fields.get(name) for name in _TARGETS]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
     total = given if type(given) is int else sum(each * length for each, length in sequences)
@@ -427,7 +429,7 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
 
 
 def _find_documents(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the bounds of packed documents or the positions in them; the copy to the host may still be under way."""
+    """Return the bounds of packed documents, or the positions in them. Their copy to the host may not be done yet."""
     bounds = next((fields[name] for name in _BOUNDS if _is_tensor(fields.get(name))), None)
     if bounds is not None:
         return _to_host(bounds), None
@@ -463,7 +465,7 @@ def find_sequences(batch: Any) -> list[tuple[int, int]]:
     """Return (count, length) of the sequences of a batch and of batches nested in it; empty without tokens."""
     if _is_tensor(batch):
         return [tuple(batch.shape)] if _is_ids(batch) else []
-    fields = _fields(batch)
+    fields = _get_items(batch)
     if _is_tensor(fields.get(0)):
         return find_sequences(fields[0])
     for name in (*_TOKENS, *_INPUTS):
@@ -475,14 +477,14 @@ def find_sequences(batch: Any) -> list[tuple[int, int]]:
     return [each for value in nested for each in find_sequences(value)]
 
 
-def _tensors(batch: Any) -> list[Any]:
+def _list_tensors(batch: Any) -> list[Any]:
     """Return all tensors of a batch that are not scalars."""
     if _is_tensor(batch):
         return [batch] if batch.shape else []
-    return [each for value in _fields(batch).values() for each in _tensors(value)]
+    return [each for value in _get_items(batch).values() for each in _list_tensors(value)]
 
 
-def _fields(batch: Any) -> dict[Any, Any]:
+def _get_items(batch: Any) -> dict[Any, Any]:
     """Return the items of a batch by name or by index; empty if it is not a container."""
     named = batch._asdict() if hasattr(batch, "_asdict") else vars(batch) if is_dataclass(batch) else batch
     if isinstance(named, Mapping):

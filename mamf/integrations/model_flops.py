@@ -92,7 +92,7 @@ class ModelFlops:
         """Return the FLOP of attention per token, forward and backward, if all layers are trained."""
         whole = Window(self.layers - sum(each.layers for each in self.windows), length)
         halved = causal and self.is_causal
-        keys = sum(each.layers * _mean_keys(each, length, halved) for each in (whole, *self.windows))
+        keys = sum(each.layers * _compute_mean_keys(each, length, halved) for each in (whole, *self.windows))
         return 12 * self.attention_width * keys
 
 
@@ -120,7 +120,7 @@ def model_flops(model: Any) -> ModelFlops:
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
-    sections = _sections()
+    sections = _read_sections()
     if kind not in sections or " " in kind:
         part = getattr(getattr(config, "text_config", None), "model_type", None)
         known = ", ".join(sorted(each for each in sections if " " not in each))
@@ -129,11 +129,11 @@ def model_flops(model: Any) -> ModelFlops:
             f"count FLOP with mamf.count_flops, or give flops_per_step=; known: {known}"
         )
     has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
-    return _Reading(config, kind).flops(has_head)
+    return _ArchitectureReader(config, kind).flops(has_head)
 
 
 @functools.cache
-def _sections() -> dict[str, configparser.SectionProxy]:
+def _read_sections() -> dict[str, configparser.SectionProxy]:
     """Return the sections of architectures.ini by architecture. Only names of encoders contain a space."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
@@ -141,7 +141,7 @@ def _sections() -> dict[str, configparser.SectionProxy]:
     return {each: parser[name] for name in names for each in names[name]}
 
 
-def _mean_keys(window: Window, length: int, causal: bool) -> float:
+def _compute_mean_keys(window: Window, length: int, causal: bool) -> float:
     """Return the mean number of keys that a query sees."""
     keys = min(window.keys, length)
     if not causal:
@@ -149,15 +149,15 @@ def _mean_keys(window: Window, length: int, causal: bool) -> float:
     return keys / 2 if window.is_chunked else keys - keys * keys / (2 * length)
 
 
-class _Reading:
-    """Evaluate a section of architectures.ini with the fields of a configuration."""
+class _ArchitectureReader:
+    """Evaluates a section of architectures.ini with the fields of a configuration."""
 
     def __init__(self, config: Any, section: str) -> None:
-        self.config, self.section = config, _sections()[section]
+        self.config, self.section = config, _read_sections()[section]
 
     def flops(self, has_head: bool = True) -> ModelFlops:
         layers, experts = self.number("layers"), self.number("experts")
-        sparse = self._sparse_layers(layers) if experts else 0
+        sparse = self._count_sparse_layers(layers) if experts else 0
         mlps = (layers - sparse) * (self.number("mlp") if layers > sparse else 0)
         mlps += sparse * (experts + (self.number("router") if sparse else 0))
         encoder, head = self.section["encoder"], self.number("head") if has_head else 0
@@ -165,11 +165,11 @@ class _Reading:
             weights=layers * self.number("projections") + mlps + head,
             layers=layers,
             attention_width=self.number("width"),
-            windows=tuple(self._windows(layers)),
+            windows=tuple(self._find_windows(layers)),
             is_causal=self.section["mask"] == "causal",
             per_sequence=self.number("sequence"),
             positions=self.number("positions"),
-            encoder=_Reading(self.config, encoder).flops() if encoder else None,
+            encoder=_ArchitectureReader(self.config, encoder).flops() if encoder else None,
             head=head,
         )
 
@@ -180,12 +180,12 @@ class _Reading:
             return int(name) if name.isdecimal() else self._field(name)
         for sums in self.section[name].split("|"):
             try:
-                return sum(map(self._product, sums.split("+")))
+                return sum(map(self._multiply, sums.split("+")))
             except UnsupportedError as error:
                 missing = error
         raise missing
 
-    def _product(self, text: str) -> int:
+    def _multiply(self, text: str) -> int:
         """Multiply the factors; divide by those after a slash, rounding down."""
         above, _, below = text.partition("/")
         divisor = math.prod(map(self.number, below.split("/"))) if below else 1
@@ -199,7 +199,7 @@ class _Reading:
             raise UnsupportedError(f"{name} {shorten(found)} in the model's configuration is not a number above 0")
         return int(found)
 
-    def _sparse_layers(self, layers: int) -> int:
+    def _count_sparse_layers(self, layers: int) -> int:
         """Count the layers that have experts."""
         config = self.config
         every = getattr(config, "decoder_sparse_step", None) or getattr(config, "interleave_moe_layer_step", None) or 1
@@ -207,7 +207,7 @@ class _Reading:
         sparse = getattr(config, "moe_layers", None) or [each for each in range(layers) if (each + 1) % every == 0]
         return sum(first <= each < layers and each not in without for each in sparse)
 
-    def _windows(self, layers: int) -> list[Window]:
+    def _find_windows(self, layers: int) -> list[Window]:
         types = getattr(self.config, "layer_types", None)
         if types:
             kinds = ((kind, types.count(kind)) for kind in _WINDOWS)
@@ -217,6 +217,6 @@ class _Reading:
                 if count
             ]
         if self.section["windows"]:
-            raise UnsupportedError("the model's configuration lacks layer_types, so layers with windows are unknown")
+            raise UnsupportedError("the model's configuration has no layer_types, which say which layers have windows")
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._field("sliding_window"))] if is_used else []

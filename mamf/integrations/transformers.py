@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from mamf.errors import UnsupportedError
 from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype, warn
 
-#: Attributes of TRL's trainers with models that run forward passes only.
+#: Attributes of TRL's trainers that hold models which only run forward passes.
 _OTHER_MODELS = ("ref_model", "teacher_model", "reward_model")
 
 
@@ -45,7 +45,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         defaults = {"dtype": _dtype(args, model), "world_size": args.world_size}
         defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
         self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
-        self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
 
     @never_raises
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -87,7 +87,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @never_raises
-    def _count(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_batch(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         if module.training:
             self.training.add(named or positional)
 

@@ -58,7 +58,7 @@ _SUSTAINED_SHIFT = 0.0012
 
 
 def decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
-    """Return the error of a figure from ``visits`` visits, for decisions: with tails as heavy as measured ones."""
+    """Return the error of a figure from ``visits`` visits, with the heavy tails that errors of measured runs have."""
     is_sustained = regime == SUSTAINED
     own = max(known.own, _STATES / math.sqrt(visits) if is_sustained else 1e-6)
     own = min(own, 10.0)  # a crafted log may state any error

@@ -81,7 +81,7 @@ OF_HEADER = tuple(
 _ENCODER = json.JSONEncoder(allow_nan=False)
 # Cached, because thousands of rows may have the same remark.
 _scrubbed = functools.lru_cache(4096)(scrub)
-_NOT_WHOLE = "not a whole imported log"
+_NOT_WHOLE = "the imported log is incomplete"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:

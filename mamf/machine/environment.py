@@ -30,7 +30,7 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: found for name in ("torch", "numpy", "triton") if (found := version_in_use(name))},
+        "packages": {name: installed for name in ("torch", "numpy", "triton") if (installed := version_in_use(name))},
         "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
     }
 
@@ -81,10 +81,10 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 def diagnose(backend: Backend) -> list[Advice]:
     """Run the backend's checks, and for an accelerator also check whether the host is busy."""
-    found = backend.advice()
+    findings = backend.advice()
     if backend.is_accelerator:
-        found.append(_check_host_load())
-    return found
+        findings.append(_check_host_load())
+    return findings
 
 
 def select_warnings(findings: list[Advice]) -> list[Advice]:

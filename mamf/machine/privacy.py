@@ -208,9 +208,9 @@ def _replacement_for(name: str) -> str:
     return "<secret>" if _SECRET_FIELD.search(name) else "<private>" if _PRIVATE_FIELD.search(name) else ""
 
 
-def _shorten_quoted_path(found: re.Match[str]) -> str:
-    quote, option = found["quote"], found["option"] or ""
-    return f"{quote}{option}{_shorten_path(found[0].strip(quote).removeprefix(option))}{quote}"
+def _shorten_quoted_path(quoted: re.Match[str]) -> str:
+    quote, option = quoted["quote"], quoted["option"] or ""
+    return f"{quote}{option}{_shorten_path(quoted[0].strip(quote).removeprefix(option))}{quote}"
 
 
 def _shorten_path(path: str) -> str:

@@ -89,13 +89,13 @@ class ChildWatch:
     def fail_hanging(self) -> list[int]:
         """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
         late = self.now() - self.patience
-        found = [
+        hanging = [
             rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITS
         ]
-        for rank in found:
+        for rank in hanging:
             reason = f"it hangs: no message for {self.patience:.0f} s (phase: {self.phases.get(rank, 'start')})"
             self.failures.setdefault(rank, reason)
-        return found
+        return hanging
 
 
 def parse_message(line: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def watch_until_end(
 ) -> None:
     """Watch all children until they have ended, and kill those that hang.
 
-    ``events``: returns the next event, or None if there is none within the given seconds. ``release``: called whenever
+    ``events``: returns the next event, or None if none arrives within the given seconds. ``release``: called whenever
     all running children wait for one another; it must let them continue.
     """
     while watch.running:
@@ -182,7 +182,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.flush()
 
     def next(self, seconds: float) -> ChildEvent | None:
-        """Return the next event, or None if there is none within ``seconds``."""
+        """Return the next event, or None if none arrives within ``seconds``."""
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:

@@ -118,7 +118,7 @@ class DeviceRun:
         of = operation("bandwidth" if part == "bandwidth" else "copies")
         available = choose_kernels(of, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
-        problems = [of.problem_for(self.backend, asked) for asked in self._requested_fields(part)]
+        problems = [of.problem_for(self.backend, fields) for fields in self._requested_fields(part)]
         shapes: Iterable[Any] = [self._sizes.copy]
         if part == "bandwidth":
             shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]

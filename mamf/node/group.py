@@ -60,7 +60,7 @@ def _parse_number(name: str, text: str) -> int:
 
 
 @contextmanager
-def join_group(own: RankPlace, backend: Backend, seconds: float) -> Iterator[None]:
+def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[None]:
     """Connect all ranks as torch's default process group, with the device's communication library and Gloo on the host.
 
     The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun sets. Raises UnavailableError if they do not meet
@@ -69,8 +69,8 @@ def join_group(own: RankPlace, backend: Backend, seconds: float) -> Iterator[Non
     try:
         torch.distributed.init_process_group(
             communication_backends(getattr(backend, "device_type", "cpu")),
-            rank=own.rank,
-            world_size=own.ranks,
+            rank=place.rank,
+            world_size=place.ranks,
             timeout=timedelta(seconds=seconds),
         )
     except Exception as error:
@@ -83,12 +83,12 @@ def join_group(own: RankPlace, backend: Backend, seconds: float) -> Iterator[Non
 
 def communication_backends(device_type: str) -> str:
     """Return torch's communication libraries for the host and a device type, such as ``cpu:gloo,cuda:nccl``."""
-    own = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
-    return "gloo" if device_type == "cpu" or own == "gloo" else f"cpu:gloo,{device_type}:{own}"
+    library = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
+    return "gloo" if device_type == "cpu" or library == "gloo" else f"cpu:gloo,{device_type}:{library}"
 
 
-def gather_all(own: Any) -> list[Any]:
+def gather_all(value: Any) -> list[Any]:
     """Gather a value from every rank. Returns them by rank, on all ranks."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, own)
+    torch.distributed.all_gather_object(values, value)
     return values

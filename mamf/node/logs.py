@@ -91,9 +91,9 @@ def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
     """Read the devices of one or more nodes. The text says why devices did not measure together, empty if they did."""
     reasons, devices = list[str](), list[Device]()
     for node, folder in enumerate(folders):
-        run, found = read_node(folder, node)
+        run, node_devices = read_node(folder, node)
         reasons += [run.not_together] if run.not_together else []
-        devices += found
+        devices += node_devices
     return "; ".join(reasons), devices
 
 
@@ -105,8 +105,8 @@ def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tupl
     if not is_node_folder(folder):
         raise UsageError(f"no logs of 'mamf node' in {folder}")
     run = known or read_run(folder) or NodeRun()
-    found = (_LOG.fullmatch(path.name) for path in folder.iterdir())
-    indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in found if each)])
+    names = (_LOG.fullmatch(path.name) for path in folder.iterdir())
+    indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in names if each)])
     return run, [
         read_device(Device(index, node), read_device_logs(folder, index), run, len(indices)) for index in indices
     ]
@@ -114,8 +114,8 @@ def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tupl
 
 def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
     """Read a device's logs by part. For an unreadable log the value is the reason."""
-    found = {part: _read_log(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
-    return {part: log for part, log in found.items() if log is not None}
+    logs = {part: _read_log(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
+    return {part: log for part, log in logs.items() if log is not None}
 
 
 def _read_log(path: Path) -> RunLog | str | None:
@@ -186,17 +186,17 @@ def figure_name(row: Measurement) -> str:
 
 
 def _add_ceilings(device: Device, log: RunLog) -> Device:
-    found: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
-    hottest = found.get(SUSTAINED) or found.get(BURST)
+    ceilings: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
+    hottest = ceilings.get(SUSTAINED) or ceilings.get(BURST)
     info = log.header["device"]
     return replace(
         device,
         dtype=log.plan.problem.dtype,
         build=(info["compute_units"], info["power_limit_watts"]),
-        figures={**device.figures, **{name: each.rate for name, each in found.items()}},
+        figures={**device.figures, **{name: each.rate for name, each in ceilings.items()}},
         half_widths={
             **device.half_widths,
-            **{name: each.interval.half_width / each.rate for name, each in found.items()},
+            **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
         },
         conditions=hottest.conditions if hottest else device.conditions,
         throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM]),
@@ -205,14 +205,14 @@ def _add_ceilings(device: Device, log: RunLog) -> Device:
 
 def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
     """Return the share of time that rows were throttled, by reason: the mean of a regime, of the worst regime."""
-    found: dict[str, float] = {}
+    merged: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
     for regime in dict.fromkeys(row.regime for row in rows):
-        own = [row.conditions.throttle_shares for row in rows if row.regime == regime]
-        for reason in sorted({reason for each in own for reason in each}):
-            share = sum(each.get(reason, 0.0) for each in own) / len(own)
-            found[reason] = round(max(share, found.get(reason, 0.0)), 4)
-    return found
+        regime_shares = [row.conditions.throttle_shares for row in rows if row.regime == regime]
+        for reason in sorted({reason for each in regime_shares for reason in each}):
+            share = sum(each.get(reason, 0.0) for each in regime_shares) / len(regime_shares)
+            merged[reason] = round(max(share, merged.get(reason, 0.0)), 4)
+    return merged
 
 
 def _find_faults(part: str, log: RunLog) -> Iterable[str]:

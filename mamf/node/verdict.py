@@ -227,15 +227,15 @@ class Shortfall(NamedTuple):
 
 def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
     """Compute how far each figure of a device is below the median of the other devices, as a share."""
-    found = {}
+    shares = {}
     for figure in UNITS:
         own = _steady_value(device, figure)
         values = [value for other in others if (value := _steady_value(other, figure)) is not None]
         if own is not None and values:
-            found[figure] = 1 - own / median(values)
-    if BURST in found and SUSTAINED in found:
-        found[BOTH] = (found[BURST] + found[SUSTAINED]) / 2
-    return found
+            shares[figure] = 1 - own / median(values)
+    if BURST in shares and SUSTAINED in shares:
+        shares[BOTH] = (shares[BURST] + shares[SUSTAINED]) / 2
+    return shares
 
 
 def _steady_value(device: Device, figure: str) -> float | None:
@@ -246,36 +246,36 @@ def find_slow(
     device: Device, others: Sequence[Device], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
     """Return the shortfall that exceeds its limit most, or None if none does. ``factors``: multiply the limits."""
-    found = [
+    candidates = [
         Shortfall(figure, share, LIMITS[figure] * factors.get(figure, 1.0))
         for figure, share in compute_shortfalls(device, others).items()
     ]
-    worst = max(found, key=lambda each: each.share / each.limit, default=None)
+    worst = max(candidates, key=lambda each: each.share / each.limit, default=None)
     return worst if worst is not None and worst.share > worst.limit else None
 
 
 def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
     """Yield devices that are slower than the others of their model, or slower than their baseline."""
     slow = [find_slow(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
-    healthy = [device for device, found in zip(peers, slow, strict=True) if found is None]
+    healthy = [device for device, shortfall in zip(peers, slow, strict=True) if shortfall is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
-    for device, found in zip(peers, slow, strict=True):
-        if found is not None:
-            yield _describe_slow(device, found, others, _relative_spread(found.figure, healthy))
+    for device, shortfall in zip(peers, slow, strict=True):
+        if shortfall is not None:
+            yield _describe_slow(device, shortfall, others, _relative_spread(shortfall.figure, healthy))
     if baseline is None:
         return
     for device in peers:
         cards, is_same = baseline.cards_for(device)
-        if found := find_slow(device, cards, _SAME_CARD if is_same else _OTHER_CARD):
+        if shortfall := find_slow(device, cards, _SAME_CARD if is_same else _OTHER_CARD):
             against = f"the same card in {baseline.source}" if is_same else baseline.source
-            spread = None if is_same else _relative_spread(found.figure, healthy)
-            yield _describe_slow(device, found, against, spread or 0.0)
+            spread = None if is_same else _relative_spread(shortfall.figure, healthy)
+            yield _describe_slow(device, shortfall, against, spread or 0.0)
 
 
 def _relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
     """Return the relative standard deviation of a figure between devices; None for fewer than two."""
-    found = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
-    return stdev(found) if len(found) > 1 else None
+    values = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
+    return stdev(values) if len(values) > 1 else None
 
 
 def _describe_slow(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
@@ -333,7 +333,7 @@ def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together:
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     remarks += [f"not measured together: {not_together}"] if not_together else []
-    pace = [slowest_line(devices)] if verdict.findings else []  # else the reason says it
+    pace = [slowest_line(devices)] if verdict.findings else []  # without findings the reason contains this line
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
         Table(device_columns(devices), devices, key="figures"),

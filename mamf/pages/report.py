@@ -383,7 +383,7 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
 
 
 def _list_figures(log: RunLog) -> Iterable[Figure]:
-    """List the ceilings that the run confirmed, or if there are none the best row of each problem and regime."""
+    """List the ceilings that the run confirmed, or without ceilings the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
@@ -407,7 +407,9 @@ def _has_normal_data(problem: Any) -> bool:
 def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
     share = share_of(ceiling.rate, ceiling.problem, header)
-    point = RangePoint(ceiling.rate, ceiling.interval.low, ceiling.interval.high, f"at {ceiling.shape}")
+    interval = ceiling.interval
+    low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
+    point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
     # Without the seed, so that searches with different seeds get the same label and are drawn side by side.
     is_plain = is_of_products(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
@@ -423,7 +425,7 @@ def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
 def _row_figure(row: Measurement, shares: Shares) -> Figure:
     interval, of_peak, is_median = row.rate_interval, shares.of_peak(row), row.best_by == row.figure
     unit, factor = scaled_unit(row.work.unit, [row.best_rate])
-    low, high = (interval.low, interval.high) if is_median else (row.best_rate, row.best_rate)
+    low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
         f"{interval_cell(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
         shares.mamfu_text(row),

@@ -129,7 +129,7 @@ def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 
 #: Version of index.json. It changes if a field is removed, renamed or redefined, but not for new fields.
 SCHEMA = 1
-_TITLE = "Measured ceilings of matrix products by device, dtype and regime"
+_TITLE = "Measured matmul ceilings by device, dtype and regime"
 
 
 def make_feed_record(line: CeilingLine) -> dict[str, Any]:
@@ -159,15 +159,15 @@ _MAX_FACTS = 4
 #: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
 _WORDS = (
-    "burst: of a rested card, the highest rate of a launch (MAMF). sustained: at the power limit, as in training "
-    "(MSMF). classic: the loop of mamf-finder.",
-    "% of peak: of the datasheet's dense peak. interval: where 95 % of repeats lie. cards: how many cards of the model "
-    "were measured; over cards: from the slowest to the fastest.",
-    "tier complete: a maintainer measured it, or two contributors did; every result was checked.",
+    "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
+    "(MSMF). classic: the rate in the loop of mamf-finder.",
+    "% of peak: share of the datasheet's dense peak. interval: 95 % of repeated measurements are inside it. cards: "
+    "number of cards of the model that were measured. over cards: range from the slowest to the fastest card.",
+    "tier complete: a maintainer or two contributors measured it, and every result was checked.",
     "tier unconfirmed: one contributor measured it.",
-    "tier interrupted: the run ended early; the best shape may never have been tried.",
+    "tier interrupted: the run ended early and may have missed the best shape.",
     "tier legacy: figures that mamf-finder printed. It did not check its results.",
-    "Figures of different tiers are not comparable.",
+    "Figures of different tiers cannot be compared.",
 )
 _CONTRIBUTE: Sequence[Part] = (
     Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
@@ -198,7 +198,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     ]
     return Page(
         "Measured matmul ceilings of accelerators",
-        ["The highest rates that matrix products reach, each with its 95 % repeat interval and its log.", counts]
+        ["The highest matmul rates that devices reach, each with its 95 % repeat interval and its log.", counts]
         if runs
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [
@@ -274,15 +274,19 @@ def count_cards(runs: Iterable[SiteLog]) -> int:
 
 
 def _summarize(data: SiteData) -> str:
-    found = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
-    builds = [f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "") for units, watts in found if units]
+    units_and_watts = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
+    builds = [
+        f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "")
+        for units, watts in units_and_watts
+        if units
+    ]
     parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
     return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
 
 
 def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
     """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
-    found = [
+    lines = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
@@ -290,12 +294,12 @@ def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
         f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
         f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
     ]
-    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in found if note])
+    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in lines if note])
 
 
 def _format_joules(line: CeilingLine) -> str | None:
     """Format the joules per 1e12 FLOP. None if it is not a sustained rate or power is unknown."""
-    return f"{found:#.3g}" if line.entry and (found := line.entry.joules_per_tflop) else None
+    return f"{joules:#.3g}" if line.entry and (joules := line.entry.joules_per_tflop) else None
 
 
 def _format_range(line: CeilingLine) -> str | None:

@@ -89,8 +89,8 @@ class SiteData:
         """The ceilings by dtype, those with the most cards first. If a dtype has ceilings of complete, confirmed logs,
         others are left out.
         """
-        found = group_pairs((line.dtype, line) for line in self.lines if line.entry)
-        kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in found.items()]
+        groups = group_pairs((line.dtype, line) for line in self.lines if line.entry)
+        kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in groups.items()]
         return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
     def by_device(self) -> dict[str, SiteData]:
@@ -181,7 +181,7 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
 
 def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
     """Make a line for each device, dtype and statistic of mamf-finder. The statistic takes the place of the regime."""
-    found: dict[tuple[str, str, str], CeilingLine] = {}
+    best_lines: dict[tuple[str, str, str], CeilingLine] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
         peak = find_peak(run.device, log.dtype) if log.dtype in DTYPES else None
@@ -197,5 +197,5 @@ def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Ma
             software=run.software,
             peak=peak,
         )
-        found.setdefault((line.device, line.dtype, line.regime), line)
-    return list(found.values())
+        best_lines.setdefault((line.device, line.dtype, line.regime), line)
+    return list(best_lines.values())

@@ -187,8 +187,8 @@ def _return_hints(contract: type) -> Mapping[str, Any]:
 def _resolve_hint(hint: Any, plugin: object) -> Any:
     """Replace the contract's type variables in an annotation by the operation's actual types."""
     open_types = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
-    own = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
-    return own[0] if isinstance(hint, TypeVar) else hint[own] if own else hint
+    types = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
+    return types[0] if isinstance(hint, TypeVar) else hint[types] if types else hint
 
 
 # -- the guard ---------------------------------------------------------------------------------------------------------

@@ -79,18 +79,18 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, .
 
 
 def find_registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name. Raises UsageError if there are none, or if two have the same name."""
-    found: dict[str, EntryPoint] = {}
+    """Return the entry points of a group by name. Raises UsageError for an empty group or a duplicate name."""
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        known = found.setdefault(point.name, point)
+        known = points.setdefault(point.name, point)
         if known.value != point.value:
             raise UsageError(
                 f"{group} {point.name!r} is claimed by {_describe_origin(known)} and by {_describe_origin(point)}: "
                 "uninstall one of them"
             )
-    if not found:
+    if not points:
         raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL}")
-    return found
+    return points
 
 
 def _describe_origin(point: EntryPoint) -> str:
@@ -140,8 +140,8 @@ def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[
     except plugin_errors() as error:
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
-        own = point.value.partition(":")[0].partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != own:
+        package = point.value.partition(":")[0].partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != package:
             hint = f"; install {error.name}"
         else:
             hint = "" if path else f"; if files were moved, {_INSTALL} again"
@@ -205,9 +205,9 @@ def _make_by_name(group: str, what: str, name: str, contract: type[Any]) -> Any:
             raise UsageError(f"kernel {base} has no algorithms to choose from: remove [{taken}]") from None
     made = enforce_contract(made, Kernel, label)
     points = {point.name: point.value for point in entry_points(group)}
-    own = made.name.partition("[")[0]
-    if is_path(base) and points.get(own, base) != base:
-        raise UsageError(f"{label} has the name of a registered kernel, {own}: give its class another name")
+    kernel_name = made.name.partition("[")[0]
+    if is_path(base) and points.get(kernel_name, base) != base:
+        raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
     if is_path(base) and base not in points.values():
         _LOADED_BY_PATH.add(type(made))
     return made
@@ -252,7 +252,7 @@ def is_own_kernel(of: Operation[Any, Any], name: str) -> bool:
 
 
 def registered_kernel_names(of: Operation[Any, Any]) -> list[str]:
-    """Return the sorted names of an operation's registered kernels. Raises UsageError if there are none."""
+    """Return the sorted names of an operation's registered kernels. Raises UsageError if no kernel is registered."""
     if not entry_points(group=of.kernel_group):
         raise UsageError(
             f"no installed package has a kernel for {of.name}: add one to the entry point group {of.kernel_group}"
@@ -364,17 +364,17 @@ def choose_kernels(
 
 
 def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
-    found, reasons = [], []
+    available, reasons = [], []
     for name, each in registered_kernels(of):
         with skip_if_broken():
             unavailable = each.unavailable(backend)
             if unavailable is None:
-                found.append((name, each))
+                available.append((name, each))
             else:
                 reasons.append(f": {name}: {unavailable}")
-    if not found:
+    if not available:
         raise UnavailableError(f"no kernel of {of.name} is available on {backend.name}{''.join(reasons[:1])}")
-    return found
+    return available
 
 
 def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:

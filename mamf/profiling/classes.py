@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mamf.files import packaged_rows
-from mamf.profiling.traces import ON_DEVICE, Event, Union, length, union
+from mamf.profiling.traces import ON_DEVICE, Event, Union, length, merge_intervals
 
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
@@ -123,15 +123,15 @@ class Share(NamedTuple):
     hidden: float
 
 
-def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
+def compute_shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
     """Return the share of each class that has events, in the order of CLASSES. ``by_class``: (begin, end) of events."""
     found: dict[str, Share] = {}
     taken: Union = []
     for name in CLASSES:
-        own = union(by_class.get(name, ()))
+        own = merge_intervals(by_class.get(name, ()))
         if not own:
             continue
-        with_own = union([*taken, *own])
+        with_own = merge_intervals([*taken, *own])
         visible = length(with_own) - length(taken)
         found[name] = Share(visible, max(0.0, length(own) - visible))
         taken = with_own
@@ -142,7 +142,7 @@ def shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, S
 
 
 _CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
-#: The end of a kernel's name in ROCm, where it is the name of a descriptor.
+#: ROCm reports the name of a kernel's descriptor, which is the kernel's name with this suffix.
 _DESCRIPTOR = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.

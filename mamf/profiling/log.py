@@ -342,7 +342,7 @@ def _own(profile: Profile) -> float:
     return (profile.whole_seconds - profile.seconds_of(COMMUNICATION)) / (profile.steps or 1)
 
 
-def _exposed(profile: Profile) -> float:
+def _get_exposed_seconds(profile: Profile) -> float:
     """Return the seconds of communication per step that no computation hides.
 
     The profiler slows hosts, so ranks wait longer for one another. If a device is busy for longer in the trace than the
@@ -370,10 +370,10 @@ def _rank_columns(least: float) -> list[Column[Any]]:
 
     return [
         Column("rank", "rank", itemgetter(0)),
-        seconds("step", "step", lambda profile: _exposed(profile) + _own(profile)),
+        seconds("step", "step", lambda profile: _get_exposed_seconds(profile) + _own(profile)),
         seconds("own", "own", _own),
         seconds("behind", "behind", lambda profile: _own(profile) - least),
-        seconds("exposed", "exposed communication", _exposed),
+        seconds("exposed", "exposed communication", _get_exposed_seconds),
         seconds("hidden", "hidden communication", _hidden, 2),
         seconds("idle", "idle", lambda profile: profile.seconds_of(IDLE) / (profile.steps or 1), 1),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE, TERA, Rate, group_pairs
-from mamf.profiling.classes import MODULE, OPTIMIZER, classify, shares
+from mamf.profiling.classes import MODULE, OPTIMIZER, classify, compute_shares
 from mamf.profiling.flops import TF32_KERNEL, count_flop, find_dtype
-from mamf.profiling.traces import Busy, Event, Trace, Union, busy, gaps, length, union
+from mamf.profiling.traces import Busy, Event, Trace, Union, find_busy, find_gaps, length, merge_intervals
 
 OUTSIDE = "outside of any module"
 #: The name of the memory row for the peak; the other rows are parts of it.
@@ -164,8 +164,8 @@ def make_profile(
     trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
     """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
-    at_work = busy(trace)
-    idle = gaps(_union(at_work), trace.begun, trace.ended)
+    at_work = find_busy(trace)
+    idle = find_gaps(_merge(at_work), trace.begun, trace.ended)
     rows = list(_class_rows(at_work, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
@@ -182,15 +182,15 @@ def make_profile(
     )
 
 
-def _union(work: Iterable[Busy]) -> Union:
-    return union((each.begun, each.ended) for each in work)
+def _merge(work: Iterable[Busy]) -> Union:
+    return merge_intervals((each.begun, each.ended) for each in work)
 
 
 def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
     by_class = group_pairs((classify(each.event), each) for each in at_work)
-    for name, share in shares({name: _union(work) for name, work in by_class.items()}).items():
+    for name, share in compute_shares({name: _merge(work) for name, work in by_class.items()}).items():
         calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
-        yield _row(name, *share, len(calls), by_class[name], ceiling_of)
+        yield _to_row(name, *share, len(calls), by_class[name], ceiling_of)
 
 
 def _is_within(name: str, event: Event) -> bool:
@@ -202,7 +202,7 @@ def _is_within(name: str, event: Event) -> bool:
 def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
     by_name = group_pairs(((each.event.name, classify(each.event)), each) for each in at_work)
     rows = [
-        KernelRow(*names, len({each.event for each in work}), length(_union(work))) for names, work in by_name.items()
+        KernelRow(*names, len({each.event for each in work}), length(_merge(work))) for names, work in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
@@ -218,7 +218,7 @@ def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRo
     for (root, name), work in by_module.items():
         # With several models, modules in them could have the same name.
         title = f"{root}.{name}" if len(roots) > 1 and root != name else name
-        rows.append(_row(title, length(_union(work)), 0.0, len(work), work, ceiling_of))
+        rows.append(_to_row(title, length(_merge(work)), 0.0, len(work), work, ceiling_of))
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE} else []
 
 
@@ -238,7 +238,9 @@ def fold_name(name: str) -> str:
     return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
-def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Busy], ceiling_of: CeilingOf) -> ClassRow:
+def _to_row(
+    name: str, visible: float, hidden: float, calls: int, work: Sequence[Busy], ceiling_of: CeilingOf
+) -> ClassRow:
     """Make a row with the FLOP of its work.
 
     An operation and those that it calls count once, in the class of the operation: a copy that a matmul calls has none
@@ -253,7 +255,7 @@ def _row(name: str, visible: float, hidden: float, calls: int, work: Sequence[Bu
     for operation, multiplying in innermost.items():
         dtype = find_dtype(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_flop(operation) or 0
-    seconds = length(_union(each for each in work if each.event in counting))
+    seconds = length(_merge(each for each in work if each.event in counting))
     return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _share_of_ceilings(flop, seconds, ceiling_of))
 
 

@@ -124,7 +124,7 @@ class Trace:
         return any(event.is_on_device for event in self.events)
 
 
-def union(intervals: Iterable[tuple[float, float]]) -> Union:
+def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Union:
     merged: Union = []
     for begun, ended in sorted(intervals):
         if merged and begun <= merged[-1][1]:
@@ -138,13 +138,13 @@ def length(intervals: Union) -> float:
     return sum(ended - begun for begun, ended in intervals)
 
 
-def gaps(covered: Union, begun: float, ended: float) -> Union:
+def find_gaps(covered: Union, begun: float, ended: float) -> Union:
     """Return the parts of a step, from ``begun`` to ``ended``, that no interval covers."""
     edges = [begun, *(edge for interval in covered for edge in interval), ended]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
-def busy(trace: Trace) -> list[Busy]:
+def find_busy(trace: Trace) -> list[Busy]:
     """Return the busy intervals within the training steps.
 
     They are those of events on the device if there are any, else of operations on the CPU (each without the operations
@@ -167,7 +167,7 @@ def _find_own_time(operations: Sequence[Event]) -> Iterable[Busy]:
         if caller is not None:
             called[caller].append((event.begun, event.ended))
     for event in operations:
-        for begun, ended in gaps(union(called[event]), event.begun, event.ended):
+        for begun, ended in find_gaps(merge_intervals(called[event]), event.begun, event.ended):
             yield Busy(event, begun, ended)
 
 

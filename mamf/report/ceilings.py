@@ -129,12 +129,13 @@ def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regime
     """What is known of each regime of the plan without a confirmed ceiling."""
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
+        dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"  # else the table says it
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
             rate = rate_text(best.best_rate, best.work.unit)
-            yield f"{regime}: not confirmed; scouted so far {rate} @ {best.shape} ({best.kernel})"
+            yield f"{regime}{dtype}: not confirmed; scouted so far {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:
-            yield f"{regime}: not measured, because the run ended before it; --resume LOG continues"
+            yield f"{regime}{dtype}: not measured, because the run ended before it; --resume LOG continues"
 
 
 def find_document(

@@ -147,8 +147,12 @@ def beside_chart(runs: Sequence[Shown]) -> Chart:
         first, last = (math.log10(place[text]) for text in (by_place[0], by_place[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
         axis = Axis("FLOP", is_log=True, ticks=tuple((tick, in_giga(tick)) for tick in ticks))
-    panel = Panel("", tuple(lines))
-    return Chart("mamf-finder beside mamf", "", axis, ((panel,),), is_m, notes=(_difference(runs),))
+    title = "mamf-finder and mamf"
+    if len(runs) == 1 and not is_m:
+        marked = {name: each for name, each in runs[0].headlines.items() if each.shape in place}
+        lines += [Line(name, (Point(place[each.shape], *[each.tflops] * 3),)) for name, each in marked.items()]
+        title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in marked.items()) or "mamf-finder"
+    return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_difference(runs),))
 
 
 def _columns() -> list[Column[Reported]]:

@@ -211,7 +211,7 @@ class Shares:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_drifted(row, self.ceilings):
-            yield f"card speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run"
+            yield f"device speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run"
         own = mamfu(row, self.ceilings)
         # By more than drift and the timer explain.
         highest = 1 + STATE_TOLERANCE + share_accuracy(row, self.ceilings)

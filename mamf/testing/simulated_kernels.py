@@ -208,10 +208,12 @@ def _find_cells_of_unit(world: Physics, shape: object) -> WrongCells:
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
     down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))
-    own = (
+    cells = (
         (0, row, column)
         for tile in range(-(-down // 2) * wide)[world.faulty_unit :: world.compute_units]
         for row in range(tile // wide * 2, min(tile // wide * 2 + 2, down))
         for column in range(tile % wide * 4, min(tile % wide * 4 + 4, across))
     )
-    return WrongCells(frozenset() if world.faulty_unit is None else frozenset(own), shape.m, shape.n, shape.m * shape.n)
+    return WrongCells(
+        frozenset() if world.faulty_unit is None else frozenset(cells), shape.m, shape.n, shape.m * shape.n
+    )

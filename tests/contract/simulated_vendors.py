@@ -297,7 +297,11 @@ def simulate_accelerator(monkeypatch, calls):
         """That of the current device, whatever it is asked for."""
         return module.devices[0].name
 
-    own = module.namespace(get_device_name=get_device_name, current_device=lambda: 0)
+    def stream(device=None, priority=0, **kwargs):
+        """Nothing is launched in it."""
+        return SimpleNamespace()
+
+    own = module.namespace(get_device_name=get_device_name, current_device=lambda: 0, Stream=stream)
     accelerator = SimpleNamespace(
         is_available=lambda: bool(module.devices), current_accelerator=lambda: SimpleNamespace(type="npu")
     )

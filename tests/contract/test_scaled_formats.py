@@ -162,13 +162,6 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
 # -- what there is not -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in FORMATS if dtype != "fp8_rowwise"])
-def test_what_torch_has_not_here_is_a_row_with_its_reason(backend, dtype):
-    row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
-    assert row.status == "unsupported"
-    assert "caling" in row.reason or "swizzle" in row.reason
-
-
 @pytest.mark.parametrize(
     ("problem", "told"),
     [

@@ -11,10 +11,10 @@ from mamf.profiling.classes import (
     COMMUNICATION,
     classify,
     classify_name,
+    compute_shares,
     read_name,
-    shares,
 )
-from mamf.profiling.traces import Event, Trace, busy
+from mamf.profiling.traces import Event, Trace, find_busy
 
 DATA = Path(__file__).parent / "data"
 
@@ -146,8 +146,8 @@ def written(path, *events, **head):
 
 
 def seconds(trace):
-    by_class = group_pairs((classify(each.event), (each.begun, each.ended)) for each in busy(trace))
-    return {name: share.visible for name, share in shares(by_class).items()}
+    by_class = group_pairs((classify(each.event), (each.begun, each.ended)) for each in find_busy(trace))
+    return {name: share.visible for name, share in compute_shares(by_class).items()}
 
 
 def test_waiting_by_gloo_is_communication():

@@ -609,7 +609,7 @@ def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp
     log = read_run_log(path)
     assert log.measurements
     assert ("burst (MAMF)" in out) == ("burst" in log.ceilings) == is_confirmed
-    assert ("burst: not confirmed; scouted so far" in out) != is_confirmed
+    assert ("burst, bfloat16: not confirmed; scouted so far" in out) != is_confirmed
     assert log.summary["status"] == "interrupted"
 
 

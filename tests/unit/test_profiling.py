@@ -13,11 +13,11 @@ from rendering import render_profile
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE, Rate
-from mamf.profiling.classes import CLASSES, COMMUNICATION, shares
+from mamf.profiling.classes import CLASSES, COMMUNICATION, compute_shares
 from mamf.profiling.flops import count_flop
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import make_profile
-from mamf.profiling.traces import Event, Trace, gaps, length, read_trace, union
+from mamf.profiling.traces import Event, Trace, find_gaps, length, merge_intervals, read_trace
 
 STEP = 60
 TICKS = st.integers(0, STEP)
@@ -37,9 +37,9 @@ def grouped(events):
 
 @given(EVENTS.map(grouped))
 def test_each_instant_counts_for_one_class_and_for_communication_last(by_class):
-    found = shares(by_class)
-    covered = union(interval for intervals in by_class.values() for interval in intervals)
-    assert sum(share.visible for share in found.values()) + length(gaps(covered, 0, STEP)) == STEP
+    found = compute_shares(by_class)
+    covered = merge_intervals(interval for intervals in by_class.values() for interval in intervals)
+    assert sum(share.visible for share in found.values()) + length(find_gaps(covered, 0, STEP)) == STEP
     ticks = {name: {tick for low, high in each for tick in range(low, high)} for name, each in by_class.items()}
     for name, share in found.items():
         assert share.visible + share.hidden == len(ticks[name])

@@ -105,4 +105,4 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     shares = Shares(HEADER, {(row.problem.dtype, row.regime): held})
     for seen, has_drifted in ((799.0, False), (700.0, True)):
         found = remarks(replace(row, details={"reference_tflops": seen}), shares)
-        assert any("card speed drifted" in text for text in found) == has_drifted
+        assert any("device speed drifted" in text for text in found) == has_drifted

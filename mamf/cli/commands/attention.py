@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.cli.parser import Parser, value_of
 from mamf.cli.planning import AnyOperation, add_parameters
 from mamf.cli.session import Session, run_kernels, say_plan
@@ -28,7 +29,6 @@ from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
 
 if TYPE_CHECKING:
-    from mamf.ceilings.ceiling import Ceiling, Ceilings
     from mamf.engine.runner import Setup
     from mamf.engine.search.shares import SharesStrategy
     from mamf.kinds.kind import View

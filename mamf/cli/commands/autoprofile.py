@@ -18,6 +18,7 @@ from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_whole
 from mamf.plans import BURST, SUSTAINED
+from mamf.text import Markup, markdown_text
 
 if TYPE_CHECKING:
     from mamf.report.document import Block, Document
@@ -42,14 +43,14 @@ _MAX_COUNTED = 2
 SUMMARY = "SUMMARY.md"
 #: The logs in order, each with its heading in the summary.
 LOGS = {
-    "ceilings.jsonl": "What the card can do",
+    "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
     "counters.jsonl": "What bounds the best kernels",
     "step.jsonl": "Where a model step spends its time",
 }
 #: The summary shows one table per report: at most this many rows, and the columns that fit in this many characters.
-_MAX_ROWS, _WIDTH = 10, 100
+_MAX_ROWS, _WIDTH = 10, 75
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +196,6 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
     from mamf.cli.commands.show import document_of
     from mamf.report import document as documents
     from mamf.report.formats import markdown
-    from mamf.text import Markup, markdown_text
 
     logs = (folder / name for name in LOGS)
     name, machine = next((_device(path) for path in logs if path.exists()), ("This device", ""))

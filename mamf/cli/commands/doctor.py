@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import add_device_options, say, warn
+from mamf.cli.terminal import add_device_options, say, say_wrapped, stdout, warn
 
 EXAMPLES = """examples:
   mamf doctor                  check the first accelerator and the machine; mamf changes nothing
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         say("no accelerator is available: 'mamf backends' says why")
     findings = [*diagnose(backend), *fit_traits(backend, warn)]
     for finding in findings:
-        say(format_finding(finding))
+        say_wrapped(format_finding(finding), stdout())
     count = len(select_warnings(findings))
     say("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
     return 0

@@ -16,7 +16,9 @@ from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, note_stream, say, warn
 from mamf.errors import UsageError
+from mamf.kernel import DATA
 from mamf.measurement import find_rate
+from mamf.operation import Request, plan_of
 from mamf.plans import BURST, CEILINGS, EXPLAIN, Plan
 
 if TYPE_CHECKING:
@@ -46,7 +48,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.operation import Request
     from mamf.report.charts.picture import exists, file_type
 
     if options.picture:
@@ -65,14 +66,28 @@ class ExplainSession(Session):
 
     @cached_property
     def product(self) -> Product:
-        return product_of(self.options, self.backend)
+        """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
+        from mamf.logs.found import find_cached_ceiling
+        from mamf.operations.matmul.operation import installed_kernel, kernel_for, problem_for
+        from mamf.operations.matmul.shapes import MatmulShape
+
+        options, backend = self.options, self.backend
+        asked = options.kernel[0] if options.kernel else None
+        problem = problem_for(backend, options.dtype)
+        if options.shape:
+            return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
+        given, dtype = options.ceiling, options.dtype and problem.dtype
+        best = _ceiling_of(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)
+        if best is None:
+            raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
+        if not given:
+            warn(f"explaining {best.shape} by {best.kernel}, the best of the find of {best.date[:10]}")
+        return replace(best.problem, data=DATA[0]), best.shape, asked or installed_kernel(best.kernel).name
 
     def asked_kernels(self) -> Sequence[str]:
         return [self.product[2]]
 
     def new_plan(self) -> Plan:
-        from mamf.kernel import DATA
-        from mamf.operation import plan_of
 
         problem, shape, kernel = self.product
         problems = [replace(problem, data=data) for data in DATA]
@@ -95,44 +110,17 @@ class ExplainSession(Session):
         return code
 
 
-def product_of(options: argparse.Namespace, backend: Backend) -> Product:
-    """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
-    from mamf.logs.found import find_cached_ceiling
-    from mamf.operations.matmul.operation import kernel_for, problem_for
-    from mamf.operations.matmul.shapes import MatmulShape
-
-    asked = options.kernel[0] if options.kernel else None
-    if options.ceiling:
-        return _winner(_ceiling_of(options.ceiling, options.dtype, backend), asked)
-    problem = problem_for(backend, options.dtype)
-    if options.shape:
-        return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
-    before = find_cached_ceiling(backend.info, problem, BURST)
-    if before is None:
-        raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
-    warn(f"explaining {before.shape} by {before.kernel}, the best of the find of {before.date[:10]}")
-    return _winner(before, asked)
-
-
 def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     """Return the burst ceiling in a log, that of ``dtype`` if it has several. Raises UsageError if it has none."""
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log
-    from mamf.operations.matmul.operation import problem_for
 
     held = read_run_log(path).all_ceilings
     names = [name for name, regime in held if regime == BURST]
-    wanted = problem_for(backend, dtype).dtype if dtype else next(iter(names), "")
+    wanted = dtype or next(iter(names), "")
     ceiling = find_rate(held, wanted, BURST)
     if ceiling is None:
         remedy = f"it has {', '.join(names)}" if names else "give a log of 'mamf find'"
         raise UsageError(f"{path} has no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
     require_usable_ceiling(ceiling, backend)
     return ceiling
-
-
-def _winner(ceiling: Ceiling, asked: str | None) -> Product:
-    from mamf.kernel import DATA
-    from mamf.operations.matmul.operation import installed_kernel
-
-    return replace(ceiling.problem, data=DATA[0]), ceiling.shape, asked or installed_kernel(ceiling.kernel).name

@@ -28,7 +28,9 @@ from mamf.cli.terminal import (
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import UsageError
 from mamf.operation import Request
+from mamf.operations.matmul.operation import kernel_for, kernels_for
 from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, Plan, asked_regimes
+from mamf.plugins.discovery import open_backend
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Named
@@ -82,8 +84,6 @@ def run(options: argparse.Namespace) -> int:
 def _search(options: argparse.Namespace) -> int:
     """Search for the ceilings of one dtype after the other; return the highest exit code."""
     from mamf.cli.resuming import interruptible
-    from mamf.operations.matmul.operation import kernels_for
-    from mamf.plugins.discovery import open_backend
 
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
@@ -132,7 +132,6 @@ class _SearchSession(Session):
     def open_kernels(self) -> Sequence[Named]:
         from mamf.cli.resuming import require_same_kernels
         from mamf.engine.search.grid import plan_for
-        from mamf.operations.matmul.operation import kernel_for, kernels_for
 
         options, before = self.options, self.before
         if before is None:

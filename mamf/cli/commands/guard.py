@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="TOML file that lists the kernels and names their baseline; docs/guard.md describes it",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="LOG", help="baseline of this card (default: the one that FILE names)"
+        "--baseline", type=Path, metavar="LOG", help="baseline of this device (default: the one that FILE names)"
     )
     parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
     parser.add_argument("--strict", action="store_true", help="exit with code 3 instead of 1 if a row is undecided")
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> int:
     # Read the baseline before a device is opened, so that errors come early.
     path = options.baseline
     if not options.update and not path.exists():
-        raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet card")
+        raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
     options.before = None if options.update else read_log(path)
     return run_kernels(options, _GuardSession)
 

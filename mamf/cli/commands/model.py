@@ -7,17 +7,17 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.cli.planning import add_parameters
+from mamf.cli import call
+from mamf.cli.planning import add_parameters, request_of
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import add, add_session_options, say_memory, warn
 from mamf.errors import MamfError, UsageError
-from mamf.measurement import find_rate
+from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
     from mamf.engine.strategies.rows import RowsStrategy
-    from mamf.measurement import Rate
 
 EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step
@@ -71,8 +71,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _profile(options: argparse.Namespace) -> int:
     """Profile launches of the single row that the options describe; return the exit code."""
-    from mamf.cli import call
-    from mamf.cli.planning import request_of
     from mamf.plugins.discovery import open_backend
     from mamf.profiling.counters.ncu import make_options
 

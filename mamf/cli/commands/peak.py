@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.cli.terminal import add, add_device_options, print_document
 from mamf.errors import PEAK_SOURCES, UsageError
-from mamf.measurement import TERA
+from mamf.measurement import TERA, Rate
 
 if TYPE_CHECKING:
-    from mamf.measurement import Rate
     from mamf.report.document import Column, Document
 
 EXAMPLES = """examples:

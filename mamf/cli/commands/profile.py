@@ -24,11 +24,10 @@ from mamf.cli.terminal import (
 )
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
 from mamf.files import make_folder
-from mamf.measurement import find_rate
+from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
-    from mamf.measurement import Rate
     from mamf.profiling.profile import CeilingOf, Profile
     from mamf.profiling.running import Program
 

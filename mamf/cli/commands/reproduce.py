@@ -13,6 +13,7 @@ from mamf.cli.session import Session, run_session, say_plan
 from mamf.cli.terminal import add, add_device_options, add_run_options, share, warn
 from mamf.cli.watching import Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
+from mamf.kernel import AnyKernel
 from mamf.plans import (
     BURST,
     CLASSIC,
@@ -29,7 +30,6 @@ from mamf.statistics import Interval
 
 if TYPE_CHECKING:
     from mamf.cli.planning import AnyOperation
-    from mamf.kernel import AnyKernel
     from mamf.kinds.driver import Resumed
     from mamf.logs.run_log import RunLog
 

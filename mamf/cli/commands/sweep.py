@@ -25,7 +25,9 @@ from mamf.cli.terminal import (
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
+from mamf.operations.matmul.operation import kernel_for
 from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
+from mamf.plugins.discovery import is_path
 
 if TYPE_CHECKING:
     from mamf.kinds.kind import View
@@ -110,8 +112,6 @@ class _OneKernelSession(Session):
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         from mamf.cli.resuming import require_same_kernels
-        from mamf.operations.matmul.operation import kernel_for
-        from mamf.plugins.discovery import is_path
 
         before, backend = self.before, self.backend
         (problem,) = before.problems if before else self.request.problems(backend)

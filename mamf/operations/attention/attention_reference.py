@@ -279,12 +279,12 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
     axes = torch.eye(_GROUPS, width, device=q.device) * math.sqrt(_STRUCTURE * width)
     spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
 
-    def along(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+    def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _GROUPS
         pattern = directions[group]
         return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
 
-    return {"q": along(q, spread), "k": along(k, axes)}
+    return {"q": add_pattern(q, spread), "k": add_pattern(k, axes)}
 
 
 def _attended(sparsity: float) -> int:

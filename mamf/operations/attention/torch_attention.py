@@ -240,7 +240,7 @@ class PreparedAttention:
         if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
             self._details = self._kernel.details(self._problem, self._shape, operands)
-        found = self._verdict(compare_rows(*self._prepare_comparison(result), is_whole=False))
+        found = self._judge(compare_rows(*self._prepare_comparison(result), is_whole=False))
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
@@ -248,8 +248,8 @@ class PreparedAttention:
         output and dQ and the sums of dK and dV; some rows on the host.
         """
         compared = self._prepare_comparison(result)
-        whole, on_host = self._verdict(compare_heads(*compared)), compare_on_host(*compared)
-        rows = [self._verdict(each) for each in (compare_rows(*compared), on_host) if each]
+        whole, on_host = self._judge(compare_heads(*compared)), compare_on_host(*compared)
+        rows = [self._judge(each) for each in (compare_rows(*compared), on_host) if each]
         worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
         if self._problem.has_backward and worst.ok:
@@ -269,7 +269,7 @@ class PreparedAttention:
         operands = self._to_bhsd(self._operands)
         return verify_special_attention(self._shape, operands, lambda: self._to_bhsd(self._name_results(launch()))["o"])
 
-    def _verdict(self, found: Distance) -> Verdict:
+    def _judge(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         gradients = worst_of(error for name, error in found.errors.items() if name != "o")
         details = {"gradient_error": gradients} if problem.has_backward else {}

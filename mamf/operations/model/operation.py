@@ -56,7 +56,7 @@ class ModelShape(Sizes):
         return self.batch * self.context
 
 
-def _rare(help: str) -> Mapping[str, Any]:
+def _describe_rare(help: str) -> Mapping[str, Any]:
     """Describe a field that users rarely set themselves, because --size sets it."""
     return describe(help, is_rare=True)
 
@@ -79,25 +79,25 @@ class ModelProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "model"
 
-    style: Style = field(default="gpt2", metadata=_rare("type of block"))
-    d_model: int = field(default=768, metadata=_rare("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_rare("hidden width of the MLP"))
-    layers: int = field(default=12, metadata=_rare("number of blocks"))
-    heads: int = field(default=12, metadata=_rare("number of query heads"))
-    kv_heads: int = field(default=12, metadata=_rare("number of key and value heads"))
-    experts: int = field(default=1, metadata=_rare("number of experts per block, for style moe"))
-    active_experts: int = field(default=1, metadata=_rare("number of experts that each token uses"))
-    vocabulary: int = field(default=50257, metadata=_rare("number of tokens in the vocabulary"))
-    tied: bool = field(default=True, metadata=_rare("use the embedding's weights for the logits"))
+    style: Style = field(default="gpt2", metadata=_describe_rare("type of block"))
+    d_model: int = field(default=768, metadata=_describe_rare("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_describe_rare("hidden width of the MLP"))
+    layers: int = field(default=12, metadata=_describe_rare("number of blocks"))
+    heads: int = field(default=12, metadata=_describe_rare("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_describe_rare("number of key and value heads"))
+    experts: int = field(default=1, metadata=_describe_rare("number of experts per block, for style moe"))
+    active_experts: int = field(default=1, metadata=_describe_rare("number of experts that each token uses"))
+    vocabulary: int = field(default=50257, metadata=_describe_rare("number of tokens in the vocabulary"))
+    tied: bool = field(default=True, metadata=_describe_rare("use the embedding's weights for the logits"))
     phase: Phase = field(
         default="forward",
         metadata=describe("part of a training step to time; forward-backward minus forward is the backward pass"),
     )
     autocast: bool = field(
-        default=False, metadata=_rare("keep parameters in float32 and run matmuls under torch.autocast")
+        default=False, metadata=_describe_rare("keep parameters in float32 and run matmuls under torch.autocast")
     )
-    checkpointing: bool = field(default=False, metadata=_rare("recompute each block in the backward pass"))
-    optimizer: Optimizer = field(default="adamw", metadata=_rare("optimizer, for the phase step"))
+    checkpointing: bool = field(default=False, metadata=_describe_rare("recompute each block in the backward pass"))
+    optimizer: Optimizer = field(default="adamw", metadata=_describe_rare("optimizer, for the phase step"))
     dtype: str = "bfloat16"
     data: str = field(default="normal", metadata=describe("values of the tokens", choices=("normal",), is_rare=True))
     seed: int = 0

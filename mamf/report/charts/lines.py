@@ -257,7 +257,7 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
-    is_few = len(x if chart.is_connected else panel.points) <= _MAX_MARKED
+    is_few = len(x) == 1 or len(x if chart.is_connected else panel.points) <= _MAX_MARKED
     is_thin = chart.is_connected and not is_few
     (drawn,) = axes.plot(
         x,
@@ -266,7 +266,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         linestyle="-" if chart.is_connected else "none",
         linewidth=0.8 if is_thin else 2,
         marker="." if is_thin else style.marker,
-        markersize=7 if is_few else 4,
+        markersize=12 if len(x) == 1 and len(panel.points) > _MAX_MARKED else 7 if is_few else 4,
         markeredgecolor="white",
         markeredgewidth=0.7 if is_few else 0,
     )

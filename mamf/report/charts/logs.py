@@ -29,8 +29,8 @@ def point(row: Measurement, x: float, share: float = 1.0) -> Point:
     are corrected to the first device of the run. ``share`` scales the figure.
     """
     seconds = row.amount / row.comparable_rate / 1e12
-    has_interval = row.best_by == row.figure
     interval = row.comparable_interval
+    has_interval = row.best_by == row.figure and interval.is_known
     fast, slow = (interval.low, interval.high) if has_interval else (seconds, seconds)
     scale = share * row.amount / 1e12
     return Point(x, scale / seconds, scale / slow, scale / fast)

@@ -364,7 +364,7 @@ def terminal_table(words: Sequence[str]) -> str:
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``), shortened by ``lines=`` and ``last=`` as on a terminal."""
+    """What a command prints of logs (``mamf show LOG --top 5``). ``lines=`` and ``last=`` shorten it."""
     return _output(words, io.StringIO())
 
 

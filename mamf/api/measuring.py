@@ -89,7 +89,7 @@ def _name_keywords(call: Callable[_Parameters, _Value]) -> Callable[_Parameters,
 
 def _unknown_keyword(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
-    nearest = f"; did you mean {close[0]!r}?" if close else ""
+    nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
@@ -369,7 +369,8 @@ def problems_and_shapes(
     sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
     known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
     for name in parameters.keys() - known:
-        raise _unknown_keyword(call, name, {*known, *inspect.signature(measure_kernels).parameters})
+        own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
+        raise _unknown_keyword(call, name, sorted(known | own))
     whole = as_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
     problems = as_tuple("problem", problem, of.problem_type, max_values) or ()

@@ -391,7 +391,7 @@ def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[Row
 def rate_column(
     name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
 ) -> Column[RowT]:
-    """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the smallest of them."""
+    """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the largest of them."""
     title, factor = scaled_unit(unit, [rate for row in rows if (rate := read(row))])
     return Column(name, title, read, lambda rate: significant(rate * factor), importance)
 

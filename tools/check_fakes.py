@@ -1,8 +1,7 @@
 """Checks that the vendors' libraries have what the adapters, some kernels and the tests' fakes use.
 
-    python tools/check_fakes.py                  # downloads the wheels with pip into a temporary folder
-    python tools/check_fakes.py --wheels FOLDER  # uses the wheels in a folder, downloads missing ones
-    python tools/check_fakes.py --write          # updates the snapshot
+    python tools/check_fakes.py           # downloads the wheels with pip into a temporary folder
+    python tools/check_fakes.py --write   # updates the snapshot
 
 The wheels are read, never imported. One line per name that an adapter uses: the function's own parameters, or the
 constant's value, and any mismatch: an unknown name, a wrong call, a key or field that its result
@@ -322,17 +321,14 @@ def without_versions(interfaces: dict[str, Any]) -> dict[str, Any]:
 
 
 def wheel(library: str, folder: Path) -> Path:
-    """The library's wheel in the folder, downloaded if it is not there. Raises OSError with pip's reason."""
+    """Download the library's wheel into the folder. Raises OSError with pip's reason."""
     distribution = DISTRIBUTIONS[library]
-    pattern = f"{distribution.replace('-', '_')}-*.whl"
-    if not list(folder.glob(pattern)):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run(
-            [*pip, "--only-binary=:all:", "--dest", str(folder), distribution], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise OSError((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
-    return sorted(folder.glob(pattern))[-1]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [*pip, "--only-binary=:all:", "--dest", str(folder), distribution]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
+    return next(folder.glob(f"{distribution.replace('-', '_')}-*.whl"))
 
 
 def read_wheel(path: Path) -> tuple[VendorSource, str]:
@@ -357,7 +353,6 @@ def check(library: str, folder: Path, uses: list[Use]) -> tuple[dict[str, Any], 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheels", type=Path, help="a folder for the wheels, kept")
     parser.add_argument("--write", action="store_true", help="write the snapshot")
     options = parser.parse_args()
     before = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
@@ -365,7 +360,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for library in DISTRIBUTIONS:
             try:
-                after[library], is_right = check(library, options.wheels or Path(temporary), uses)
+                after[library], is_right = check(library, Path(temporary), uses)
                 fits = fits and is_right
             except OSError as error:
                 missing.append(library)

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from browsing.chromium import LAPTOP, PHONE, Browser, chromium, missing
-from browsing.pages import has_site, make_pages, make_site
+from browsing.pages import make_pages, make_site
 
 #: A4 without margins, in CSS pixels.
 PRINTED = 794
@@ -25,7 +25,7 @@ def main() -> int:
     if reason := missing():
         parser.error(reason)
     args.folder.mkdir(parents=True)
-    pages = make_pages(args.folder) | (make_site(args.folder / "site") if has_site() else {})
+    pages = make_pages(args.folder) | make_site(args.folder / "site")
     print("| page | size | loads in |\n|---|---:|---:|")
     with chromium() as browser:
         for name in args.names or pages:

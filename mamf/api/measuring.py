@@ -369,7 +369,8 @@ def problems_and_shapes(
     sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
     known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
     for name in parameters.keys() - known:
-        raise _unknown_keyword(call, name, {*known, *inspect.signature(measure_kernels).parameters})
+        own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
+        raise _unknown_keyword(call, name, sorted(known | own))
     whole = as_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
     problems = as_tuple("problem", problem, of.problem_type, max_values) or ()

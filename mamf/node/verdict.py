@@ -218,7 +218,7 @@ def _is_steady(device: Device, figure: str) -> bool:
 
 
 class Shortfall(NamedTuple):
-    """A figure below its reference. ``share``: the difference divided by the reference. ``limit``: the allowed share."""
+    """A figure below its reference by a ``share`` of the reference. The share may be at most ``limit``."""
 
     figure: str
     share: float

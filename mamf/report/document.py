@@ -54,7 +54,7 @@ def rate_text(rate: float, unit: str) -> str:
 
 
 def work_line(works: Iterable[Work]) -> str:
-    """Say which FLOP and bytes are counted, eachonce: ``counted: 2*M*N*K; A and B read, C written, once each``."""
+    """Say which FLOP and bytes are counted, each once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 

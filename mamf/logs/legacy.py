@@ -73,7 +73,7 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: Fields of a run that are in the summary record. ``rows`` are records of their own; other fields are in the header.
+#: Fields of a run that are in the summary record. ``rows`` are separate records; other fields are in the header.
 OF_SUMMARY = ("tried", "elapsed_seconds", "means", "best")
 OF_HEADER = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*OF_SUMMARY, "rows", "is_complete", "version")

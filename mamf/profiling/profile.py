@@ -194,7 +194,7 @@ def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[Clas
 
 
 def _is_within(name: str, event: Event) -> bool:
-    """Return whether an operation on the CPU was called by one of its own class, so that both are one call."""
+    """Return whether an operation on the CPU was called by another of the same class, so that both are one call."""
     caller = event.parent
     return caller is not None and event.kind == caller.kind == "operation" and classify(caller) == name
 

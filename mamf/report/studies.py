@@ -380,11 +380,11 @@ def overlap_document(
     """``step``: FLOP and bytes of a step to be made of the pairs."""
     pairs = pairs_of(rows)
     return Document(
-        f"products beside other work on {header['device']['name']}",
+        f"matmul beside other work on {header['device']['name']}",
         [
             Lines(
                 [
-                    f"products beside other work on {machine_line(header)}",
+                    f"matmul beside other work on {machine_line(header)}",
                     work_line(row.work for row in rows if not row.problem.alone),
                 ]
             ),

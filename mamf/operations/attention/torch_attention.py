@@ -276,7 +276,7 @@ class PreparedAttention:
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.bound(problem)
-        # One missing row hardly changes the norm of a long output, so the worst row has a limit of its own.
+        # One missing row hardly changes the norm of a long output, so the worst row has a separate limit.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rates import logs_below
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
-from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, known_median, summarize
@@ -65,14 +65,6 @@ class Figure:
 
 
 Pair = tuple[Figure, Figure]
-
-
-def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
-    """The logs of mamf's own among these files and below these folders."""
-    for path in paths:
-        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            if read_legacy_or_none(file) is None:
-                yield read_run_log(file)
 
 
 def figures(log: RunLog) -> Iterator[Figure]:

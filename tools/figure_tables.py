@@ -145,7 +145,6 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
     "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).mbu(row)),
-    "us": lambda row, log: f"{significant(1e6 * row.seconds)} us",
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
 }

@@ -118,14 +118,20 @@ def in_turns(runs: int) -> Design:
     return Design(f"{runs} + {runs} runs in turns", math.sqrt(2 / runs), 2 * runs - 2)
 
 
-def logs_below(folder: Path) -> dict[str, list[RunLog]]:
+def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
+    """Read mamf's own logs among these files and below these folders."""
+    for path in paths:
+        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
+            if read_legacy_or_none(file) is None:
+                yield read_run_log(file)
+
+
+def logs_by_card(folder: Path) -> dict[str, list[RunLog]]:
     """Read the logs below a folder, by the card that they are of."""
     found: dict[str, list[RunLog]] = {}
-    for path in sorted(folder.rglob("*.jsonl")):
-        if read_legacy_or_none(path) is None:
-            log = read_run_log(path)
-            if card := log.header["device"].get("uuid_hash"):
-                found.setdefault(card, []).append(log)
+    for log in logs_below([folder]):
+        if card := log.header["device"].get("uuid_hash"):
+            found.setdefault(card, []).append(log)
     return found
 
 
@@ -243,7 +249,7 @@ def drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
 
 
 def print_compare(folder: Path, count: int) -> None:
-    logs = logs_below(folder)
+    logs = logs_by_card(folder)
     every = [[all_rows(log) for log in each] for each in logs.values()]
     whole, fours = list(equal_pairs(every)), list(interleaved(every))
     kinds = {"as compare pairs them": list(equal_pairs(logs.values())), "all rows of both": whole}

@@ -25,7 +25,7 @@ Content = str | bytes | Iterable[str]
 
 
 def packaged_rows(name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file that ships with this package."""
+    """Return the rows of a CSV file that ships with this package."""
     text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -67,7 +67,7 @@ def create_whole(path: Path, content: Content, is_numbered: bool = False) -> Pat
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """A path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
+    """Yield a path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
     yield path
     for number in itertools.count(2):
         yield path.with_stem(f"{path.stem}-{number}")

@@ -52,7 +52,7 @@ class Crashes:
     keep: Callable[[Measurement | None], None] = lambda row: None
 
     def reason_against(self, asked: Measurement) -> str:
-        """Why a step must not be launched again; empty if it may be."""
+        """Return why a step must not be launched again; empty if it may be."""
         of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
@@ -63,7 +63,7 @@ _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
 def find_crashes(backend: Backend) -> Crashes:
-    """The Crashes of an opened device."""
+    """Return the Crashes of an opened device."""
     return _OF_DEVICES.setdefault(backend, Crashes())
 
 
@@ -199,7 +199,7 @@ class Runner:
         self.backend.release_memory()
 
     def pool(self, problem: Problem) -> OperandPool:
-        """The operand pool shared by problems with the same operation, data and seed."""
+        """Return the operand pool shared by problems with the same operation, data and seed."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
             self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
@@ -339,7 +339,7 @@ class PlanStrategy(ABC):
 
 
 def failed_row(step: Step) -> Measurement:
-    """A row with the status ``failed`` for a step; the caller adds the reason."""
+    """Return a row with the status ``failed`` for a step; the caller adds the reason."""
     kernel, regime = step.kernel.name, step.regime
     return Measurement(
         step.shape,

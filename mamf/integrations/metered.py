@@ -226,7 +226,7 @@ class MeteredTraining:
             self._counter.start()
 
     def _find_fixed_length(self, found: Pass) -> list[tuple[int, int]]:
-        """The sequences of a pass, as (count, length), if the model fixes their length; else empty."""
+        """Return the sequences of a pass, as (count, length), if the model fixes their length; else empty."""
         positions = self._formula and (self._formula.encoder or self._formula).positions
         return [(int(found.samples), positions)] if positions and found.samples > 0 else []
 

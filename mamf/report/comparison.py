@@ -101,14 +101,14 @@ def ratio_interval_cell(interval: Interval) -> str:
 
 
 def change_interval(interval: Interval) -> str:
-    """The interval of a ratio as changes in percent."""
+    """Format the interval of a ratio as changes in percent."""
     if interval.high < _WIDEST_RATIO * interval.low:
         return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
     return "of unknown accuracy"
 
 
 def unit_of(pairs: Sequence[Pair]) -> tuple[str, float]:
-    """The unit in which people read the rates, and its factor."""
+    """Return the unit in which people read the rates, and its factor."""
     return scaled_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
@@ -154,7 +154,7 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def difference_lines(what: str, differences: Sequence[Difference]) -> list[str]:
-    """A line if there are differences."""
+    """Return a line if there are differences."""
     return [what + ", ".join(map(str, differences))] if differences else []
 
 
@@ -177,7 +177,7 @@ def together_line(each: PooledRows, comparison: Comparison, tolerance: float) ->
 
 
 def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
-    """Rows by verdict, and what is slower."""
+    """Count the rows by verdict, and say what is slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
         f"{len(rows)} only in {name}{_what_became(rows, other)}"
@@ -231,7 +231,7 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
 
 
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
-    """A row with a figure in one log alone; ``status_in_other``: what became of it in the other."""
+    """Return a row that has a figure in only one log; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
@@ -242,7 +242,7 @@ _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecid
 
 
 def verdict_line(found: GuardResult) -> str:
-    """The guard in a line."""
+    """Say the verdict of the guard in one line."""
     counts, rows = found.counts(), counted(len(found.rows), "row")
     slower = f"slower by more than {percent_of(found.tolerance)}"
     outcomes: dict[Outcome, str] = {
@@ -258,7 +258,7 @@ def verdict_line(found: GuardResult) -> str:
 
 
 def describe_row(row: JudgedRow) -> str:
-    """A row in words: kernel, shape, and its other fields."""
+    """Describe a row: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
@@ -277,7 +277,7 @@ def describe_outcome(row: JudgedRow) -> str:
 
 
 def guard_document(found: GuardResult) -> Document:
-    """The comparison with the baseline, and the verdict."""
+    """Return the comparison with the baseline, and the verdict, as a report."""
     rows = [row for row in found.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
     answer = Answer([*lines, verdict_line(found)])

@@ -111,7 +111,7 @@ class Regime(ABC):
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
-        """The number of operand sets that the launches of a shape use."""
+        """Return the number of operand sets that the launches of a shape use."""
         return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class Regime(ABC):
         return ""
 
     def outlasted_by(self, seconds: float) -> str | None:
-        """Why a launch of ``seconds`` is too long for this regime, or None."""
+        """Return why a launch of ``seconds`` is too long for this regime, or None."""
         return None
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
@@ -143,7 +143,7 @@ class Regime(ABC):
         """
 
     def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
-        """The regime that confirms a ceiling.
+        """Return the regime that confirms a ceiling.
 
         ``chosen``: the conditions when the ceiling was chosen. ``seconds``: the time available for each visit.
         """

@@ -186,8 +186,8 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """The configuration, units without work, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial
-        sums are added to float32 regularly.
+        """Return the configuration, units without work, and how 8-bit floats are summed: Hopper keeps 14 bits unless
+        partial sums are added to float32 regularly.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
         idle = describe_idle_units(self.configuration.tiles(shape.m, shape.n), self._compute_units)

@@ -256,9 +256,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         return super().unsupported_dtype(dtype)
 
     def without_compiler(self) -> Unavailable | None:
-        return Unavailable(
-            f"mamf does not know a torch.compile backend for {self.kind()}", "'mamf kernels' lists other kernels"
-        )
+        return Unavailable(f"mamf cannot use torch.compile on {self.kind()}", "'mamf kernels' lists other kernels")
 
     def advice(self) -> list[Advice]:
         if not self.why_no_events:

@@ -34,7 +34,7 @@ nitpick_ignore = [
     ("py:class", "mamf.kernel.ShapeT"),
     ("py:class", "mamf.logs.entries.Change"),
     ("py:class", "mamf.logs.entries.Design"),
-    ("py:class", "mamf.logs.entries.Together"),
+    ("py:class", "mamf.logs.entries.PooledRows"),
     ("py:class", "mamf.logs.entries.Entry"),
     ("py:class", "mamf.operation.Preset"),
     ("py:class", "mamf.operation.Parameter"),

@@ -61,21 +61,21 @@ class DeviceInfo:
 
 
 def shared_name(name: str, ways: Iterable[str]) -> str:
-    """The name of a device that does not have its card alone, such as "NVIDIA H200 (shared: other processes)". It is
-    the name of no whole card, so it has no peak, and neither ceilings nor tables mix the two.
+    """Return the name of a device that does not have its card alone, such as "NVIDIA H200 (shared: other processes)".
+    It is the name of no whole card, so it has no peak, and neither ceilings nor tables mix the two.
     """
     found = dict.fromkeys([*shared_ways(name), *ways])
     return f"{name.partition(_SHARED)[0]}{_SHARED}{', '.join(found)})" if found else name
 
 
 def shared_ways(name: str) -> tuple[str, ...]:
-    """The ways in which a device of this name shares its card; empty for a whole card."""
+    """Return the ways in which a device of this name shares its card; empty for a whole card."""
     ways = name.partition(_SHARED)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
 
 
 def describe_sharing(device_name: str) -> str:
-    """Why the figures of a shared card are not those of its model; an empty text for a whole card."""
+    """Say why the figures of a shared card are not those of its model. Return an empty string for a whole card."""
     ways = ", ".join(shared_ways(device_name))
     return f"the card is shared ({ways}): its figures are not a whole card's, and it has no known peak" if ways else ""
 
@@ -115,16 +115,18 @@ class Elapsed(NamedTuple):
 
 @runtime_checkable
 class ClockStamps(Protocol):
-    """Stamps in the device's queue: behind all work queued so far, each compute unit notes how many clock cycles it has
-    counted, and the time. They show the clock that the units had, which sensors do not.
+    """Measures the clock at which the compute units really ran, which sensors do not show.
+
+    A stamp waits in the device's queue for all earlier work. Then each compute unit records its cycle counter and the
+    time.
     """
 
     def stamp(self) -> Any:
         """Queue a stamp, and return it."""
 
     def between(self, start: Any, end: Any) -> Elapsed | None:
-        """What passed between two stamps that the device has reached, at most 100 stamps apart; None if no unit noted
-        both.
+        """Return the cycles and seconds between two stamps that the device has reached, at most 100 stamps apart.
+        Return None if no unit recorded both.
         """
 
 
@@ -197,21 +199,21 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def unavailable(cls) -> Unavailable | None:
-        """Why no device of this vendor can be used here, or None. Never raises; may import the vendor's library."""
+        """Return why no device of this vendor can be used here, or None. Never raises. May import the library."""
 
     @classmethod
     @abstractmethod
     def device_count(cls) -> int:
-        """The number of devices visible to this process; called only if the backend is available."""
+        """Return the number of devices visible to this process; called only if the backend is available."""
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        """The device's name. Override this if the name can be read without opening the device."""
+        """Return the device's name. Override this if the name can be read without opening the device."""
         return cls(index).info.name
 
     @classmethod
     def current_index(cls) -> int:
-        """The index of the device that this process uses now; called only if the backend is available."""
+        """Return the index of the device that this process uses now; called only if the backend is available."""
         return 0
 
     # -- the device's queue ------------------------------------------------------------------------------------------
@@ -236,14 +238,14 @@ class Backend(ABC):
         """Device seconds between two marks that the device has reached."""
 
     def idle_mark(self) -> Any | None:
-        """A mark that the device reaches once it has finished all work of this process, in whatever queue.
+        """Return a mark that the device reaches once it has finished all work of this process, in whatever queue.
 
         Called only if ``has_idle_marks``. None if the device had nothing left to do: its time would be the host's.
         """
         return None
 
     def second_queue(self) -> Queue | None:
-        """The device's second queue, the same at each call; None if it has none."""
+        """Return the device's second queue, the same at each call; None if it has none."""
         return None
 
     @property
@@ -271,14 +273,15 @@ class Backend(ABC):
         """Queue a write of ``size`` bytes (default: twice the last-level cache), which evicts the operands."""
 
     def profiler_window(self, name: str) -> AbstractContextManager[object]:
-        """A context in which the vendor's profiler records, in a range of this name. Earlier work has finished when it
-        begins, and all launches within it have finished when it ends. Does nothing without an attached profiler.
+        """Return a context in which the vendor's profiler records, in a range of this name. Earlier work has finished
+        when it begins, and all launches within it have finished when it ends. Does nothing without an attached
+        profiler.
         """
         return nullcontext()
 
     def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
-        """A context whose launches the vendor's profiler records in a range of this name; ranges may be nested. Does
-        not synchronize. None if the vendor's profiler has no ranges.
+        """Return a context whose launches the vendor's profiler records in a range of this name; ranges may be nested.
+        Does not synchronize. None if the vendor's profiler has no ranges.
         """
         return None
 
@@ -290,19 +293,19 @@ class Backend(ABC):
 
     @abstractmethod
     def free_memory(self) -> int | None:
-        """Bytes that can still be allocated, or None if the vendor does not report it."""
+        """Return the bytes that can still be allocated, or None if the vendor does not report it."""
 
     def allocated_memory(self) -> int | None:
-        """Bytes that this process has allocated now, counted as in ``peak_memory``, or None."""
+        """Return the bytes that this process has allocated now, counted as in ``peak_memory``, or None."""
         return None
 
     @abstractmethod
     def peak_memory(self) -> int | None:
-        """The most bytes allocated at once since the last ``reset_peak_memory``, or None."""
+        """Return the most bytes allocated at once since the last ``reset_peak_memory``, or None."""
 
     def peak_reserved_memory(self) -> int | None:
-        """The most bytes that the process has reserved on the device since the last ``reset_peak_memory``, including
-        cached, unused blocks; None if the vendor does not report it.
+        """Return the most bytes that the process has reserved on the device since the last ``reset_peak_memory``,
+        including cached, unused blocks; None if the vendor does not report it.
         """
         return None
 
@@ -319,35 +322,35 @@ class Backend(ABC):
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 
     def resolve_dtype(self, name: str) -> str:
-        """The full dtype name; ``fp8`` becomes the 8-bit format that this device supports."""
+        """Return the full dtype name; ``fp8`` becomes the 8-bit format that this device supports."""
         return "float8_e4m3fn" if name == "fp8" else name
 
     def unsupported_dtype(self, dtype: str) -> str | None:
-        """Why this device cannot multiply ``dtype``, or None."""
+        """Return why this device cannot multiply ``dtype``, or None."""
         return None if dtype in DTYPES else f"{self.name} has no dtype {dtype}"
 
     def without_compiler(self) -> Unavailable | None:
-        """Why torch.compile cannot generate kernels for this device, or None."""
+        """Return why torch.compile cannot generate kernels for this device, or None."""
         return None
 
     def bus_address(self) -> str | None:
-        """The device's address in the machine, such as its PCI address, to find a faulty card. Never logged."""
+        """Return the device's address in the machine, such as its PCI address, to find a faulty card. Never logged."""
         return None
 
     def digest(self, result: object) -> str | None:
-        """A hash of all bits of a launch's result; None if the result cannot be read."""
+        """Return a hash of all bits of a launch's result; None if the result cannot be read."""
         return None
 
     def without_counters(self) -> Unavailable | None:
-        """Why mamf cannot read hardware counters on this device, and the alternative; None if it can."""
+        """Return why mamf cannot read hardware counters on this device, and the alternative; None if it can."""
         return Unavailable(
             f"mamf reads hardware counters with NVIDIA's ncu, which does not support {self.info.name}",
             "rates need no counters: 'mamf sweep', 'mamf attention'; 'mamf run' works with the vendor's own profiler",
         )
 
     def sharing(self) -> tuple[str, ...]:
-        """The ways in which the device's card is shared now: the device is a part of it, or others use it too. Empty if
-        it is not shared, or if that is unknown. Called before and after a run, never during it.
+        """Return the ways in which the device's card is shared now: the device is a part of it, or others use it too.
+        Empty if it is not shared, or if that is unknown. Called before and after a run, never during it.
         """
         return ()
 
@@ -356,7 +359,7 @@ class Backend(ABC):
         return []
 
     def settings(self) -> dict[str, str]:
-        """The current values of library flags that change results."""
+        """Return the current values of library flags that change results."""
         return {}
 
     # -- host time ---------------------------------------------------------------------------------------------------
@@ -378,8 +381,8 @@ class OperandPool(ABC):
 
     @abstractmethod
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> Any:
-        """A flat view of ``elements`` elements. Grows the buffer if it is too small. Raises the backend's out-of-memory
-        error.
+        """Return a flat view of ``elements`` elements. Grows the buffer if it is too small. Raises the backend's
+        out-of-memory error.
         """
 
     @abstractmethod

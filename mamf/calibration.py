@@ -94,8 +94,8 @@ def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
 
 
 def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatability:
-    """The calibration for a backend (by name), a state (a regime, or ANEW) and a problem. Raises KeyError for a state
-    without a calibration.
+    """Return the calibration for a backend (by name), a state (a regime, or ANEW) and a problem. Raises KeyError for a
+    state without a calibration.
     """
     known, operation = _calibrations(), "" if problem is None else problem.operation
     backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []

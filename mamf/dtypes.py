@@ -23,7 +23,7 @@ class Scaling:
     dtype: str = "float32"
 
     def count(self, rows: int, k: int) -> int:
-        """The number of scales of an operand with this many rows of K values."""
+        """Return the number of scales of an operand with this many rows of K values."""
         return -(-rows // self.rows) * (1 if self.columns is None else -(-k // self.columns))
 
 
@@ -36,7 +36,7 @@ class Format:
     values_per_byte: int = 1
 
     def scaling(self, operand: str) -> Scaling:
-        """The scaling of operand ``a`` or ``b``."""
+        """Return the scaling of operand ``a`` or ``b``."""
         return self.a if operand == "a" else self.b
 
     @property
@@ -139,7 +139,7 @@ _SLOPE = 1e-3
 
 
 def canonical_name(name: str) -> str:
-    """The full name of a dtype, given any alias. ``fp8`` stays, because the backend resolves it. Raises
+    """Return the full name of a dtype, given any alias. ``fp8`` stays, because the backend resolves it. Raises
     UnknownNameError.
     """
     key = name.strip().lower().removeprefix("torch.")
@@ -150,7 +150,7 @@ def canonical_name(name: str) -> str:
 
 
 def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
-    """The largest relative error of a correct result, given the operand and output dtypes."""
+    """Return the largest relative error of a correct result, given the operand and output dtypes."""
     operand = DTYPES[dtype]
     is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
     bound = max(_OUTPUT_BOUNDS.get(out_dtype, 0.0), _SUMS_BOUND) if is_narrow else operand.tolerance

@@ -141,7 +141,7 @@ def plugin_errors() -> tuple[type[BaseException], ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, shortened, because vendors' messages can fill pages."""
+    """Return the first line of an exception's message, shortened, because vendors' messages can fill pages."""
     try:
         lines = str.strip(str(error)).splitlines()
     except plugin_errors():
@@ -184,14 +184,14 @@ def whole_number(what: str, value: object, minimum: int = 1, maximum: int = LARG
 
 
 def parse_digits(digits: str) -> int:
-    """A whole number from its digits. Raises UsageError if there are more digits than any size has."""
+    """Parse a whole number from its digits. Raises UsageError if there are more digits than any size has."""
     if len(digits) > _MAX_DIGITS and len(digits.lstrip("0")) > _MAX_DIGITS:
         raise UsageError(f"{shorten(digits)} is too large")
     return int(digits)
 
 
 def parse_size(text: str) -> int:
-    """A size or a count from text. Raises UsageError unless it is a whole number of at least 1."""
+    """Parse a size or a count. Raises UsageError unless it is a whole number of at least 1."""
     number = parse_digits(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
         raise UsageError(f"{shorten(text)!r} is not a whole number of at least 1")
@@ -199,7 +199,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """A share between 0 and 1 from ``0.3%`` or ``0.003``. Raises UsageError for any other text."""
+    """Parse a share between 0 and 1, such as ``0.3%`` or ``0.003``. Raises UsageError for any other text."""
     number = text.strip().removesuffix("%")
     try:
         value = float(number) / (100 if text.strip().endswith("%") else 1)
@@ -249,7 +249,7 @@ def require_steps(*counts: int) -> None:
 
 
 def count_values(values: Collection[object]) -> int:
-    """The number of values. ``len`` fails for a range whose length exceeds a machine word."""
+    """Return the number of values. ``len`` fails for a range whose length exceeds a machine word."""
     return max(0, -((values.start - values.stop) // values.step)) if isinstance(values, range) else len(values)
 
 
@@ -259,7 +259,7 @@ def is_number(value: object) -> bool:
 
 
 def shorten(value: object) -> str:
-    """The text of a value, shortened for a one-line error."""
+    """Return the text of a value, shortened for a one-line error."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python writes

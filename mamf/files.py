@@ -25,7 +25,7 @@ Content = str | bytes | Iterable[str]
 
 
 def packaged_rows(name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file that ships with this package."""
+    """Return the rows of a CSV file that ships with this package."""
     text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -46,7 +46,7 @@ def write_whole(path: Path, content: Content) -> None:
     with _clarify_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device, such as /dev/stdout
             with path.open("wb") as stream:
-                stream.writelines(_pieces(content))
+                stream.writelines(_encode(content))
             return
         # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
@@ -67,7 +67,7 @@ def create_whole(path: Path, content: Content, is_numbered: bool = False) -> Pat
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """A path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
+    """Yield a path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
     yield path
     for number in itertools.count(2):
         yield path.with_stem(f"{path.stem}-{number}")
@@ -79,7 +79,7 @@ def _write_beside(target: Path, content: Content) -> Iterator[Path]:
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
         with part.open("xb", buffering=_BUFFER_BYTES) as file:
-            file.writelines(_pieces(content))
+            file.writelines(_encode(content))
             file.flush()
             os.fsync(file.fileno())
         yield part
@@ -88,7 +88,7 @@ def _write_beside(target: Path, content: Content) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def _pieces(content: Content) -> Iterable[bytes]:
+def _encode(content: Content) -> Iterable[bytes]:
     if isinstance(content, bytes):
         return (content,)
     return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))

@@ -97,7 +97,7 @@ def _is_made_of(wrong: WrongCells, height: int, width: int, down: int, across: i
 DATA = ("normal", "uniform", "zeros", "integers")
 #: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.
 ALL_DATA = (*DATA, "wide")
-# With operands so small that more sets would be needed, reading them does not limit a launch.
+# If operands are so small that this many sets fit in the cache, reading them does not limit a launch anyway.
 MAX_OPERAND_SETS = 64
 ALIGNMENT = 256  # elements
 
@@ -132,13 +132,13 @@ class Problem(Protocol):
     @property
     def seed(self) -> int: ...
     def work(self, shape: Any) -> Work:
-        """FLOP and bytes of one launch."""
+        """Return the FLOP and bytes of one launch."""
 
     def buffers(self, shape: Any, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """The device buffers of the operands, by name."""
+        """Return the device buffers of the operands, by name."""
 
     def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """The bytes of the operands of a launch, which decide how many operand sets exceed the cache."""
+        """Return the bytes of the operands of a launch, which decide how many operand sets exceed the cache."""
 
 
 ProblemT = TypeVar("ProblemT", bound=Problem)
@@ -252,32 +252,32 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_exact: ClassVar[bool] = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        """Why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
+        """Return why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
 
         If an installed library fails to import, in whatever way, return the reason instead of raising the error.
         """
         return None
 
     def _unsupported_dtype(self, problem: ProblemT) -> str | None:
-        """Why this kernel does not support the problem's dtype, or None."""
+        """Return why this kernel does not support the problem's dtype, or None."""
         if problem.dtype in self.dtypes:
             return None
         return f"kernel {self.name} does not support {problem.dtype}; it takes {', '.join(self.dtypes)}"
 
     @abstractmethod
     def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:
-        """Why this kernel does not support this problem (dtype, layout, direction), or None. Allocates nothing."""
+        """Return why this kernel does not support this problem (dtype, layout), or None. Must not allocate."""
 
     def unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
-        """Why this kernel does not support this shape, or None."""
+        """Return why this kernel does not support this shape, or None."""
         return None
 
     def variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
-        """The library's algorithms for this shape, each as a kernel; only this kernel if there is no choice."""
+        """Return the library's algorithms for this shape, each as a kernel; only this kernel if there is no choice."""
         return (self,)
 
     def settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
-        """A context that sets library flags (such as tf32) while this kernel runs, and restores them."""
+        """Return a context that sets library flags (such as tf32) while this kernel runs, and restores them."""
         return nullcontext()
 
     def refuses(self, error: Exception) -> bool:
@@ -306,7 +306,7 @@ AnyKernel = Kernel[Any, Any]
 
 
 def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
-    """The number of operand sets that together exceed twice the cache: at least 3, at most MAX_OPERAND_SETS.
+    """Return the number of operand sets that together exceed twice the cache: at least 3, at most MAX_OPERAND_SETS.
 
     ``cache_bytes``: the size of the last-level cache, if known.
     """

@@ -68,7 +68,7 @@ def _timers() -> dict[str, Timer]:
 
 
 def find_timer(backend: str) -> Timer | None:
-    """The measured timer of a backend, or None if it has not been measured."""
+    """Return the measured timer of a backend, or None if it has not been measured."""
     return _timers().get(backend)
 
 
@@ -80,8 +80,8 @@ def is_credible(backend: str, overhead: float) -> bool:
 
 
 def credible_overhead(backend: str, estimate: float | None) -> Overhead:
-    """The estimate in seconds if it is plausible, else the timer's typical overhead (0 if unknown). Rounded to the
-    nanosecond, like logged samples.
+    """Return the estimate in seconds if it is plausible, else the timer's typical overhead (0 if unknown). Rounded to
+    the nanosecond, like logged samples.
     """
     if estimate is None:
         return Overhead(0.0)
@@ -97,18 +97,20 @@ def credible_overhead(backend: str, estimate: float | None) -> Overhead:
 
 
 def timer_accuracy(backend: str, overhead: float) -> float:
-    """The error in seconds of short launches after subtraction of this overhead; 0 if unknown."""
+    """Return the error in seconds of short launches after subtraction of this overhead; 0 if unknown."""
     timer = find_timer(backend)
     return timer.accuracy if timer and overhead else 0.0
 
 
 def relative_accuracy(accuracy: float, seconds: float) -> float:
-    """The error of a figure as a share of its seconds, from ``timer_accuracy``; 0 if that is unknown."""
+    """Return the error of a figure as a share of its seconds, from ``timer_accuracy``; 0 if that is unknown."""
     return max(accuracy / seconds, MIN_RELATIVE_ACCURACY) if accuracy else 0.0
 
 
 def corrected_window(window: float, overhead: float) -> float:
-    """The seconds of a launch, from its window: at least half the window, because shorter launches cannot be timed."""
+    """Return the seconds of a launch, from its window: at least half the window, because shorter launches cannot be
+    timed.
+    """
     return max(window - overhead, window / 2)
 
 
@@ -250,8 +252,8 @@ class Measurement(Tabular):
         return self.status == "failed" and self.reason.startswith((CRASHED, LOST, GIVEN_UP))
 
     def rate(self, statistic: str) -> float:
-        """The rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, at a statistic of the summary:
-        mean, median, fastest or slowest. Raises ValueError if there is no summary.
+        """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, at a statistic of the
+        summary: mean, median, fastest or slowest. Raises ValueError if there is no summary.
         """
         return self.amount / self._measured(statistic) / TERA
 
@@ -399,14 +401,14 @@ Rates = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:
-    """The rate of a dtype in a regime, or None. A rate with fast accumulation is used only if there is no other; a rate
-    with an unusual output dtype is never used.
+    """Return the rate of a dtype in a regime, or None. A rate with fast accumulation is used only if there is no other;
+    a rate with an unusual output dtype is never used.
     """
     return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST}", regime))
 
 
 def label_dtype(problem: Any) -> str:
-    """The dtype of a problem and, for matmul, what else its ceiling depends on: ``int8, int8 output`` or
+    """Return the dtype of a problem and, for matmul, what else its ceiling depends on: ``int8, int8 output`` or
     ``float8_e4m3fn, fast accumulation``. Every look-up of a rate uses this label.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)

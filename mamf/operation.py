@@ -95,7 +95,7 @@ class Parameter:
         return value
 
     def values_of(self, given: Any) -> tuple[Any, ...]:
-        """The values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
+        """Return the values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
         several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
         return tuple(self.parse(str(each)) if self.read or isinstance(each, str) else each for each in several)
 
@@ -121,7 +121,7 @@ DERIVED: Mapping[str, Any] = {_KEY: None}
 
 
 def parameters_of(kind: Any) -> Mapping[str, Parameter]:
-    """The parameters of a dataclass of shapes or problems, by name."""
+    """Return the parameters of a dataclass of shapes or problems, by name."""
     return _read_parameters(kind)
 
 
@@ -189,7 +189,7 @@ def _write(value: object) -> str:
 
 
 def _required(kind: Any) -> Any:
-    """The type of a parameter without None."""
+    """Return the type of a parameter without None."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))
@@ -292,14 +292,14 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
-        """The shapes to measure by default."""
+        """Return the shapes to measure by default."""
 
     def presets(self) -> Mapping[str, Preset[ShapeT]]:
         """Well-known shapes and problems by name."""
         return {}
 
     def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
-        """A preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
+        """Return a preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
         presets = self.presets()
         require_known((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
         return presets[name]
@@ -310,11 +310,13 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [replace(base, **chosen) for base in bases for chosen in combine(sizes)]
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a preset, replaced by ``given`` ones and by fields that follow from these."""
+        """Return the fields of a preset, replaced by ``given`` ones and by fields that follow from these."""
         return {**preset, **given}
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
-        """A problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid fields."""
+        """Return a problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid
+        fields.
+        """
         dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
@@ -325,13 +327,13 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
-        """The device's physical limit on the rate, in FLOP or bytes per second; None if unknown. ``shape``: the shape,
-        on which the limit may depend (whether it fits in a cache).
+        """Return the device's physical limit on the rate, in FLOP or bytes per second; None if unknown. ``shape``: the
+        shape, on which the limit may depend (whether it fits in a cache).
         """
         return None
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """The datasheet's figure in FLOP or bytes per second, or None."""
+        """Return the datasheet's figure in FLOP or bytes per second, or None."""
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
@@ -346,7 +348,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def words(self, problem: ProblemT) -> Sequence[str]:
-        """The fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
+        """Return the fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
         usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         fields = self.problem_record(problem).items()
         return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
@@ -356,11 +358,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.words(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
-        """A shape, phrased for reports."""
+        """Describe a shape in a report."""
         return str(shape)
 
     def axis(self, shape: ShapeT) -> float:
-        """The position of a shape on a chart's axis. Raises NotImplementedError if the operation has no axis."""
+        """Return the position of a shape on a chart's axis. Raises NotImplementedError if the operation has no axis."""
         raise NotImplementedError(f"{self.name} has no axis for a chart")
 
     # -- log records -------------------------------------------------------------------------------------------------
@@ -370,7 +372,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.shape_type.parse(text)  # type: ignore[no-any-return]
 
     def shape_record(self, shape: ShapeT) -> dict[str, Any]:
-        """A shape as JSON fields for the log."""
+        """Convert a shape to JSON fields for the log."""
         return plain_fields(shape)
 
     def shape_from_record(self, record: Mapping[str, Any]) -> ShapeT:
@@ -378,7 +380,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.shape_type(**record)  # type: ignore[no-any-return]
 
     def problem_record(self, problem: ProblemT) -> dict[str, Any]:
-        """A problem as JSON fields for the log."""
+        """Convert a problem to JSON fields for the log."""
         return plain_fields(problem)
 
     def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
@@ -410,7 +412,7 @@ class Request:
         return tuple(dict.fromkeys(self.of.problem_for(backend, each) for each in asked))
 
     def labeled_shapes(self, backend: Backend) -> dict[Any, str]:
-        """The shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
+        """Return the shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
         if whole := self.preset.shapes or dict.fromkeys(self.shapes, ""):
             return dict(whole)
         sizes = {**self.preset.sizes, **self.sizes}
@@ -426,8 +428,8 @@ def plan_of(
     kind: str = SWEEP,
     **how: Any,
 ) -> Plan:
-    """The plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the operation's.
-    ``how``: further fields of the plan. Raises UsageError if the operation is not measured in a regime.
+    """Return the plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the
+    operation's. ``how``: further fields of the plan. Raises UsageError if the operation is not measured in a regime.
     """
     names = tuple(dict.fromkeys(regimes)) or (of.default_regime,)
     if CLASSIC in names and CLASSIC not in of.regimes:
@@ -436,12 +438,12 @@ def plan_of(
 
 
 def sizes_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
-    """The sizes of an operation's shapes, by name."""
+    """Return the sizes of an operation's shapes, by name."""
     return parameters_of(of.shape_type)
 
 
 def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
-    """The fields of an operation's problems, by name."""
+    """Return the fields of an operation's problems, by name."""
     return parameters_of(of.problem_type)
 
 
@@ -470,7 +472,7 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return fastest_possible_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """The datasheet's FLOP per second; the share of it is MFU."""
+        """Return the datasheet's FLOP per second; the share of it is MFU."""
         found = find_peak(info.name, problem.dtype, info.compute_units)
         return None if found is None else found.flops
 

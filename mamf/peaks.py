@@ -92,14 +92,15 @@ def _rows() -> tuple[DatasheetRate, ...]:
 
 
 def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
-    """The peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices that have the
-    same name.
+    """Return the peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices that have
+    the same name.
     """
     return _peak_among(_rows_of(device_name, compute_units), DTYPES[dtype].peak_name)
 
 
 def peak_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
-    """FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is unknown.
+    """Return the FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is
+    unknown.
 
     Because datasheets round (989 for 989.4), the result is rounded to a multiple of 16, as units have it.
     """
@@ -111,7 +112,7 @@ def peak_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> flo
 
 
 def listed_peak(device: str, dtype: str) -> DatasheetRate | None:
-    """The peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
+    """Return the peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
     return _peak_among((row for row in _rows() if row.device == device), DTYPES[dtype].peak_name)
 
 
@@ -122,7 +123,7 @@ def _peak_among(rows: Iterable[DatasheetRate], peak_name: str) -> DatasheetRate 
 def find_bandwidth(
     device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
 ) -> float | None:
-    """The theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
+    """Return the theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
     for row in _rows_of(device_name, compute_units):
         if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
             return row.bandwidth_tb * 1e12
@@ -131,8 +132,8 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _rows_of(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """The rows of the first device whose pattern and units match. Empty for a shared card, because all figures are of
-    whole cards.
+    """Return the rows of the first device whose pattern and units match. Empty for a shared card, because all figures
+    are of whole cards.
     """
     if shared_ways(device_name):
         return ()
@@ -142,8 +143,8 @@ def _rows_of(device_name: str, compute_units: int | None) -> tuple[DatasheetRate
 
 
 def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
-    """The FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is listed. For
-    a CPU, a bound that no current core exceeds.
+    """Return the FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is
+    listed. For a CPU, a bound that no current core exceeds.
     """
     if not info.is_accelerator:
         per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
@@ -159,8 +160,8 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
 
 
 def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False) -> float | None:
-    """The FLOP/s that no row on the device can exceed at ``clock_hz``, the median clock that was read during the row;
-    None if no verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
+    """Return the FLOP/s that no row on the device can exceed at ``clock_hz``, the median clock that was read during the
+    row; None if no verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
 
     The headroom comes from the 31,256 rows in ``results/`` to which it applied on 2026-11-24. All but two reach at most
     99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two are float64
@@ -175,14 +176,14 @@ def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall:
 
 
 def listed_as(device_name: str) -> str | None:
-    """The device of peaks.csv that a name means if it differs only in case or blanks; None if the name matches exactly
-    or not at all.
+    """Return the device of peaks.csv that a name means if it differs only in case or blanks; None if the name matches
+    exactly or not at all.
     """
     return None if any(row.match.search(device_name) for row in _rows()) else matching_device(device_name)
 
 
 def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | None:
-    """The first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
+    """Return the first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
     ``by_name_alone``: ignore devices that need their number of compute units to be recognized.
     """
     usual = " ".join(device_name.split())
@@ -192,7 +193,7 @@ def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | N
 
 
 def _bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
-    """The verified peak that bounds a dtype: its own, or that of a dtype that is never slower.
+    """Return the verified peak that bounds a dtype: its own, or that of a dtype that is never slower.
 
     In fp16 and fp8 consumer boards are twice as fast with 16-bit accumulation, which a global flag enables, so the
     higher peak is the bound.
@@ -226,14 +227,14 @@ class NamedDevice:
 
 @functools.cache
 def named_devices() -> tuple[NamedDevice, ...]:
-    """All devices in peaks.csv, in its order."""
+    """Return all devices in peaks.csv, in its order."""
     return tuple(
         NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in packaged_rows("device_names.csv")
     )
 
 
 def find_devices(name: str) -> list[NamedDevice]:
-    """The devices that a name may mean; several if it is ambiguous. The first rule that finds any applies:
+    """Return the devices that a name may mean; several if it is ambiguous. The first rule that finds any applies:
 
     1. The name is listed, ignoring case, blanks and the vendor.
     2. It contains a number, and a device has all its words. Of several such devices, the plain model whose words all
@@ -295,7 +296,7 @@ class ContributedRate(Rate):
 
 @functools.cache
 def contributed_rates() -> tuple[ContributedRate, ...]:
-    """All contributed ceilings that ship with this package."""
+    """Return all contributed ceilings that ship with this package."""
     return tuple(
         ContributedRate(
             rate=float(row["tflops"]),
@@ -315,6 +316,6 @@ def contributed_rates() -> tuple[ContributedRate, ...]:
 
 
 def contributed_for(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
-    """The contributed ceilings of such devices for a dtype, as named by ``label_dtype``."""
+    """Return the contributed ceilings of such devices for a dtype, as named by ``label_dtype``."""
     wanted = device, compute_units, dtype
     return [each for each in contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]

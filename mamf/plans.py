@@ -32,7 +32,7 @@ CEILINGS = (BURST, SUSTAINED)
 
 
 def asked_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
-    """The requested regimes, else ``default``, in the order of ``known`` (if empty: of ``default``)."""
+    """Return the requested regimes, else ``default``, in the order of ``known`` (if empty: of ``default``)."""
     return tuple(name for name in known or default if name in (asked or default))
 
 
@@ -256,8 +256,9 @@ class Plan:
         return self.kind == SWEEP and self.options.ranks > 0
 
     def dealt(self, rank: int, ranks: int) -> Plan:
-        """The part of one of several processes: every ``ranks``-th shape, and a reference that makes rows comparable,
-        by default the shape with the median work. Only sweeps are divided; other runs are repeated on each device.
+        """Return the part of one of several processes: every ``ranks``-th shape, and a reference that makes rows
+        comparable, by default the shape with the median work. Only sweeps are divided; other runs are repeated on each
+        device.
         """
         if self.kind != SWEEP:
             return self
@@ -266,7 +267,7 @@ class Plan:
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
-        """The steps that are not in ``held``. The kernels of a shape follow each other.
+        """Return the steps that are not in ``held``. The kernels of a shape follow each other.
 
         If the best rows are confirmed later, all rows are measured in the first regime only. An explanation measures
         sustained on its first problem only.
@@ -282,7 +283,7 @@ class Plan:
         return [step for step in everything if step not in done]
 
     def own_shapes(self) -> list[Any]:
-        """The shapes in the order of measurement; in a shared run, those of this process."""
+        """Return the shapes in the order of measurement; in a shared run, those of this process."""
         shapes = list(self.shapes)
         if self.kind == SWEEP and self.options.order == SHUFFLED:
             random.Random(self.problem.seed).shuffle(shapes)

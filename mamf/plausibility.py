@@ -32,9 +32,9 @@ _POWER = "power cap"
 def split_impossible(
     seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Split samples into possible and impossible ones. Impossible are those that are not positive, or faster than
+    """Split samples into possible and impossible ones. A sample is impossible if it is not positive, or faster than
     ``limit`` (units of ``amount`` per second) by more than the timer's ``accuracy`` in seconds. Samples that are only
-    much shorter than the others are kept, because on a busy machine the fast samples are the correct ones.
+    much shorter than the others count as possible, because on a busy machine the fast samples are the correct ones.
     """
     floor = amount / limit - accuracy if limit else 0.0
     possible = [sample for sample in seconds if sample > 0 and sample >= floor]
@@ -43,7 +43,7 @@ def split_impossible(
 
 
 def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
-    """Why a row is implausible, or None. The row's status is ignored.
+    """Return why a row is implausible, or None. The row's status is ignored.
 
     ``limit``: the FLOP or bytes per second that the device cannot exceed for this work; None if unknown.
     """
@@ -58,7 +58,8 @@ def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> 
 
 
 def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
-    """Why a row's rate is more than its clock allows; None if it is not, or if the clock is not known well enough.
+    """Return why a row's rate is more than its clock allows; None if it is not, or if the clock is not known well
+    enough.
 
     In classic the clock is read outside the loop. A device that is throttled for a reason other than power switches
     between clocks faster than sensors are read, so all readings may be of the lower clock.
@@ -80,8 +81,8 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
 
 
 def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
-    """Why the timer may have missed launches on an accelerator without a known peak, or None. No sample is dropped,
-    because the correct ones are not known. A host's timer cannot miss a launch.
+    """Return why the timer may have missed launches on an accelerator without a known peak, or None. No sample is
+    dropped, because the correct ones are not known. A host's timer cannot miss a launch.
 
     A median or mean tolerates 10 % of such samples, the fastest sample none.
     """
@@ -105,7 +106,7 @@ def _by_architecture() -> dict[tuple[str, str], float]:
 
 
 def flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
-    """FLOP that one compute unit can do in a clock cycle, or None if it is unknown.
+    """Return the FLOP that one compute unit can do in a clock cycle, or None if it is unknown.
 
     From ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out architectures whose products
     differ, such as GeForce cards with half the tensor rate of workstation cards: there it is the datasheet's peak over
@@ -125,7 +126,8 @@ def rate_of_units(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float
 
 
 def cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
-    """The share of all compute units' cycles that a rate in FLOP/s takes at a clock, or None if a factor is unknown.
+    """Return the share of all compute units' cycles that a rate in FLOP/s takes at a clock, or None if a factor is
+    unknown.
 
     Units that a launch leaves idle count as cycles that it does not use.
     """

@@ -91,8 +91,8 @@ class Repeatability:
         return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DEGREES
 
     def cold_gain(self, celsius: float | None) -> float:
-        """The share by which a run at this temperature is faster than at the usual one; 0 if it is not colder or the
-        temperature is unknown.
+        """Return the share by which a run at this temperature is faster than at the usual one; 0 if it is not colder or
+        the temperature is unknown.
         """
         return 0.0 if celsius is None else self.per_degree * max(0.0, self.usual_celsius - celsius)
 
@@ -139,34 +139,36 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
 
 
 def standard_deviation(samples: Sequence[float]) -> float:
-    """The standard deviation of samples; 0 for a single one. In floats, because exact fractions are 50 times slower."""
+    """Return the standard deviation of samples; 0 for a single one. In floats, because exact fractions are 50 times
+    slower.
+    """
     return math.sqrt(_squares(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
 def exact_standard_deviation(samples: Sequence[float]) -> float:
-    """The same with exact fractions, for reports that must reproduce every digit of old logs."""
+    """Compute the standard deviation with exact fractions, for reports that must reproduce every digit of old logs."""
     return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
 def _squares(samples: Sequence[float]) -> float:
-    """The sum of squared deviations from the mean."""
+    """Return the sum of squared deviations from the mean."""
     mean = _stdlib.fmean(samples)
     return math.fsum((sample - mean) ** 2 for sample in samples)
 
 
 def figure_of(samples: Sequence[float], figure: str) -> float:
-    """The mean of the samples if ``figure`` is "mean", else their median."""
+    """Return the mean of the samples if ``figure`` is "mean", else their median."""
     return _stdlib.fmean(samples) if figure == "mean" else _stdlib.median(samples)
 
 
 def interval_of(samples: Sequence[float], figure: str) -> Interval:
-    """The interval of a figure within the visit."""
+    """Return the interval of a figure within the visit."""
     return batch_means_interval(samples) if figure == "mean" else median_interval(samples)
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The narrowest symmetric order-statistic interval of the median with at least this confidence; the range of the
-    samples if there are too few.
+    """Return the narrowest symmetric order-statistic interval of the median with at least this confidence; the range of
+    the samples if there are too few.
     """
     ordered = sorted(samples)
     rank, coverage = _median_rank(len(ordered), confidence)
@@ -175,7 +177,7 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 @functools.lru_cache(1024)  # called after each train of launches, and for each row of a log
 def _median_rank(count: int, confidence: float) -> tuple[int, float]:
-    """The rank, from either end, of the samples that bound the interval of the median, and its coverage."""
+    """Return the rank, from either end, of the samples that bound the interval of the median, and its coverage."""
     if count > 10_000:  # normal approximation: the rank is off by at most 1, and exact integers take quadratic time
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
@@ -189,7 +191,9 @@ def _median_rank(count: int, confidence: float) -> tuple[int, float]:
 
 
 def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:
-    """The interval of the mean, from the means of equal batches of consecutive samples. The range for few samples."""
+    """Return the interval of the mean, from the means of equal batches of consecutive samples. The range for few
+    samples.
+    """
     batches = min(batches, len(samples) // 2)
     if batches < 2:
         return Interval(min(samples), max(samples), median_interval(samples).coverage)
@@ -203,7 +207,7 @@ def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> I
 
 
 def standard_error(interval: Interval, figure: float) -> float:
-    """The relative standard error of a normally distributed figure with this interval.
+    """Return the relative standard error of a normally distributed figure with this interval.
 
     For a mean it is 42 % too large (more with fewer batches), because with Student's t and 5 batches the half-width is
     2.776 standard errors, not 1.960. The calibration depends on this, so it stays.
@@ -213,8 +217,8 @@ def standard_error(interval: Interval, figure: float) -> float:
 
 
 def figure_error(figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability) -> FigureError:
-    """The error of a run's figure relative to the mean of all runs. ``middle``: the figure in seconds, combined from
-    the ``figures`` of the run's visits. ``within``: the relative standard error of each visit.
+    """Return the error of a run's figure relative to the mean of all runs. ``middle``: the figure in seconds, combined
+    from the ``figures`` of the run's visits. ``within``: the relative standard error of each visit.
 
     It has three terms: the relative deviation between runs, the deviation in seconds, and the standard error of the
     visits. All rows of a run share half of the variance between runs.
@@ -234,8 +238,8 @@ def repeat_interval(
     known: Repeatability,
     celsius: float | None = None,
 ) -> Interval:
-    """The 95 % repeat interval, in seconds. With a probability of 95 % it contains the figure of one more run of the
-    same measurement in a new process, on the same card with the same software.
+    """Return the 95 % repeat interval, in seconds. With a probability of 95 % it contains the figure of one more run of
+    the same measurement in a new process, on the same card with the same software.
 
     For the parameters see ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
     section 4.8): the repeat has the same error as the figure, so the variance counts twice. If the card was cold
@@ -249,8 +253,9 @@ def repeat_interval(
 
 
 def widen(interval: Interval, middle: float, half_width: float) -> Interval:
-    """The interval of a positive figure after multiplication by a factor whose relative half-width is ``half_width``.
-    Relative widths of independent errors add in quadrature. An interval that reaches 0 is returned unchanged.
+    """Return the interval of a positive figure after multiplication by a factor whose relative half-width is
+    ``half_width``. Relative widths of independent errors add in quadrature. An interval that reaches 0 is returned
+    unchanged.
     """
     if interval.low <= 0 or not half_width:
         return interval
@@ -262,7 +267,9 @@ def widen(interval: Interval, middle: float, half_width: float) -> Interval:
 
 @functools.cache
 def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The half-width, in standard errors, of the interval that covers ``confidence`` of Student's t distribution."""
+    """Return the half-width, in standard errors, of the interval that covers ``confidence`` of Student's t
+    distribution.
+    """
     low, high = 0.0, 1e4
     while high - low > 1e-9 * (1 + low):
         middle = (low + high) / 2
@@ -284,7 +291,7 @@ def _t_coverage(t: float, degrees: int) -> float:
 
 
 def relative_slope(samples: Collection[float]) -> float:
-    """The rise from first to last of a straight line through equally spaced samples, as a share of their mean."""
+    """Return the total rise of a straight line through equally spaced samples, as a share of their mean."""
     count = len(samples)
     if count < 2:
         return 0.0
@@ -293,7 +300,7 @@ def relative_slope(samples: Collection[float]) -> float:
 
 
 def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
-    """The two levels, low and high, that samples alternate between; None if they scatter around one level.
+    """Return the two levels, low and high, that samples alternate between; None if they scatter around one level.
 
     Samples are split at the middle of their range. Two levels then explain nearly all of the variance, but only 64 % of
     normal scatter and 75 % of uniform scatter.
@@ -311,7 +318,7 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are not None; None if all are None."""
+    """Return the median of the values that are not None; None if all are None."""
     known = [value for value in values if value is not None]
     return _stdlib.median(known) if known else None
 

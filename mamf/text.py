@@ -86,7 +86,7 @@ def _escaped_if_unseen(found: re.Match[str]) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value for csv.writer: numbers unchanged, and an apostrophe in front of text that looks like a formula."""
+    """Convert a value for csv.writer: numbers unchanged, an apostrophe in front of text that looks like a formula."""
     if value is None or isinstance(value, (int, float)):
         return value
     text = visible(str(value))

@@ -34,14 +34,14 @@ _FLUSHES_AHEAD = 20
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype that stores ``name``: tf32 is float32 in memory."""
+    """Return the torch dtype that stores ``name``: tf32 is float32 in memory."""
     dtype = getattr(torch, "float32" if name == "tf32" else name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
 def hash_identifier(identifier: str) -> str:
-    """A stable hash of a serial number, so that logs can identify a card without revealing it."""
+    """Return a stable hash of a serial number, so that logs can identify a card without revealing it."""
     return hashlib.sha256(identifier.encode()).hexdigest()[:12]
 
 
@@ -200,7 +200,7 @@ class AcceleratorBackend(TorchBackend):
     @classmethod
     @abstractmethod
     def vendor(cls) -> Any:
-        """The vendor's torch module, such as torch.cuda."""
+        """Return the vendor's torch module, such as torch.cuda."""
 
     @classmethod
     def device_count(cls) -> int:
@@ -253,7 +253,9 @@ class AcceleratorBackend(TorchBackend):
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
     def _spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
-        """The median window of a train of kernels. They follow flushes, so that the host stays ahead of the device."""
+        """Return the median window of a train of kernels. They follow flushes, so that the host stays ahead of the
+        device.
+        """
         for _ in range(_FLUSHES_AHEAD):
             self.flush_cache()
         marks = []
@@ -278,7 +280,7 @@ class AcceleratorBackend(TorchBackend):
         return self._requested("peak", self.vendor().max_memory_allocated)
 
     def _requested(self, moment: str, allocated: Callable[[int], int]) -> int:
-        """The bytes requested, which do not depend on the allocator's cache; if unknown, the bytes allocated."""
+        """Return the bytes requested, which do not depend on the allocator's cache; if unknown, the bytes allocated."""
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)
 

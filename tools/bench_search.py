@@ -1,10 +1,9 @@
-"""How few measurements does the search need? Share of a landscape's best reached, beside random shapes.
+"""How few measurements does the search need? The share of a landscape's best rate that it reaches.
 
     python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
     python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips below, two of them with
                                                               # their best at the edges of the grid
     python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
-    python tools/bench_search.py LANDSCAPE.csv --only mamf    # only searches whose names begin with this
 
 "reached" is the true figure of the best shape among those measured, as a share of the landscape's best, without
 the noise that the search saw. A shape counts once, even if it is measured again. "ms a step" is a search's own time
@@ -23,9 +22,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from mamf.engine.search.search import find_best
@@ -172,34 +170,13 @@ class Meter:
         return max(self.task.truth.get(shape, 0.0) for shape in list(self.seen)[:count]) / self.task.best
 
 
-Contender = Callable[[Meter, int], object]
-
-
-def ours(meter: Meter, seed: int, is_blind: bool = False) -> None:
-    units = None if is_blind else meter.task.compute_units
-    find_best(meter, meter.task.grid, compute_units=units, max_measurements=CHECKPOINTS[-1], seed=seed)
-
-
-def at_random(meter: Meter, seed: int) -> None:
-    # Not the bare seed: a recorded landscape lacks what a shuffle by some seed left for last.
-    for shape in random.Random(f"random {seed}").sample(meter.task.grid.shapes(), CHECKPOINTS[-1]):
-        meter(shape)
-
-
-SEARCHES: dict[str, Contender] = {
-    "mamf": ours,
-    "mamf, compute units unknown": partial(ours, is_blind=True),
-    "random": at_random,
-}
-
-
-def run(task: Task, search: Contender, noise: float, seeds: range) -> list[str]:
-    """The cells of a line: what a search reached over the seeds, and its own time."""
+def run(task: Task, compute_units: int | None, noise: float, seeds: range) -> list[str]:
+    """Return the cells of a line: what the search reached over the seeds, and its own time."""
     meters = []
     for seed in seeds:
         meter = Meter(task, noise, seed)
         with contextlib.suppress(SpentError):
-            search(meter, seed)
+            find_best(meter, task.grid, compute_units=compute_units, max_measurements=CHECKPOINTS[-1], seed=seed)
         meters.append(meter)
     cells = []
     for count in CHECKPOINTS:
@@ -210,13 +187,6 @@ def run(task: Task, search: Contender, noise: float, seeds: range) -> list[str]:
     return [*cells, f"{statistics.fmean(steps):.1f}", f"{max(steps):.1f}"]
 
 
-def tasks_from(options: argparse.Namespace) -> list[Task]:
-    tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
-    if options.made:
-        tasks += [made_task(name, chip) for name, chip in (CHIPS | EDGES).items()]
-    return tasks
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv")
@@ -225,16 +195,16 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="of these runs; use seeds that nothing was tuned on")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
     parser.add_argument("--made", action="store_true")
-    parser.add_argument("--only", default="", metavar="NAME")
     options = parser.parse_args()
-    tasks = tasks_from(options)
+    tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
+    if options.made:
+        tasks += [made_task(name, chip) for name, chip in (CHIPS | EDGES).items()]
     print(f"best reached in %, by measurements; {options.seeds} seeds from {options.first_seed}, noise {options.noise}")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = [
-        [task.name, name, *run(task, search, options.noise, seeds)]
+        [task.name, name, *run(task, units, options.noise, seeds)]
         for task in tasks
-        for name, search in SEARCHES.items()
-        if name.startswith(options.only)
+        for name, units in (("mamf", task.compute_units), ("mamf, compute units unknown", None))
     ]
     print(table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
 

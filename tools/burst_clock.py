@@ -1,6 +1,6 @@
 """Measures the clock during the first milliseconds of a burst: what compute units count, and what sensors say.
 
-    python tools/burst_clock.py > docs/burst-clock-h200.csv   # needs a device with clock stamps; 20 s
+    python tools/burst_clock.py > docs/burst-clock-h200.csv   # needs an NVIDIA GPU; 20 s
 
 Each burst queues one matmul many times, with a clock stamp after each launch, and a rest before it. A thread reads
 the sensors meanwhile. The table has the median of all bursts: tools/pictures.py draws it.
@@ -29,7 +29,7 @@ from mamf.report.charts.picture import SMALL, TEXT, DrawnPanel, Named, Picture, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BURSTS, LAUNCHES, REST_SECONDS = 20, 99, 0.2
+SHAPE, BURSTS, LAUNCHES, REST_SECONDS = "4096x4096x4096", 20, 99, 0.2
 #: Flushes of the cache ahead of the launches, as in every burst: they run while the host queues the launches.
 LEAD = 64
 #: How long the reader of the sensor waits between readings: without a wait it slows the thread that queues launches.
@@ -45,7 +45,7 @@ class Point(NamedTuple):
     mhz: float
 
 
-def bursts(backend: Backend, shape: str, data: str) -> tuple[list[list[Point]], list[list[Point]]]:
+def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Point]]]:
     """Per burst, the clock of each launch by stamps, and the readings of the sensor meanwhile."""
     needs: tuple[Any, Any] = (backend.stamps, backend.telemetry)
     for needed in needs:
@@ -57,7 +57,7 @@ def bursts(backend: Backend, shape: str, data: str) -> tuple[list[list[Point]], 
     pool = backend.operand_pool(data, 0)
     counted, said = [], []
     with kernel.settings(backend, problem):
-        launch = kernel.prepare(backend, problem, matmul.parse_shape(shape), pool).launches[0]
+        launch = kernel.prepare(backend, problem, matmul.parse_shape(SHAPE), pool).launches[0]
         for _ in range(BURSTS + 1):
             backend.synchronize()
             time.sleep(REST_SECONDS)
@@ -172,20 +172,17 @@ def _draw(axes: Axes, chart: BurstClock) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="cuda", help="a device with clock stamps (default: cuda)")
-    parser.add_argument("--shape", default="4096x4096x4096", help="MxNxK (default: 4096x4096x4096)")
-    options = parser.parse_args()
-    backend = open_backend(options.backend)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    backend = open_backend("cuda")
     table = csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(COLUMNS)
     for data in ("normal", "zeros"):
-        counted, said = bursts(backend, options.shape, data)
+        counted, said = bursts(backend, data)
         by_launch = medians_of_launches(counted)
         by_sensor = medians_of_milliseconds(said, by_launch[-1].milliseconds)
         for source, points in ((STAMPS, by_launch), (SENSOR, by_sensor)):
             for at, mhz in points:
-                table.writerow((backend.info.name, options.shape, data, source, f"{at:.3f}", f"{mhz:.1f}"))
+                table.writerow((backend.info.name, SHAPE, data, source, f"{at:.3f}", f"{mhz:.1f}"))
     return 0
 
 

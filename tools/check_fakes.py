@@ -1,12 +1,10 @@
 """Checks that the vendors' libraries have what the adapters, some kernels and the tests' fakes use.
 
-    python tools/check_fakes.py                  # downloads the wheels with pip into a temporary folder
-    python tools/check_fakes.py --wheels FOLDER  # uses the wheels in a folder, downloads missing ones
-    python tools/check_fakes.py --write          # updates the snapshot
+    python tools/check_fakes.py           # downloads the wheels with pip into a temporary folder
+    python tools/check_fakes.py --write   # updates the snapshot
 
-The wheels are read, never imported. One line per name that an adapter uses: the function's own parameters, or the
-constant's value, and any mismatch: an unknown name, a wrong call, a key or field that its result
-lacks, an exception that the adapter does not mention. The snapshot is ``tests/contract/vendor_interfaces.json``;
+The wheels are read, never imported. Each mismatch is a line: an unknown name, a wrong call, a key or field that a
+result lacks, an exception that no adapter mentions. The snapshot is ``tests/contract/vendor_interfaces.json``;
 ``test_vendor_interfaces.py`` compares adapters and fakes with it, without the network. Exit code 1: a mismatch,
 or an outdated snapshot. 2: a wheel is not available, so its library is unchecked.
 
@@ -28,7 +26,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -214,16 +211,6 @@ def _struct_fields(node: ast.ClassDef) -> list[str]:
 # -- what the adapters use of it --------------------------------------------------------------------------------------
 
 
-@dataclass
-class Row:
-    """What is known of one name: ``problem`` is empty where everything fits."""
-
-    name: str
-    places: str
-    declared: str
-    problem: str
-
-
 def grouped(uses: Iterable[Use], library: str) -> dict[str, list[tuple[str, Use]]]:
     """The uses of a library by name, each with the field of the name's result that it takes ("" for none)."""
     names: dict[str, list[tuple[str, Use]]] = {}
@@ -279,21 +266,16 @@ def takes(declared: inspect.Signature, use: Use) -> bool:
     return True
 
 
-def judge(uses: Iterable[Use], library: str, declared: dict[str, Any]) -> list[Row]:
-    """A row for each name of the library that the adapters use, held against its declaration."""
+def problems(uses: Iterable[Use], library: str, declared: dict[str, Any]) -> Iterator[str]:
+    """Compare the names of the library that the adapters use with their declarations; yield a line per mismatch."""
     names = grouped(uses, library)
-    rows = []
     for name, found in sorted(names.items()):
-        places = ", ".join(dict.fromkeys(use.place for _, use in found))
         if name in declared["functions"]:
             function = declared["functions"][name]
-            problems = list(dict.fromkeys(_misuses(found, function, names)))
-            rows.append(Row(name, places, f"({function['parameters']})", "; ".join(problems)))
-        elif name in declared["values"] or name in declared["exceptions"]:
-            rows.append(Row(name, places, str(declared["values"].get(name, "exception")), ""))
-        else:
-            rows.append(Row(name, places, "", "the library has no such name"))
-    return rows
+            for problem in dict.fromkeys(_misuses(found, function, names)):
+                yield f"{name}({function['parameters']}): {problem}"
+        elif name not in declared["values"] and name not in declared["exceptions"]:
+            yield f"{name}: the library has no such name; {', '.join(dict.fromkeys(use.place for _, use in found))}"
 
 
 def _misuses(found: Iterable[tuple[str, Use]], function: dict[str, Any], names: Iterable[str]) -> Iterable[str]:
@@ -322,17 +304,14 @@ def without_versions(interfaces: dict[str, Any]) -> dict[str, Any]:
 
 
 def wheel(library: str, folder: Path) -> Path:
-    """The library's wheel in the folder, downloaded if it is not there. Raises OSError with pip's reason."""
+    """Download the library's wheel into the folder. Raises OSError with pip's reason."""
     distribution = DISTRIBUTIONS[library]
-    pattern = f"{distribution.replace('-', '_')}-*.whl"
-    if not list(folder.glob(pattern)):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run(
-            [*pip, "--only-binary=:all:", "--dest", str(folder), distribution], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise OSError((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
-    return sorted(folder.glob(pattern))[-1]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [*pip, "--only-binary=:all:", "--dest", str(folder), distribution]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
+    return next(folder.glob(f"{distribution.replace('-', '_')}-*.whl"))
 
 
 def read_wheel(path: Path) -> tuple[VendorSource, str]:
@@ -342,22 +321,18 @@ def read_wheel(path: Path) -> tuple[VendorSource, str]:
 
 
 def check(library: str, folder: Path, uses: list[Use]) -> tuple[dict[str, Any], bool]:
-    """Print the library's table; its part of the snapshot, and whether every use fits."""
+    """Print mismatches of a library. Return its part of the snapshot, and whether every use fits."""
     source, version = read_wheel(wheel(library, folder))
     declared = interface(source, library, uses)
-    rows = judge(uses, library, declared)
-    print(f"\n{library}, from {DISTRIBUTIONS[library]} {version}")
-    for row in rows:
-        print(f"{'FAIL' if row.problem else 'ok  '} {row.name} {row.declared}  # {row.places}")
-        if row.problem:
-            print(f"     {row.problem}")
+    wrong = list(problems(uses, library, declared))
+    print(f"\n{library}, from {DISTRIBUTIONS[library]} {version}: {len(grouped(uses, library))} names are used")
+    print("".join(f"FAIL {problem}\n" for problem in wrong), end="")
     about = {"distribution": DISTRIBUTIONS[library], "version": version}
-    return about | declared, not any(row.problem for row in rows)
+    return about | declared, not wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheels", type=Path, help="a folder for the wheels, kept")
     parser.add_argument("--write", action="store_true", help="write the snapshot")
     options = parser.parse_args()
     before = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
@@ -365,7 +340,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for library in DISTRIBUTIONS:
             try:
-                after[library], is_right = check(library, options.wheels or Path(temporary), uses)
+                after[library], is_right = check(library, Path(temporary), uses)
                 fits = fits and is_right
             except OSError as error:
                 missing.append(library)

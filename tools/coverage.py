@@ -9,10 +9,9 @@ finds, whichever shapes they found. Each pair counts twice, because each run pre
 today's code with today's calibration, whatever the log holds.
 
 Pairs of one card are not independent: a card with n runs counts as n - 1 repeats, whatever the number of its rows. The
-range of a coverage is Wilson's binomial interval for that number of repeats. "left out" is the coverage with constants
-that were fitted without the card that is tested. "needed" is the half-width that contains 95 % of the repeats. The last
-lines are the effect of the temperature on whole runs and the winner's curse: how much higher the best of one half of
-the rounds of a find reads there than in the other half.
+range of a coverage is Wilson's binomial interval for that number of repeats. "needed" is the half-width that contains
+95 % of the repeats. The last lines are the effect of the temperature on whole runs and the winner's curse: how much
+higher the best of one half of the rounds of a find reads there than in the other half.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rates import logs_below
 
 from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
-from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.run_log import RunLog, read_run_log
+from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
 from mamf.statistics import CONFIDENCE, Repeatability, known_median, summarize
@@ -66,14 +65,6 @@ class Figure:
 
 
 Pair = tuple[Figure, Figure]
-
-
-def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
-    """The logs of mamf's own among these files and below these folders."""
-    for path in paths:
-        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            if read_legacy_or_none(file) is None:
-                yield read_run_log(file)
 
 
 def figures(log: RunLog) -> Iterator[Figure]:
@@ -223,25 +214,9 @@ def print_fit(pairs: Sequence[Pair]) -> None:
             print(f"{','.join(state)},{run:.5f},{launch:.2g}: {len(own)}, {len(repeats(own))}")
 
 
-def left_out(pairs: Sequence[Pair], group: Sequence[Pair], fits: dict[Any, tuple[float, float]]) -> float | None:
-    """The coverage of each card's pairs with constants fitted on all other cards; None for a single card."""
-    state, shares = group[0][0].state, dict[str, float]()
-    training = fitting_pairs(pairs, state) or fitting_pairs(pairs, (SUSTAINED, state[1]))
-    for card in repeats(group):
-        own, others = [pair for pair in group if pair[0].card == card], [p for p in training if p[0].card != card]
-        if others:
-            constants = fits.setdefault((state, card), None) or fit(others)  # type: ignore[arg-type]
-            fits[state, card] = constants
-            shares[card] = float(np.mean(differences(own) <= half_widths(terms_of(own), *constants)))
-    known = repeats(group)
-    total = sum(known[card] for card in shares)
-    return sum(known[card] * share for card, share in shares.items()) / total if shares else None
-
-
 def print_table(pairs: Sequence[Pair]) -> None:
-    print("| figures | pairs | cards | repeats | contain the repeat (95 %) | left out | mean half-width | needed |")
-    print(f"|:--|{'--:|' * 7}")
-    fits: dict[Any, tuple[float, float]] = {}
+    print("| figures | pairs | cards | repeats | contain the repeat (95 %) | mean half-width | needed |")
+    print(f"|:--|{'--:|' * 6}")
     for name in (*sorted({a.group for a, _ in pairs}), "all"):
         own = [pair for pair in pairs if name in (pair[0].group, "all")]
         weight, known, apart = weights(own), repeats(own), differences(own)
@@ -249,11 +224,9 @@ def print_table(pairs: Sequence[Pair]) -> None:
         low, high = (100 * end for end in wilson(covered, sum(known.values())))
         order = np.argsort(apart)
         needed = apart[order][np.searchsorted(np.cumsum(weight[order]), CONFIDENCE - 1e-9)]
-        without = None if name == "all" else left_out(pairs, own, fits)
         counts = f"{len(own)} | {len(known)} | {sum(known.values())}"
-        left = "-" if without is None else f"{100 * without:.1f} %"
         widths = f"+-{100 * width:.2f} % | +-{100 * needed:.2f} %"
-        print(f"| {name} | {counts} | {100 * covered:.1f} % ({low:.0f} to {high:.0f}) | {left} | {widths} |")
+        print(f"| {name} | {counts} | {100 * covered:.1f} % ({low:.0f} to {high:.0f}) | {widths} |")
 
 
 def print_temperature(pairs: Sequence[Pair]) -> None:
@@ -278,13 +251,11 @@ def print_temperature(pairs: Sequence[Pair]) -> None:
 
         chooser, cards = np.random.default_rng(0), list(moments)
         if len(cards) > 1:
-            without = [slope(other for other in cards if other != card) for card in cards]
             drawn = [slope(chooser.choice(cards, len(cards))) for _ in range(500)]
             low, high = np.nanquantile(drawn, (0.025, 0.975))
             print(
-                f"temperature, {state}: {slope(cards):+.3f} % per degree ({low:+.3f} to {high:+.3f}; leaving a card "
-                f"out {min(without):+.3f} to {max(without):+.3f}), {sum(map(len, moments.values()))} pairs of runs, "
-                f"{len(cards)} cards"
+                f"temperature, {state}: {slope(cards):+.3f} % per degree ({low:+.3f} to {high:+.3f}), "
+                f"{sum(map(len, moments.values()))} pairs of runs, {len(cards)} cards"
             )
 
 

@@ -28,7 +28,6 @@ from mamf.logs.compare import build_log_roofs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.model.operation import SIZES
 from mamf.report.document import DASH, markdown, significant
 from mamf.report.rows import bests
 from mamf.report.shares import Shares
@@ -36,11 +35,7 @@ from mamf.text import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
 _HEADS = {
-    "causal": "mask",
-    "head_dim": "d",
     "head_dims": "d",
-    "seqlen_q": "length",
-    "context": "length",
     "cache_len": "cache",
     "page_size": "pages of",
     "timed": "of",
@@ -88,10 +83,7 @@ def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def field(row: Measurement, name: str) -> str:
-    """A field of a row, of its shape or of its problem, as a table shows it; ``size``: what a model is called."""
-    if name == "size":
-        fields = vars(row.problem)
-        return next(size for size, known in SIZES.items() if known.items() <= fields.items())
+    """A field of a row, of its shape or of its problem, as a table shows it."""
     if name == "page_size" and row.shape.page_size is None:
         return DASH
     for holder in (row.shape, row.problem, row):
@@ -108,11 +100,11 @@ def field(row: Measurement, name: str) -> str:
 
 
 #: What follows what, where the alphabet says otherwise.
-_ORDER = {name: number for number, name in enumerate(("fwd", "bwd", "forward", "forward-backward", "step"))}
+_ORDER = {"fwd": 0, "bwd": 1}
 
 
 def natural(text: str) -> tuple[int, float, str]:
-    """Numbers and sizes by value, directions and phases as they follow one another, all else by name."""
+    """Numbers and sizes by value, directions as they follow one another, all else by name."""
     found = re.match(r"\d+(?:\.\d+)?", text)
     scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
     return _ORDER.get(text, -1), float(found[0]) * 1024.0**scale if found else 0.0, text
@@ -148,13 +140,11 @@ def share_kept(row: Measurement, log: RunLog) -> float:
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "rate": lambda row, log: significant(row.best_rate),
     "GB/s": lambda row, log: significant(1000 * row.best_rate),
-    "half-width": lambda row, log: f"+-{percent(row.relative_half_width)}",
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
     "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).mbu(row)),
-    "us": lambda row, log: f"{significant(1e6 * row.seconds)} us",
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
 }
@@ -242,7 +232,7 @@ def _cell(held: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], fast
     for name in names:
         shown = [CELLS[name](*each) for each in sorted(held, key=lambda each: each[0].best_rate)]
         texts.append(shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}")
-    text = " / ".join(texts).replace(" / +-", " +-")
+    text = " / ".join(texts)
     return Markup(f"**{text}**") if fastest is not None and held[-1][0].best_rate == fastest else text
 
 
@@ -325,12 +315,12 @@ def repeats_table(words: Sequence[str]) -> str:
 
 def finder_repeats_table(words: Sequence[str]) -> str:
     """Runs of mamf-finder and of sweeps over the same shapes of one card, several each: the bests of the repeats, and
-    how far apart those and the figures of each shape are. ``figure=mean,fastest`` chooses figures.
+    how far apart those and the figures of each shape are. ``figure=mean,fastest`` names the figures.
     """
     paths, options = split_words(words)
     groups: dict[tuple[str, str], list[tuple[Mapping[object, float], float]]] = {}
     for log in map(read_any, paths):
-        for name in options.get("figure", ["mean", "median", "fastest"]):
+        for name in options["figure"]:
             if isinstance(log, FinderRun):
                 tool, seconds = "mamf-finder", log.elapsed_seconds
                 rates = {row.shape: row.tflops[name] for row in log.rows if name in row.tflops}
@@ -373,9 +363,7 @@ def terminal_table(words: Sequence[str]) -> str:
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``): console output, or markdown as it is. ``lines=`` and
-    ``last=`` shorten it as on a terminal.
-    """
+    """What a command prints of logs (``mamf show LOG --top 5``). ``lines=`` and ``last=`` shorten it."""
     return _output(words, io.StringIO())
 
 
@@ -390,7 +378,7 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
         shown = "".join([*lines[: first or 1], "...\n", *lines[len(lines) - last :]])
     if not shown:
         raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
-    return shown if "markdown" in words else f"{_FENCE}\n{shown}{_FENCE}\n"
+    return f"{_FENCE}\n{shown}{_FENCE}\n"
 
 
 def simulated_table(words: Sequence[str]) -> str:

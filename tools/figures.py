@@ -3,24 +3,8 @@
     python tools/figures.py                     # rewrite every generated table and figure
     python tools/figures.py --check [PAGE...]   # exit code 1 and a line per stale or unexplained figure
 
-A **table** stands between two comments. The first names the table (``TABLES`` in tools/figure_tables.py) and its logs:
-
-    <!-- figures: repeats results/a.jsonl results/b.jsonl -->
-    ...
-    <!-- end of figures -->
-
-A **figure in running text** is a link by reference, whose definition names the log and, as its title, the figure:
-
-    The best of the sweep is [838.4][best] TFLOPS.
-
-    [best]: ../results/sweep.jsonl "burst best"
-
-docs/autoprofile-h200/SUMMARY.md is written whole, from the logs beside them.
-
-Any other table or console output with measured figures, and any paragraph with a rate, carries a comment above it that
-says why:
-
-    <!-- not from a log: simulated, python tools/rates.py guard -->
+CONTRIBUTING.md shows how a page names them, and how it says why a figure comes from no log. The tool writes all of
+docs/autoprofile-h200/SUMMARY.md, from the logs in its folder.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import hashlib
 import json
 import re
 import shutil
-import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,6 @@ _AUTOPROFILE = "docs/autoprofile-h200"
 LARGEST = 300_000
 #: What the digest is called in a picture.
 _KEY = b"mamf data"
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def _log(path: str, **choices: Any) -> Callable[[], Picture]:
@@ -123,16 +121,8 @@ def _plain(value: Any) -> Any:
 
 def digest_in(path: Path) -> str | None:
     """What the picture says that it shows: a text chunk of a PNG."""
-    content = path.read_bytes()
-    at = len(_SIGNATURE)
-    while content.startswith(_SIGNATURE) and at + 8 <= len(content):
-        (length,) = struct.unpack(">I", content[at : at + 4])
-        kind, chunk = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
-        key, _, text = chunk.partition(b"\0")
-        if (kind, key) == (b"tEXt", _KEY):
-            return text.decode("latin-1")
-        at += length + 12
-    return None
+    found = re.search(rb"tEXt%b\0([0-9a-f]{16})" % _KEY, path.read_bytes())
+    return found[1].decode() if found else None
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

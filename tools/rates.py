@@ -1,7 +1,7 @@
 """How often decisions of mamf are wrong: the real decisions, on drawn or simulated measurements.
 
     python tools/rates.py compare results       # mamf compare: two minutes; --count 200 is rougher
-    python tools/rates.py guard                 # mamf guard: minutes; --count 1000 --cards sustained
+    python tools/rates.py guard                 # mamf guard: minutes; --count 1000 is rougher
     python tools/rates.py node                  # mamf node: the tables of docs/evidence/node.md, 4 minutes
     python tools/rates.py verify                # mamf verify: 20 minutes; --rate 1e-4 --budget 3s takes 20 s
 
@@ -70,11 +70,11 @@ from mamf.measurement import Measurement
 from mamf.node.verdict import (
     COPY,
     CRITICAL,
-    OK,
     READ,
     TO_DEVICE,
     TO_HOST,
     TO_PEER,
+    WARN,
     Baseline,
     Device,
     NodeVerdict,
@@ -118,14 +118,20 @@ def in_turns(runs: int) -> Design:
     return Design(f"{runs} + {runs} runs in turns", math.sqrt(2 / runs), 2 * runs - 2)
 
 
-def logs_below(folder: Path) -> dict[str, list[RunLog]]:
+def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
+    """Read mamf's own logs among these files and below these folders."""
+    for path in paths:
+        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
+            if read_legacy_or_none(file) is None:
+                yield read_run_log(file)
+
+
+def logs_by_card(folder: Path) -> dict[str, list[RunLog]]:
     """Read the logs below a folder, by the card that they are of."""
     found: dict[str, list[RunLog]] = {}
-    for path in sorted(folder.rglob("*.jsonl")):
-        if read_legacy_or_none(path) is None:
-            log = read_run_log(path)
-            if card := log.header["device"].get("uuid_hash"):
-                found.setdefault(card, []).append(log)
+    for log in logs_below([folder]):
+        if card := log.header["device"].get("uuid_hash"):
+            found.setdefault(card, []).append(log)
     return found
 
 
@@ -243,7 +249,7 @@ def drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
 
 
 def print_compare(folder: Path, count: int) -> None:
-    logs = logs_below(folder)
+    logs = logs_by_card(folder)
     every = [[all_rows(log) for log in each] for each in logs.values()]
     whole, fours = list(equal_pairs(every)), list(interleaved(every))
     kinds = {"as compare pairs them": list(equal_pairs(logs.values())), "all rows of both": whole}
@@ -382,8 +388,8 @@ def caught(name: str, count: int) -> int:
     return sum(guards.shapes[0] in guards.guard(seed, SLOWER).regressions for seed in range(count))
 
 
-def print_guard(names: Iterable[str], count: int) -> None:
-    for name in names:
+def print_guard(count: int) -> None:
+    for name in CARDS:
         alarms, undecided, visits = false_alarms(name, count)
         print(f"{name}: {alarms} of {count} guards of {ROWS} unchanged rows failed, {undecided} were undecided")
         share = 100 * caught(name, count) / count
@@ -455,36 +461,24 @@ def found_share(verdicts: Sequence[NodeVerdict]) -> float:
 def print_node(nodes: int) -> None:
     columns = percents(SPREADS)
     healthy = {f"{cards} cards": [judge_nodes(nodes, cards, spread) for spread in SPREADS] for cards in NODE_CARDS}
-    for title, levels in {
-        "false alarms by spread": lambda level: level != OK,
-        "of these CRITICAL": CRITICAL.__eq__,
-    }.items():
-        rows = {
-            name: percents(sum(levels(each.level) for each in verdicts) / nodes for verdicts in found)
-            for name, found in healthy.items()
-        }
+    for title, levels in (("false alarms by spread", (WARN, CRITICAL)), ("of these CRITICAL", (CRITICAL,))):
+        rows = {}
+        for name, judged in healthy.items():
+            rows[name] = percents(sum(each.level in levels for each in verdicts) / nodes for verdicts in judged)
         print_table(title, columns, rows)
-    rows = {
-        f"{cards} cards, {slower:.0%} slow": percents(
-            found_share(judge_nodes(nodes, cards, spread, slower)) for spread in SPREADS
-        )
-        for slower in (0.06, 0.1, 0.2)
-        for cards in NODE_CARDS
-    }
+    rows = {}
+    for slower, cards in itertools.product((0.06, 0.1, 0.2), NODE_CARDS):
+        shares = (found_share(judge_nodes(nodes, cards, spread, slower)) for spread in SPREADS)
+        rows[f"{cards} cards, {slower:.0%} slow"] = percents(shares)
     print_table("a slow card is found, by spread", columns, rows)
-    losses = (0.01, 0.02, 0.03, 0.05)
-    rows = {
-        f"{cards} cards": percents(
-            found_share(judge_nodes(nodes, cards, _USUAL_SPREAD, loss, (COPY, READ))) for loss in losses
-        )
-        for cards in NODE_CARDS
-    }
-    print_table("slow memory is found, by how much slower", percents(losses), rows)
-    rows = {
-        f"{cards} cards": percents(found_share(judge_by_baseline(nodes, cards, loss)) for loss in (0.0, *losses))
-        for cards in (1, *NODE_CARDS)
-    }
-    print_table("found against a baseline of the same cards", percents((0.0, *losses)), rows)
+    memory, changed, losses = {}, {}, (0.0, 0.01, 0.02, 0.03, 0.05)
+    for cards in NODE_CARDS:
+        judged_by_loss = (judge_nodes(nodes, cards, _USUAL_SPREAD, loss, (COPY, READ)) for loss in losses[1:])
+        memory[f"{cards} cards"] = percents(map(found_share, judged_by_loss))
+    print_table("slow memory is found, by how much slower", percents(losses[1:]), memory)
+    for cards in (1, *NODE_CARDS):
+        changed[f"{cards} cards"] = percents(found_share(judge_by_baseline(nodes, cards, loss)) for loss in losses)
+    print_table("found against a baseline of the same cards", percents(losses), changed)
 
 
 # -- verify ------------------------------------------------------------------------------------------------------------
@@ -513,7 +507,6 @@ def main() -> int:
         parsers[name] = commands.add_parser(name)
         parsers[name].add_argument("--count", type=int, default=usual, help=f"of draws (default: {usual})")
     parsers["compare"].add_argument("folder", type=Path)
-    parsers["guard"].add_argument("--cards", nargs="+", choices=list(CARDS), default=list(CARDS))
     parsers["verify"].add_argument("--rate", type=float, default=1e-6, help="wrong launches of all (default: 1e-6)")
     parsers["verify"].add_argument("--seed", type=int, default=0, help="of the first card (default: 0)")
     parsers["verify"].add_argument("--budget", type=duration, default=280.0, help="virtual time for each card")
@@ -523,7 +516,7 @@ def main() -> int:
     if options.command == "compare":
         print_compare(options.folder, options.count)
     elif options.command == "guard":
-        print_guard(options.cards, options.count)
+        print_guard(options.count)
     else:
         print_node(options.count)
     return 0

@@ -1,6 +1,6 @@
 """Pictures of every kind of page, for people to look at: phone, laptop, dark and as printed.
 
-    python tools/screenshots.py OUT_FOLDER [NAME...]     # NAME: find, attention, node, ...; all unless named
+    python tools/screenshots.py OUT_FOLDER
 
 Writes the pages, a PNG per page and width, a PDF per page, and prints a table of sizes and load times.
 """
@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from browsing.chromium import LAPTOP, PHONE, Browser, chromium, missing
-from browsing.pages import has_site, make_pages, make_site
+from browsing.pages import make_pages, make_site
 
 #: A4 without margins, in CSS pixels.
 PRINTED = 794
@@ -20,15 +20,14 @@ PRINTED = 794
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="OUT_FOLDER")
-    parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
     if reason := missing():
         parser.error(reason)
     args.folder.mkdir(parents=True)
-    pages = make_pages(args.folder) | (make_site(args.folder / "site") if has_site() else {})
+    pages = make_pages(args.folder) | make_site(args.folder / "site")
     print("| page | size | loads in |\n|---|---:|---:|")
     with chromium() as browser:
-        for name in args.names or pages:
+        for name in pages:
             take_pictures(browser, pages[name], args.folder / name.replace(" ", "-"))
             seconds = browser.load_seconds(pages[name])
             print(f"| {name} | {pages[name].stat().st_size / 1e3:.0f} kB | {1e3 * seconds:.0f} ms |", flush=True)

@@ -1,11 +1,8 @@
 """FLOP and tokens/s by mamf beside an independent count and a stopwatch, for twenty ways to train.
 
     python tools/training_setups.py                     # all, on the first accelerators, else on the CPU; a table
-    python tools/training_setups.py --only ddp fsdp2    # set-ups whose name contains one of these
     torchrun --nproc-per-node 2 tools/training_setups.py --one loop-fsdp2    # one set-up; prints a line of JSON
     mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
-    torchrun --nproc-per-node 2 -m mamf profile --ranks all --output OUT tools/training_setups.py \
-        --one loop-fsdp2 --slow-rank 1                                       # a straggler for 'mamf show OUT'
 
 Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
 counts are of torch's own counter for the passes with gradients of the same steps: attention as products, documents of
@@ -53,8 +50,6 @@ _HAS_ACCELERATOR = torch.accelerator.is_available()
 _DEVICE = torch.device(torch.accelerator.current_accelerator() if _HAS_ACCELERATOR else "cpu")
 _SIZES = _LARGE if _HAS_ACCELERATOR else _SMALL
 _METERED = {"ceiling": 1e15, "warmup_steps": _WARM_UP}
-#: Names the rank whose steps have ten matmuls more.
-_SLOW_RANK = "MAMF_SLOW_RANK"
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -178,7 +173,7 @@ def result(figures: dict[str, float], watch: Stopwatch, counted: float, tokens: 
 
 
 def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """A plain loop over a Llama-like model. ``split``: ddp, fsdp2, tp, or fsdp2-tp (2 x 2 ranks)."""
+    """A plain loop over a Llama-like model. ``split``: empty, fsdp2 or tp."""
     ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _joined_device()
     torch.manual_seed(0)
     model: Any = Decoder(_SIZES).to(here, dtype)
@@ -194,12 +189,7 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
     foreach = False if split == "tp" else None  # it does not mix tensors and DTensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
-    is_slow = os.environ.get(_SLOW_RANK) == os.environ.get("RANK", "0")
-    extra = torch.randn(4 * _SIZES["hidden"], 4 * _SIZES["hidden"], device=here, dtype=dtype) if is_slow else None
-
     def step() -> None:
-        for _ in range(10 if extra is not None else 0):
-            torch.mm(extra, extra)
         for _ in range(accumulation):
             model(batch).backward()
         optimizer.step()
@@ -214,8 +204,6 @@ def parallel(model: Any, split: str, ranks: int) -> Any:
     if not split:
         return model
     mesh = init_device_mesh(_DEVICE.type, (ranks,), mesh_dim_names=("ranks",))
-    if split == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
     for block in model.blocks:
         if split == "tp":
             split_up = {f"attention.{each}": ColwiseParallel() for each in ("wq", "wk", "wv")}
@@ -447,16 +435,12 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
     """Lightning's Trainer with a language model of transformers."""
     import lightning
 
-    from mamf.integrations.lightning import MamfuCallback
-
-    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _device_of_rank()
-    model = pretrained(kind, _SIZES)
+    here, model = _device_of_rank(), pretrained(kind, _SIZES)
     sample = sample_of(_SIZES["length"]).items()
     batch = {name: each[None].expand(_SIZES["batch"], *each.shape).contiguous() for name, each in sample}
     twin, on_device = copy.deepcopy(model).to(here), {name: each.to(here) for name, each in batch.items()}
     counted = counted_by_torch(lambda: twin(**on_device).loss.backward())
     twin = None
-    watch = Stopwatch(_WARM_UP, steps)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -469,29 +453,37 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
+    trained = fit(Module(), [batch] * steps, strategy=strategy, precision="bf16-mixed")
+    return result(*trained, counted, batch["input_ids"].numel() * int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, float], Stopwatch]:
+    """Train on each batch once, on every rank. ``options``: of Lightning's Trainer."""
+    import lightning
+
+    from mamf.integrations.lightning import MamfuCallback
+
+    steps, ranks = len(batches), int(os.environ.get("WORLD_SIZE", 1))
+    watch = Stopwatch(_WARM_UP, steps)
+
     class Timer(lightning.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, run: Any, *others: Any) -> None:
-            watch.step(run.global_step)
+            watch.step(others[-1] + 1)
 
     run = lightning.Trainer(
-        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, strategy=strategy,
-        precision="bf16-mixed", max_steps=steps, log_every_n_steps=steps, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Timer(), MamfuCallback(**_METERED)],
+        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, max_epochs=1,
+        log_every_n_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METERED)], **options,
     )  # fmt: skip
-    run.fit(Module(), torch.utils.data.DataLoader([batch] * steps, batch_size=None))
-    figures = {name: float(each) for name, each in run.callback_metrics.items()}
-    return result(figures, watch, counted, batch["input_ids"].numel() * ranks)
+    run.fit(module, torch.utils.data.DataLoader([*batches] * ranks, batch_size=None))  # Lightning splits it by ranks
+    return {name: float(each) for name, each in run.callback_metrics.items()}, watch
 
 
 def with_two_optimizers(steps: int) -> dict[str, Any]:
     """Lightning with five steps of a critic for one of a generator, as in a GAN, in each batch."""
     import lightning
 
-    from mamf.integrations.lightning import MamfuCallback
-
     noise = torch.randn(_SIZES["batch"], _SIZES["hidden"])
-    watch = Stopwatch(_WARM_UP, steps)
 
     class Gan(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -513,20 +505,9 @@ def with_two_optimizers(steps: int) -> dict[str, Any]:
         def configure_optimizers(self) -> Any:
             return [torch.optim.Adam(each.parameters()) for each in (self.critic, self.generator)]
 
-    class Timer(lightning.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, run: Any, *others: Any) -> None:
-            watch.step(others[-1] + 1)
-
     twin = Gan().to(_DEVICE)
     counted = counted_by_torch(lambda: [loss.backward() for loss in twin.losses(noise.to(_DEVICE))])
-    run = lightning.Trainer(
-        accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=1, max_epochs=1, limit_train_batches=steps,
-        log_every_n_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METERED, dtype="float32")],
-    )  # fmt: skip
-    run.fit(Gan(), torch.utils.data.DataLoader([noise] * steps, batch_size=None))
-    figures = {name: float(each) for name, each in run.callback_metrics.items()}
-    return result(figures, watch, counted, math.nan)
+    return result(*fit(Gan(), [noise] * steps), counted, math.nan)
 
 
 Setup = tuple[Callable[[int], dict[str, Any]], int, str]
@@ -585,11 +566,8 @@ def _joined_device() -> torch.device:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", choices=SETUPS, help="run this set-up here; print a line of JSON")
-    parser.add_argument("--only", nargs="+", default=[""], help="set-ups whose name contains one of these")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: 20)")
-    parser.add_argument("--slow-rank", default="", metavar="RANK", help="in loops, give this rank ten matmuls more")
     options = parser.parse_args(arguments)
-    os.environ[_SLOW_RANK] = options.slow_rank
     if options.one:
         warnings.simplefilter("default")
         found = SETUPS[options.one][0](options.steps)
@@ -601,7 +579,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| tool | model | precision | accumulation | parallelism | FLOP by mamf | by an independent count | ratio | "
           "rate by mamf | by a stopwatch | ratio | TFLOPS |")  # fmt: skip
     print("|:--|:--|:--|--:|:--|--:|--:|--:|--:|--:|--:|--:|")
-    return max(_print_row(name, options.steps) for name in SETUPS if any(each in name for each in options.only))
+    return max(_print_row(name, options.steps) for name in SETUPS)
 
 
 def _print_row(name: str, steps: int) -> int:

@@ -49,29 +49,21 @@ CASES = (
 )
 
 
-class Prepared(NamedTuple):
-    case: Case
-    kernel: Any
-    problem: Any
-    shape: Any
-
-
-def prepared(backend: Backend, case: Case) -> Prepared:
+def prepared(backend: Backend, case: Case) -> tuple[Any, Any, Any]:
+    """Return the kernel, the problem and the shape of a case."""
     of = operation(case.operation)
-    return Prepared(
-        case, make_kernel(of, case.kernel), of.problem_for(backend, case.fields), of.parse_shape(case.shape)
-    )
+    return make_kernel(of, case.kernel), of.problem_for(backend, case.fields), of.parse_shape(case.shape)
 
 
-def burst(backend: Backend, one: Prepared) -> Measurement:
-    """The row that ``mamf sweep --regime burst`` measures."""
+def burst(backend: Backend, case: Case) -> Measurement:
+    """Measure the row that ``mamf sweep --regime burst`` measures."""
     regime = Burst(backend)
     regime.start()
     pool = backend.operand_pool("normal", 0)
-    row = measure(one.kernel, one.problem, one.shape, regime, pool, StoppingRule(seconds=1.0))
+    row = measure(*prepared(backend, case), regime, pool, StoppingRule(seconds=1.0))
     pool.release()
     if not row.ok:
-        raise SystemExit(f"{one.case}: {row.status}: {row.reason}")
+        raise SystemExit(f"{case}: {row.status}: {row.reason}")
     return row
 
 
@@ -90,14 +82,14 @@ def trains(backend: Backend, launch: Callable[[], object]) -> None:
         time.sleep(max(SHORTEST_REST_SECONDS, REST_RATIO * TRAIN * backend.seconds_between(start, end)))
 
 
-def profiled_seconds(backend: Backend, one: Prepared) -> float:
+def profiled_seconds(backend: Backend, case: Case) -> float:
     """The median duration of a launch by the profiler. Raises SystemExit if a launch is not one kernel."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    pool = backend.operand_pool("normal", 0)
-    with one.kernel.settings(backend, one.problem):
-        launch = one.kernel.prepare(backend, one.problem, one.shape, pool).launches[0]
+    pool, (kernel, problem, shape) = backend.operand_pool("normal", 0), prepared(backend, case)
+    with kernel.settings(backend, problem):
+        launch = kernel.prepare(backend, problem, shape, pool).launches[0]
         trains(backend, launch)
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             trains(backend, launch)
@@ -105,7 +97,7 @@ def profiled_seconds(backend: Backend, one: Prepared) -> float:
     events = [each for each in profiler.events() if each.device_type == torch.autograd.DeviceType.CUDA]
     kernels = [each for each in events if not any(word in each.name.lower() for word in NOT_THE_LAUNCH)]
     if len(kernels) != TRAINS * TRAIN:
-        raise SystemExit(f"{one.case}: {len(kernels)} kernels of {TRAINS * TRAIN} launches in the profile")
+        raise SystemExit(f"{case}: {len(kernels)} kernels of {TRAINS * TRAIN} launches in the profile")
     return statistics.median(each.time_range.elapsed_us() * 1e-6 for each in kernels)
 
 
@@ -114,19 +106,18 @@ def compare_with_profiler(backend: Backend) -> bool:
     timer = find_timer(backend.name)
     if timer is None:
         raise SystemExit(f"nobody has measured the timer of {backend.name}")
-    cases = [prepared(backend, case) for case in CASES]
-    rows = [burst(backend, one) for one in cases]
+    rows = [burst(backend, case) for case in CASES]
     print("| kernel | profiler, us | window | mamf | difference, us | difference | allowed, us |")
     print("|:--|--:|--:|--:|--:|--:|--:|")
     is_right = True
-    for one, row in zip(cases, rows, strict=True):
-        theirs = profiled_seconds(backend, one)
+    for case, row in zip(CASES, rows, strict=True):
+        theirs = profiled_seconds(backend, case)
         allowed = theirs * relative_accuracy(timer.accuracy, theirs)
         difference = row.seconds - theirs
         is_right &= abs(difference) <= allowed
         figures = (theirs, row.seconds + row.timer_overhead, row.seconds)
         print(
-            f"| {one.case} | {' | '.join(f'{figure * 1e6:.2f}' for figure in figures)} | {difference * 1e6:+.2f} | "
+            f"| {case} | {' | '.join(f'{figure * 1e6:.2f}' for figure in figures)} | {difference * 1e6:+.2f} | "
             f"{100 * difference / theirs:+.2f} % | {allowed * 1e6:.2f} |{'' if abs(difference) <= allowed else ' FAIL'}"
         )
     return is_right

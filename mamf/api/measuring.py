@@ -108,7 +108,7 @@ def find(
     on_row: OnRow | None = None,
     log: str | Path | None = None,
 ) -> Ceiling:
-    """The ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
+    """Find the ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
 
     ``search`` explains the keywords, and streams; ``on_row`` is called with each row. ``mamf.peak`` knows it then.
     Raises what ``search`` does, and DeviceError when nothing was confirmed within the budget.
@@ -152,7 +152,7 @@ def search(
     quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
-    """A search for the ceiling, to iterate over: it streams its rows, and has the ``ceiling`` once that is confirmed.
+    """Return a search for the ceiling. Iterate over it to get its rows; it has a ``ceiling`` once that is confirmed.
 
     - ``dtype``, ``problem``: one, because there is one ceiling.
     - ``kernel``: the first scouts, then all are searched together; by default all but those that compile for long.
@@ -362,14 +362,15 @@ def problems_and_shapes(
     call: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The problems and shapes of an operation: as given, or every combination of its parameters, with the device's
-    defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises UsageError, or
-    TypeError for an unknown parameter.
+    """Return the problems and shapes of an operation: as given, or every combination of its parameters, with the
+    device's defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises
+    UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
     known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
     for name in parameters.keys() - known:
-        raise _unknown_keyword(call, name, {*known, *inspect.signature(measure_kernels).parameters})
+        own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
+        raise _unknown_keyword(call, name, sorted(known | own))
     whole = as_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
     problems = as_tuple("problem", problem, of.problem_type, max_values) or ()
@@ -385,6 +386,6 @@ def problems_and_shapes(
 
 
 def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The values of the parameters whose keyword is not None, by name."""
+    """Return the values of the parameters whose keyword is not None, by name."""
     values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
     return {name: known[name].values_of(value) for name, value in values.items() if value is not None}

@@ -229,7 +229,7 @@ def _shortened(message: str) -> str:
 
 
 def suggestion(message: str) -> str:
-    """Return a suggestion: the nearest of the choices in argparse's message, or an empty text."""
+    """Suggest the choice in argparse's message that is closest to what was typed. Return an empty string if none is."""
     complaint = _INVALID_CHOICE.search(message)
     if complaint is None:
         return ""

@@ -16,7 +16,7 @@ from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.terminal import warn
 from mamf.cli.watching import EXIT_CODE, Interruption
-from mamf.engine.runner import crashes_of
+from mamf.engine.runner import find_crashes
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import kind_of, run_title
@@ -81,7 +81,7 @@ def note_run(
 
     ``before``: the rows of the log so far. A row whose launch ended a process is not launched again.
     """
-    watch, crashes = watching.WATCH, crashes_of(backend)
+    watch, crashes = watching.WATCH, find_crashes(backend)
     crashes.fatal = [row for row in before if row.is_fatal]
     if watch:
         begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
@@ -95,7 +95,7 @@ def lose_device(backend: Backend, row: Measurement) -> None:
     and starts a new process for the rest.
     """
     if watching.WATCH:
-        crashes_of(backend).keep(row)
+        find_crashes(backend).keep(row)
         os._exit(1)
 
 

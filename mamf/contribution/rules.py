@@ -343,7 +343,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     """Find samples that are faster than the device or its memory allows, and rates too high for the clock it read."""
     for line, row in evidence.good_rows:
         info, of = evidence.log.device(row.device), operation_called(row.operation)
-        # How much work an approximate kernel does is unknown.
+        # It is unknown how much work an approximate kernel does.
         limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit

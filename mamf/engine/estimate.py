@@ -81,7 +81,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
 def working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
-    """The kernels of a search, as ``kernels_for`` chooses them.
+    """Return the kernels of a search, as ``kernels_for`` chooses them.
 
     If no kernel is named, those in front of the first one that works are skipped with a warning. A quick search also
     skips kernels that were slower on such cards in results/.
@@ -111,8 +111,8 @@ def working_kernels(
 
 
 def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
-    """The kernels that a quick search compares: all, unless results/ says which one won on such a card. Then only the
-    default, the winner, and those that need no compilation.
+    """Return the kernels that a quick search compares: all, unless results/ says which one won on such a card. Then
+    only the default, the winner, and those that need no compilation.
     """
     known = contributed_for(backend.info.name, backend.info.compute_units, label_dtype(problem))
     winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
@@ -145,7 +145,7 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
 
 
 def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
-    """The longest time that sampling these rows can take, in seconds, without preparation and verification."""
+    """Return the longest time that sampling these rows can take, in seconds, without preparation and verification."""
     visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
     a_row = {
         Burst.name: plan.seconds or Burst.default_seconds,

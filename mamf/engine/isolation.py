@@ -82,5 +82,5 @@ _OF_DEVICES: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDict
 
 
 def isolation_of(backend: Backend) -> Isolation:
-    """The Isolation of an opened device."""
+    """Return the Isolation of an opened device."""
     return _OF_DEVICES.setdefault(backend, Isolation())

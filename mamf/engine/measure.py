@@ -91,7 +91,9 @@ def measure(
 
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
-    """The status and reason of a row for an error. If classifying it raises another error, that one is the reason."""
+    """Return the status and reason of a row for an error. If classifying it raises another error, that one is the
+    reason.
+    """
     try:
         if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
             return "unsupported", describe_error(error)
@@ -206,8 +208,8 @@ def build_row(
 
 
 def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
-    """The device's limit in work per second. None if it is unknown, or if the kernel approximates: its rate counts work
-    that it skips.
+    """Return the device's limit in work per second. None if it is unknown, or if the kernel approximates: its rate
+    counts work that it skips.
     """
     return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 

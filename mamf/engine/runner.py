@@ -52,7 +52,7 @@ class Crashes:
     keep: Callable[[Measurement | None], None] = lambda row: None
 
     def reason_against(self, asked: Measurement) -> str:
-        """Why a step must not be launched again; empty if it may be."""
+        """Return why a step must not be launched again; empty if it may be."""
         of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
@@ -62,8 +62,8 @@ class Crashes:
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
-def crashes_of(backend: Backend) -> Crashes:
-    """The Crashes of an opened device."""
+def find_crashes(backend: Backend) -> Crashes:
+    """Return the Crashes of an opened device."""
     return _OF_DEVICES.setdefault(backend, Crashes())
 
 
@@ -199,7 +199,7 @@ class Runner:
         self.backend.release_memory()
 
     def pool(self, problem: Problem) -> OperandPool:
-        """The operand pool shared by problems with the same operation, data and seed."""
+        """Return the operand pool shared by problems with the same operation, data and seed."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
             self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
@@ -231,7 +231,7 @@ class Runner:
         # Nor is a visit cut short that starts anew, because nothing of it would count.
         deadline = self.deadline if self._has_figure and not step.regime.visit_takes else None
         rule = replace(step.rule, deadline=deadline)
-        failed, crashes = failed_row(step), crashes_of(self.backend)
+        failed, crashes = failed_row(step), find_crashes(self.backend)
         if reason := crashes.reason_against(failed):
             return replace(failed, reason=reason)
         crashes.keep(replace(failed, reason=CRASHED))
@@ -339,7 +339,7 @@ class PlanStrategy(ABC):
 
 
 def failed_row(step: Step) -> Measurement:
-    """A row with the status ``failed`` for a step; the caller adds the reason."""
+    """Return a row with the status ``failed`` for a step; the caller adds the reason."""
     kernel, regime = step.kernel.name, step.regime
     return Measurement(
         step.shape,

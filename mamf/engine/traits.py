@@ -114,7 +114,7 @@ def _sustained(assumed: SustainedTraits, settled: float | None) -> SustainedTrai
 
 
 def measure_cache(backend: Backend) -> int | None:
-    """The size in bytes of the largest copies that are clearly faster than copies in memory; None if no size is."""
+    """Return the size in bytes of the largest copies that are clearly faster than copies in memory, or None."""
     of = operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
     problem = of.problem_for(backend, {"pattern": "copy"})
@@ -137,7 +137,7 @@ def measure_cache(backend: Backend) -> int | None:
 
 
 def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
-    """The mean seconds of ``count`` launches, after one warm-up launch."""
+    """Return the mean seconds of ``count`` launches, after one warm-up launch."""
     launch()
     backend.submit()
     start = backend.mark()
@@ -198,8 +198,8 @@ class Reaction(NamedTuple):
 
 
 def _swings_since(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
-    """The moment from which the power controller only oscillates: the means over the last two periods agree. None if
-    they do not, or if launches are too long to tell.
+    """Return the moment from which the power controller only oscillates: the means over the last two periods agree.
+    None if they do not, or if launches are too long to tell.
     """
     swing, last = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
@@ -223,7 +223,9 @@ class _Probe:
             self.backend.flush_cache(_LEAD_BYTES)
 
     def wake(self) -> Wake:
-        """The longest wake-up after any rest. For each rest the shortest of several rounds counts, because of noise."""
+        """Return the longest wake-up after any rest. For each rest the shortest of several rounds counts, because of
+        noise.
+        """
         found = [min(self._wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
         self.waking = max(seconds for seconds, _times in found)
         return Wake(max(times for _seconds, times in found), self.waking)
@@ -238,7 +240,7 @@ class _Probe:
         return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
 
     def _train(self, seconds: float) -> list[float]:
-        """The seconds of each launch of a train, queued behind a lead."""
+        """Return the seconds of each launch of a train, queued behind a lead."""
         backend = self.backend
         self.lead()
         marks = [backend.mark()]
@@ -292,8 +294,8 @@ class _Probe:
         return ends[1:], each
 
     def recovery(self, first: float, reaction: float) -> float | None:
-        """The shortest rest of _RECOVERIES after which a loaded device regains its first speed, and keeps it for nearly
-        as long as its controller takes to react; None if even the longest is too short.
+        """Return the shortest rest of _RECOVERIES after which a loaded device regains its first speed, and keeps it for
+        nearly as long as its controller takes to react; None if even the longest is too short.
         """
         for rest in _RECOVERIES:
             self._load(max(0.2, 3 * reaction))

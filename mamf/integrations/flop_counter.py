@@ -116,14 +116,14 @@ def _product(first: int) -> Callable[..., int]:
 
 
 def _count_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
-    """FLOP of Q K^T and P V, forward. Shapes are (batch, heads, tokens, head dimension)."""
+    """Return the FLOP of Q K^T and P V, forward. Shapes are (batch, heads, tokens, head dimension)."""
     return 2 * _count_pairs(query, key) * (query[-1] + value[-1])
 
 
 def _count_backward(
     _: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *__: object, **___: object
 ) -> int:
-    """FLOP of the recomputed scores and of the gradients of scores, values, queries and keys."""
+    """Return the FLOP of the recomputed scores and of the gradients of scores, values, queries and keys."""
     return 2 * _count_pairs(query, key) * (3 * query[-1] + 2 * value[-1])
 
 

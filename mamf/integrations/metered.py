@@ -152,10 +152,10 @@ class _Work:
 
 
 class MeteredTraining:
-    """Meters one training. The FLOP of a step come from a formula; if there is none, torch counts them in a few steps.
+    """Meters one training run. The FLOP of a step come from a formula, divided by ``model_parallel``; if there is no
+    formula, torch counts them in a few steps.
 
-    ``options``: those of Meter. ``amounts``: ``tokens`` and ``samples`` of MeteredCallback. FLOP by formula are divided
-    by ``model_parallel``.
+    ``options``: the arguments of Meter. ``amounts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class MeteredTraining:
             self._counter.start()
 
     def _find_fixed_length(self, found: Pass) -> list[tuple[int, int]]:
-        """The sequences of a pass, as (count, length), if the model fixes their length; else empty."""
+        """Return the sequences of a pass, as (count, length), if the model fixes their length; else empty."""
         positions = self._formula and (self._formula.encoder or self._formula).positions
         return [(int(found.samples), positions)] if positions and found.samples > 0 else []
 

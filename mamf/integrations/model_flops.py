@@ -69,7 +69,7 @@ class ModelFlops:
         if self.encoder is not None:
             return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
         weights = 2 * self.weights * (1 + self.trained_share + self.input_share)
-        attention = self._attention(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+        attention = self._attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
         return weights + attention + self.per_sequence / sequence_length
 
     def head_flop(self, tokens: float) -> float:
@@ -88,7 +88,7 @@ class ModelFlops:
         decoded = replace(self, encoder=None).per_token(targets, causal) + across
         return sequences * (length * self.encoder.per_token(length) + targets * decoded)
 
-    def _attention(self, length: int, causal: bool) -> float:
+    def _attention_flop(self, length: int, causal: bool) -> float:
         """Return the FLOP of attention per token, forward and backward, if all layers are trained."""
         whole = Window(self.layers - sum(each.layers for each in self.windows), length)
         halved = causal and self.is_causal

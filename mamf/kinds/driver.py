@@ -43,7 +43,7 @@ class Signals(Protocol):
     """Decides when a signal may end the run."""
 
     def shielded(self) -> AbstractContextManager[None]:
-        """A context that no signal interrupts."""
+        """Return a context that no signal interrupts."""
 
     def check(self) -> None:
         """Raises KeyboardInterrupt if a signal has arrived."""
@@ -186,7 +186,7 @@ class Run(Setup):
         self.is_written = True
 
     def log_in_memory(self) -> RunLog:
-        """The log as reading its file would return it."""
+        """Return the log as reading its file would return it."""
         log = RunLog(self.writer.path, add_sharing(self.header, self.summary), self.rows, summary=self.summary)
         if before := self.resumed and self.resumed.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)

@@ -68,15 +68,15 @@ class Kind(ABC):
     is_collected: ClassVar[bool] = True
 
     def command(self, plan: Plan) -> str:
-        """The mamf command for such a run."""
+        """Return the mamf command for such a run."""
         return self.name
 
     @abstractmethod
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy that measures the plan."""
+        """Return the strategy that measures the plan."""
 
     def count_left(self, setup: Setup) -> int:
-        """How many steps have no row, or how many ceilings are not confirmed."""
+        """Count the steps without a row, or the ceilings that are not confirmed."""
         return len(setup.steps)
 
     def is_cut_short(self, setup: Setup, left_out: int) -> bool:
@@ -85,15 +85,15 @@ class Kind(ABC):
 
     @abstractmethod
     def document(self, log: RunLog, view: View) -> Document:
-        """The report of a log."""
+        """Return the report of a log."""
 
     @abstractmethod
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
-        """The chart of a log. Raises UsageError if the log does not have what was requested."""
+        """Return the chart of a log. Raises UsageError if the log does not have what was requested."""
 
     @abstractmethod
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        """The last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""
+        """Return the last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""
 
 
 class KernelRows(Kind):
@@ -172,7 +172,7 @@ class Find(KernelRows):
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        """The number of unconfirmed ceilings, of problems that some kernel supports."""
+        """Return the number of unconfirmed ceilings, of problems that some kernel supports."""
         plan, found = setup.plan, setup.confirmed
         if why_hopeless(setup.rows):
             return 0
@@ -211,7 +211,7 @@ class Find(KernelRows):
 
 
 def _own_roofs(log: RunLog) -> Roofs | None:
-    """The roofs that a log has confirmed, if memory may limit its rows; else None."""
+    """Return the roofs that a log has confirmed, if memory may limit its rows; else None."""
     if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
@@ -219,7 +219,9 @@ def _own_roofs(log: RunLog) -> Roofs | None:
 
 
 def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:
-    """The last record of a log: the best kernel of each regime, dtype and direction, with its share of the ceiling."""
+    """Return the last record of a log: the best kernel of each regime, dtype and direction, with its share of the
+    ceiling.
+    """
     measured = [row for row in rows if row.ok and not row.is_reference]
     best: dict[str, Measurement] = {}
     for row in measured:

@@ -31,7 +31,7 @@ def html_of(shown: object) -> str:
 
 
 def _header(device: str) -> dict[str, Any]:
-    """A header for rows and ceilings that belong to no log."""
+    """Return a header for rows and ceilings that belong to no log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
 

@@ -19,7 +19,9 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find())}
 
 
 def kind_of(plan: Plan) -> Kind:
-    """The kind of a plan. A kind that this version does not know is treated as a sweep, because its log has rows."""
+    """Return the kind of a plan. A kind that this version does not know is treated as a sweep, because its log has
+    rows.
+    """
     if plan.kind not in KINDS:
         from mamf.kinds.studies import STUDIES
 
@@ -28,7 +30,7 @@ def kind_of(plan: Plan) -> Kind:
 
 
 def run_title(plan: Plan) -> str:
-    """The title of a run, such as ``a sweep of matmul``."""
+    """Return the title of a run, such as ``a sweep of matmul``."""
     noun = kind_of(plan).noun
     return noun if noun.split()[-1] == plan.operation else f"{noun} of {plan.operation}"
 
@@ -38,8 +40,8 @@ def chart_of(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Picture:
-    """The chart of a log. ``regime`` None: the first regime of an attention log, else all. ``directions`` None: all.
-    Raises UsageError if the log does not have what was requested.
+    """Return the chart of a log. ``regime`` None: the first regime of an attention log, else all. ``directions`` None:
+    all. Raises UsageError if the log does not have what was requested.
     """
     from mamf.operations.attention.operation import DIRECTIONS
 

@@ -160,7 +160,7 @@ class Reproduce(KernelRows):
         return ReproduceStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        """The number of claims that are not measured yet."""
+        """Return the number of claims that are not measured yet."""
         return sum(each.here is None for each in judge_claims(setup.plan.options, setup.rows))
 
     def document(self, log: RunLog, view: View) -> Document:

@@ -1,7 +1,7 @@
 """The user's cache of ceilings: ``mamf find`` copies its logs there, and ``mamf.peak`` reads them.
 
 A ceiling is used only if backend, device, uuid, number of compute units, power limit, driver, torch version, operand
-dtype and result dtype are all the same: file names are a hash of them. If there are two finds, ``_rank`` decides which
+dtype and result dtype are equal: file names are a hash of them. If there are two finds, ``_rank`` decides which
 one is kept.
 """
 
@@ -97,7 +97,7 @@ def _rank(ceiling: Ceiling) -> _Value:
 
 
 def _read(path: Path, regime: str) -> Ceiling | None:
-    """Read a cached ceiling; None if there is none. A symbolic link counts as none, because others may have made it."""
+    """Read a cached ceiling; None if there is none. A symbolic link is not read: others may have made it."""
     if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)

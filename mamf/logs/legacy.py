@@ -23,8 +23,8 @@ from mamf.machine.environment import tool_version
 from mamf.machine.privacy import scrub, scrub_record
 
 TIER = "legacy"
-#: The names of mamf-finder's figures: statistics of a loop, and its two ceilings. ``stated``: version 1 does not say
-#: which statistic it printed.
+#: Names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF and MSMF.
+#: ``stated``: the figure of version 1, which does not say which statistic it is.
 STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
@@ -73,7 +73,7 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: Fields of a run that are in the summary record. ``rows`` are records of their own; other fields are in the header.
+#: Fields of a run that are in the summary record. ``rows`` are separate records; other fields are in the header.
 OF_SUMMARY = ("tried", "elapsed_seconds", "means", "best")
 OF_HEADER = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*OF_SUMMARY, "rows", "is_complete", "version")

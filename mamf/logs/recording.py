@@ -107,7 +107,7 @@ PlanOptions = _declare(
 #: The fields of a plan, without its kind.
 _PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches")}
 _PLAN |= {_KIND: str, "options": PlanOptions, "clock": str | Missing}
-#: The plan of a search that a run begins with. It has no searches of its own.
+#: The plan of a search that a run begins with. It has no searches itself.
 SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord]})  # type: ignore[valid-type]
 

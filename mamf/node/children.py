@@ -82,7 +82,7 @@ class ChildWatch:
         return all(self.phases.get(rank) == WAITS for rank in self.running)
 
     def resume_all(self) -> None:
-        """Put all running children into the phase in which they measure together."""
+        """Mark all running children as measuring at the same time, and restart their timeouts."""
         for rank in self.running:
             self.phases[rank], self._last_heard[rank] = TOGETHER, self.now()
 

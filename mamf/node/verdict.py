@@ -218,7 +218,7 @@ def _is_steady(device: Device, figure: str) -> bool:
 
 
 class Shortfall(NamedTuple):
-    """How far a figure is below its reference, as a share of the reference, and the maximum that is allowed."""
+    """A figure below its reference by a ``share`` of the reference. The share may be at most ``limit``."""
 
     figure: str
     share: float

@@ -130,5 +130,5 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
 
     def axis(self, shape: CollectiveShape) -> float:
-        """Bytes of a rank's larger buffer."""
+        """Return the bytes of a rank's larger buffer."""
         return float(shape.nbytes)

@@ -214,7 +214,7 @@ def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tens
 
 
 class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
-    """Matmuls of quantized operands with scales. Derived classes define the launch."""
+    """Matmuls of quantized operands and their scales. Derived classes define the launch."""
 
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")

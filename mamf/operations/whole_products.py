@@ -79,7 +79,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
         return _rounded_verdict(parts, scale, elements)
     wide = _wide_dtype(problem.dtype, parts[0].c.device)
     oriented = [part.oriented() for part in parts]
-    figures = torch.stack([_figures(part, scale, wide, elements) for part in oriented]).tolist()
+    figures = torch.stack([_compute_residuals(part, scale, wide, elements) for part in oriented]).tolist()
     squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*figures, strict=True))
     error = _ratio(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
     tolerance = problem.tolerance
@@ -115,7 +115,7 @@ def _rounded_verdict(parts: Sequence[Part], scale: float, elements: int) -> Verd
             rows = slice(start, start + step)
             block = Part(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
             exact = _multiply_exactly(block)
-            if _figures(Part(block.left, block.right, exact), 1.0, torch.int32, elements)[0].item():
+            if _compute_residuals(Part(block.left, block.right, exact), 1.0, torch.int32, elements)[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact product that C is compared with is wrong")
             found = block.c.float()
             expected = rounded_like(found, exact.float() * scale)
@@ -181,7 +181,7 @@ def _spread_factor(freedom: int) -> float:
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 
-def _figures(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
+def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Compute five figures on the device: ||r||^2 / VECTORS, ||C||^2, the largest |r| in units of its row's norm,
     <r, A (B x)> and <A (B x), A (B x)>.
     """

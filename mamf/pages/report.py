@@ -282,7 +282,7 @@ def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
     return []
 
 
-# -- what a page shows of a log ----------------------------------------------------------------------------------------
+# -- the parts of a page -----------------------------------------------------------------------------------------------
 
 
 def read_source(path: Path) -> Source:

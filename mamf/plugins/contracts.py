@@ -234,7 +234,7 @@ def check_attribute(plugin: object, contract: type, name: str, label: str) -> An
     """Return the value of a plugin's attribute. Raises PluginError if it is missing or violates the contract."""
     with wrap_errors_of(label, name):
         value = getattr(plugin, name)
-    _require_valid(value, _attribute_hints(contract)[name], label, name, "is")
+    _require_contract(value, _attribute_hints(contract)[name], label, name, "is")
     return value
 
 
@@ -248,13 +248,13 @@ def guard_method(plugin: object, contract: type, name: str, label: str) -> Calla
         with errors:
             value = call(*arguments, **keywords)
         if hint is not NoneType:
-            _require_valid(value, hint, label, name, "returned")
+            _require_contract(value, hint, label, name, "returned")
         return value
 
     return guard
 
 
-def _require_valid(value: object, hint: Any, label: str, name: str, verb: str) -> None:
+def _require_contract(value: object, hint: Any, label: str, name: str, verb: str) -> None:
     """Raise PluginError if a value violates the contract. Guards the value if it has a contract itself."""
     if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"

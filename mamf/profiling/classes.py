@@ -117,7 +117,11 @@ def _class_by(by: str, name: str) -> str | None:
 
 
 class Share(NamedTuple):
-    """The seconds of a class. ``visible`` seconds count for it; ``hidden`` seconds count for another class."""
+    """How long events of a class ran, in seconds.
+
+    While events of several classes run, the time is ``visible`` for the first of them in CLASSES and ``hidden`` for the
+    others.
+    """
 
     visible: float
     hidden: float
@@ -147,8 +151,7 @@ _DESCRIPTOR = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.
 _TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: What separates words: a hump of camelCase, or characters that are not letters or digits.
-#: What separates words: the hump of camelCase, or characters that are not letters or digits.
+#: Where a name splits into words: inside camelCase, or at characters that are not letters or digits.
 _BETWEEN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 

@@ -68,7 +68,7 @@ def _linear(shapes: _Shapes, values: Sequence[str]) -> int:
     return 2 * math.prod(shapes[0]) * (weight[0] if len(weight) > 1 else 1)
 
 
-def _convolution(shapes: _Shapes, values: Sequence[str]) -> int:
+def _count_convolution(shapes: _Shapes, values: Sequence[str]) -> int:
     """Return the FLOP of a convolution.
 
     Arguments: input (N, C, ...), weight (O, C/groups, ...), bias, stride, padding, dilation, transposed, output
@@ -90,7 +90,7 @@ def _numbers(text: str, count: int) -> list[int]:
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
+def _count_convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
     """Return the FLOP of a convolution's backward pass.
 
     Arguments: gradient of the output (N, O, ...), input, weight, ...; the last says which gradients are computed.
@@ -101,7 +101,7 @@ def _convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
     return one * values[10].count("True", 0, values[10].rfind(","))
 
 
-def _attention(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
+def _attention_formula(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
     """Return the formula of attention, whose Q, K and V are (batch, heads, length, head dimension).
 
     ``first``: the index of Q among the arguments. ``causal``: the index of that flag. ``count``: FLOP as a multiple of
@@ -127,17 +127,17 @@ _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
     **{f"aten::{name}": _product(1) for name in _ADDING},
     **dict.fromkeys(("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise"), _linear),
     "mkl::_mkl_linear": lambda shapes, values: _linear([shapes[0], shapes[2]], values),
-    "aten::convolution": _convolution,
-    "aten::convolution_backward": _convolution_backward,
-    "aten::scaled_dot_product_attention": _attention(causal=5),
-    "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(causal=4),
-    "aten::_scaled_dot_product_efficient_attention": _attention(causal=6),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(causal=6),
-    "aten::_scaled_dot_product_flash_attention_backward": _attention(11, 1, _BACKWARD),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(7, 1, _BACKWARD),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention(11, 1, _BACKWARD),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, 1, _BACKWARD),
+    "aten::convolution": _count_convolution,
+    "aten::convolution_backward": _count_convolution_backward,
+    "aten::scaled_dot_product_attention": _attention_formula(causal=5),
+    "aten::_scaled_dot_product_flash_attention": _attention_formula(causal=4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention_formula(causal=4),
+    "aten::_scaled_dot_product_efficient_attention": _attention_formula(causal=6),
+    "aten::_scaled_dot_product_cudnn_attention": _attention_formula(causal=6),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention_formula(11, 1, _BACKWARD),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_formula(7, 1, _BACKWARD),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention_formula(11, 1, _BACKWARD),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_formula(14, 1, _BACKWARD),
 }
 #: Operations whose first operand is not the first argument.
 _FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

@@ -125,7 +125,7 @@ class Profile:
 
     @property
     def usual_seconds(self) -> float:
-        """The duration of as many steps as were profiled: without the profiler if that was timed, else with it."""
+        """The profiled steps times the duration of a step without the profiler or, if that was not timed, with it."""
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property
@@ -194,7 +194,7 @@ def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[Clas
 
 
 def _is_within(name: str, event: Event) -> bool:
-    """Return whether an operation on the CPU was called by one of its own class, so that both are one call."""
+    """Return whether an operation on the CPU was called by another of the same class, so that both are one call."""
     caller = event.parent
     return caller is not None and event.kind == caller.kind == "operation" and classify(caller) == name
 

@@ -19,7 +19,7 @@ from mamf.errors import UsageError
 Kind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
 #: The kinds of events that run on the device.
 ON_DEVICE = ("kernel", "copy")
-#: The beginning of annotations of libraries that communicate on the host, in threads of their own. Their time includes
+#: The beginning of annotations of libraries that communicate on the host, in separate threads. Their time includes
 #: waiting for other ranks.
 _COMMUNICATES_ON_HOST = "gloo:"
 #: Disjoint (begin, end) in seconds, in order.

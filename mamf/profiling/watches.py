@@ -216,7 +216,7 @@ class ModuleRanges:
         self._opened = opened
         self._backend: Any = None
         self._running = ExitStack()
-        self._open = _Open()
+        self._open = _OpenRanges()
         #: Names of modules, as paths from the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -242,7 +242,7 @@ class ModuleRanges:
             yield
         except Exception as error:
             self.remark = f"no ranges by module: {describe_error(error)}"
-            self._open = _Open()
+            self._open = _OpenRanges()
             self._running.close()
 
     def _enter(self, module: Any, *_: object) -> None:
@@ -296,7 +296,7 @@ def _eager_modules() -> list[Any]:
     return [each for each in modules if each not in parts and not isinstance(each, torch.fx.GraphModule)]
 
 
-class _Open(threading.local):
+class _OpenRanges(threading.local):
     """The open ranges of each thread, because checkpointed modules run again in the thread of the backward pass."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ _PHASES = {
 
 
 def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: End) -> dict[str, Any]:
-    """The last record of a find of products: what was done, and the ceilings in short. ``ceilings``: by regime."""
+    """Return the last record of a find of products: what was done, and a summary of the ceilings (by regime)."""
     return {
         **end.summary(sum(row.ok for row in rows)),
         "phases": dict(Counter(f"{row.regime} {row.phase}" for row in rows)),
@@ -91,7 +91,7 @@ def details(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
 
 
 def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
-    """The best of the library's default, which scouts, if another kernel reaches the ceiling."""
+    """Return the best of the library's default, which scouts, if another kernel reaches the ceiling."""
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE, default))
     rates = {shape: median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
@@ -126,7 +126,7 @@ def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
 
 
 def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()) -> Iterator[str]:
-    """What is known of each regime of the plan without a confirmed ceiling."""
+    """Say what is known about each regime of the plan that has no confirmed ceiling."""
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"  # else the table says it
@@ -144,7 +144,7 @@ def find_document(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
 ) -> Document:
-    """The ceilings of a find; csv has a row for each. Json has all measurements too."""
+    """Return the report of a find: its ceilings. CSV has a row for each ceiling; JSON also has all measurements."""
     every = [replace(each, title="") for each in row_columns(rows, Shares(header), lambda row: None)]
     reason = why_hopeless(rows)
     blocks: list[Block] = [
@@ -166,7 +166,7 @@ def find_document(
 
 
 def devices_document(log: RunLog) -> Document:
-    """The ceilings of several devices, each of which did the same search."""
+    """Return a report of the ceilings of several devices, each of which did the same search."""
     rows = [
         (part.header["device"], ceiling)
         for part in log.parts

@@ -66,9 +66,7 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
 
 
 def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
-    """Return the columns of the pairs: the fields that vary and the figures for tables, and the fields of
-    ``Comparison.rows`` for csv and json.
-    """
+    """Return the columns: for tables, the fields that vary and the figures; for csv and json, ``Comparison.rows``."""
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = unit_of(pairs)
@@ -103,14 +101,14 @@ def ratio_interval_cell(interval: Interval) -> str:
 
 
 def change_interval(interval: Interval) -> str:
-    """The interval of a ratio as changes in percent."""
+    """Format the interval of a ratio as changes in percent."""
     if interval.high < _WIDEST_RATIO * interval.low:
         return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
     return "of unknown accuracy"
 
 
 def unit_of(pairs: Sequence[Pair]) -> tuple[str, float]:
-    """The unit in which people read the rates, and its factor."""
+    """Return the unit in which people read the rates, and its factor."""
     return scaled_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
@@ -130,7 +128,7 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
 
 
 def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
-    """What is compared, what differs beside the figures, and what all rows have in common."""
+    """Say which runs are compared, what differs besides the figures, and which fields are the same in all rows."""
     first, varied = comparison.pairs[0], {*varying(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
@@ -156,7 +154,7 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def difference_lines(what: str, differences: Sequence[Difference]) -> list[str]:
-    """A line if there are differences."""
+    """Return a line if there are differences."""
     return [what + ", ".join(map(str, differences))] if differences else []
 
 
@@ -165,7 +163,7 @@ def percent_of(share: float) -> str:
 
 
 def together_line(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """What all rows of a regime say together, and the smallest loss of all that would have been found."""
+    """Say how all rows of a regime changed together, and the smallest loss that the test would have found."""
     interval, threshold = each.interval, f"more than {percent_of(POOLED_SHARE * tolerance)}"
     figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
     if interval.high < 1:
@@ -179,7 +177,7 @@ def together_line(each: PooledRows, comparison: Comparison, tolerance: float) ->
 
 
 def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
-    """Rows by verdict, and what is slower."""
+    """Count the rows by verdict, and say what is slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
         f"{len(rows)} only in {name}{_what_became(rows, other)}"
@@ -190,7 +188,7 @@ def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def slower_line(comparison: Comparison, tolerance: float) -> str:
-    """What is slower, if anything is."""
+    """Say which rows or regimes are slower, if any are."""
     together = ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance))
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
@@ -211,7 +209,7 @@ def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
 
 
 def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """What json holds beside the rows."""
+    """Return what JSON contains besides the rows."""
     return {
         "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
         "b": {"log": comparison.names[1], "tier": comparison.b.tier, "header": comparison.b.header},
@@ -233,7 +231,7 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
 
 
 def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
-    """A row with a figure in one log alone; ``status_in_other``: what became of it in the other."""
+    """Return a row that has a figure in only one log; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
@@ -244,7 +242,7 @@ _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecid
 
 
 def verdict_line(found: GuardResult) -> str:
-    """The guard in a line."""
+    """Say the verdict of the guard in one line."""
     counts, rows = found.counts(), counted(len(found.rows), "row")
     slower = f"slower by more than {percent_of(found.tolerance)}"
     outcomes: dict[Outcome, str] = {
@@ -260,13 +258,13 @@ def verdict_line(found: GuardResult) -> str:
 
 
 def describe_row(row: JudgedRow) -> str:
-    """A row in words: kernel, shape, and its other fields."""
+    """Describe a row: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
 
 def describe_outcome(row: JudgedRow) -> str:
-    """What was found for a row."""
+    """Describe the outcome of a row with its figures."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
@@ -279,7 +277,7 @@ def describe_outcome(row: JudgedRow) -> str:
 
 
 def guard_document(found: GuardResult) -> Document:
-    """The comparison with the baseline, and the verdict."""
+    """Return the comparison with the baseline, and the verdict, as a report."""
     rows = [row for row in found.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
     answer = Answer([*lines, verdict_line(found)])
@@ -292,8 +290,8 @@ def guard_document(found: GuardResult) -> Document:
 
 
 def junit(found: GuardResult, suite: str, seconds: float) -> str:
-    """A suite with a test for each row: regressions fail, rows without a figure are errors, undecided and new rows are
-    skipped.
+    """Return a JUnit test suite with a test for each row: regressions fail, rows without a figure are errors, and
+    undecided and new rows are skipped.
     """
     counts = found.counts()
     top = ElementTree.Element(

@@ -48,30 +48,30 @@ def scaled_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
 
 
 def rate_text(rate: float, unit: str) -> str:
-    """A rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
+    """Format a rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
     name, factor = scaled_unit(unit, [rate])
     return f"{significant(rate * factor)} {name}"
 
 
 def work_line(works: Iterable[Work]) -> str:
-    """What the works count, each part once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
+    """Say which FLOP and bytes are counted, each once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
 def rate_name(name: str, unit: str) -> str:
-    """A name in csv and json with the unit of a rate: ``rate_tflops``, ``rate_tb_per_s``."""
+    """Add the unit of a rate to a name in csv and json: ``rate_tflops``, ``rate_tb_per_s``."""
     return f"{name}_{snake_case(unit)}"
 
 
 def plain(value: object) -> str:
-    """A value of any type; text as it is, floats with four digits and without an exponent."""
+    """Format a value of any type: text unchanged, floats with four digits and without an exponent."""
     if not isinstance(value, float):
         return value if isinstance(value, str) else str(value)
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
 def percent(share: float) -> str:
-    """A share in percent, without the sign: 81.3."""
+    """Format a share in percent, without the sign: 81.3."""
     return f"{100 * share:.1f}"
 
 
@@ -81,7 +81,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """The first 100 characters of a text, in one line."""
+    """Return the first 100 characters of a text, in one line."""
     return textwrap.shorten(visible(text), 100, placeholder=" ...")
 
 
@@ -93,7 +93,7 @@ def split_shared(titles: Sequence[str]) -> tuple[list[str], str]:
 
 
 def snake_case(title: str) -> str:
-    """A heading as a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
+    """Convert a heading to a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
     spelled = title.replace("/", " per ").replace("%", " percent ")
     return re.sub(r"\W+", "_", spelled.lower()).strip("_")
 
@@ -124,7 +124,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: C
 
 
 def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each remark, with the first row that it applies to and the number of others."""
+    """Return a line for each remark, with the first row that it applies to and the number of others."""
     labels = group_pairs(remark for remark in remarks if remark[0])
     return [
         f"{first}{f' and {len(others)} more' if others else ''}: {text}" for text, (first, *others) in labels.items()
@@ -132,7 +132,7 @@ def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
-    """A GitHub table, whose cells are plain text but for Markup."""
+    """Format a GitHub table. Its cells are plain text, except Markup."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
     lines = [list(map(_cell, columns)), rule, *(list(map(_cell, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -155,7 +155,7 @@ def _planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
 
 
 def machine_line(header: Mapping[str, Any]) -> str:
-    """The device, the software and the timer of a run, and the kernels that it was given by path."""
+    """Name the device, the software and the timer of a run, and the kernels that it was given by path."""
     device = header["device"]
     known = [
         counted(device["compute_units"], "compute unit") if device.get("compute_units") else "",
@@ -170,7 +170,7 @@ def machine_line(header: Mapping[str, Any]) -> str:
 
 
 def end_line(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
-    """How a run ended: its status and why, what was measured and what is left."""
+    """Say how a run ended: its status and the reason, how much was measured and how much is left."""
     if summary is None:
         return "killed: the log has no summary; resume it"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
@@ -229,7 +229,7 @@ class Table(Generic[RowT]):
     - ``rows``: all rows, for csv and json. ``shown``: those for people, best first; None for all.
     - ``top``: how many of ``shown`` people see; None for all.
     - ``key``: the key in json. Tables with one key are one list in json, and one table in csv.
-    - ``remarks``: what a reader must know beside the figures of a row; listed once below the table, by ``label``.
+    - ``remarks``: what a reader must know besides the figures of a row; listed once below the table, by ``label``.
     """
 
     columns: Sequence[Column[RowT]]
@@ -266,7 +266,7 @@ class Table(Generic[RowT]):
         return more + list_once((text, self.label(row)) for row in rows for text in self.remarks(row))
 
     def records(self) -> list[dict[str, object]]:
-        """All rows as csv and json hold them."""
+        """Return all rows as CSV and JSON contain them."""
         return [{column.name: column.read(row) for column in self.columns if column.name} for row in self.rows]
 
 
@@ -295,7 +295,7 @@ Block = Lines | Table[Any]
 class Document:
     """A report.
 
-    - ``data``: what json holds beside the tables, such as the header and the summary of a log.
+    - ``data``: what JSON contains besides the tables, such as the header and the summary of a log.
     - ``main``: the key of the tables that csv holds; by default that of the first table.
     - ``title``: the title of an html page.
     """
@@ -311,7 +311,7 @@ class Document:
         return [each for each in self.blocks if (not each.is_hidden if isinstance(each, Table) else each.texts)]
 
     def tables(self) -> dict[str, list[dict[str, object]]]:
-        """The records of all tables by key. Records with one key have equal columns: what one lacks is None."""
+        """Return the records of all tables by key. Records with one key have equal columns: what one lacks is None."""
         found: dict[str, list[dict[str, object]]] = {}
         for block in self.blocks:
             if isinstance(block, Table):
@@ -329,7 +329,7 @@ def columns_from(
     *,
     titled: bool = True,
 ) -> list[Column[RowT]]:
-    """A column for each name in the mappings that ``read`` gives of rows, in their order.
+    """Return a column for each name in the mappings that ``read`` returns for rows, in their order.
 
     ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case. Texts are
     aligned to the left.
@@ -352,7 +352,7 @@ def columns_from(
 def interval_columns(
     read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = interval_cell
 ) -> list[Column[RowT]]:
-    """The interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
+    """Return the interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
     return [
         Column("", "interval", read, format, importance=4, left=True),
         Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
@@ -361,8 +361,8 @@ def interval_columns(
 
 
 def clock_columns(read: Callable[[RowT], Conditions | None], importance: int) -> list[Column[RowT]]:
-    """The share of the compute units' cycles that a row used, the clock that they had, and the clock that the driver
-    requested. The last one is less important by two.
+    """Return the share of the compute units' cycles that a row used, the clock that they had, and the clock that the
+    driver requested. The last one is less important by two.
     """
 
     def of(name: str, factor: float = 1.0) -> Callable[[RowT], float | None]:
@@ -397,5 +397,5 @@ def rate_column(
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
-    """A table of texts for people; a dash stands for None."""
+    """Format a table for people; a dash stands for None."""
     return Table([Column("", title, itemgetter(place), left=True) for place, title in enumerate(titles)], rows)

@@ -1,4 +1,4 @@
-"""Imported runs of mamf-finder: their figures as printed, labelled as legacy, also beside another run."""
+"""Imported runs of mamf-finder: their figures as printed, labeled as legacy, also beside another run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def beside_document(a: Shown, b: Shown) -> Document:
 
 
 def _difference(runs: Sequence[Shown], is_headline: bool = False) -> str:
-    """Why figures of mamf-finder are not compared like others."""
+    """Return why figures of mamf-finder are not compared like others."""
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
         return "figures of mamf-finder have no samples, and it confirms its ceilings in another way"

@@ -51,8 +51,8 @@ from mamf.report.shares import Shares, brief, ceiling_table, problem_title
 
 
 def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
-    """The baseline of each shape that several kernels were measured on: the row of the named kernel, by default that of
-    eager, else the slowest.
+    """Return the baseline of each shape that several kernels were measured on: the row of the named kernel, by default
+    that of eager, else the slowest.
     """
     found: dict[Group, Measurement | None] = {}
     for group, same in grouped(rows, by_shape=True).items():
@@ -83,7 +83,7 @@ class Winner:
 
 
 def winners(rows: Iterable[Measurement]) -> list[Winner]:
-    """The best kernel of each shape that several kernels were tried on."""
+    """Return the best kernel of each shape that several kernels were tried on."""
     found = []
     for same in grouped(rows, by_shape=True).values():
         best = {row.kernel: row for row in reversed(same) if row.ok}
@@ -141,7 +141,7 @@ def group_table(
     baseline: Measurement | None = None,
     by_shape: bool = False,
 ) -> Table[Measurement]:
-    """The rows of a group. ``baseline``: of the speed-ups of a group of one shape."""
+    """Return the rows of a group. ``baseline``: of the speed-ups of a group of one shape."""
     one_shape = ""
     if by_shape:
         over = f"; speed-up over {baseline.kernel}" if baseline else ""
@@ -161,8 +161,8 @@ def group_table(
 def tables_of(
     rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """A table for each group, its failures below it; then the references, which people see as drift alone. Kernels are
-    ranked shape by shape if there is one shape or ``top`` is None.
+    """Yield a table for each group, its failures below it; then the references, which people see as drift alone.
+    Kernels are ranked shape by shape if there is one shape or ``top`` is None.
     """
     bases = baselines_of(rows, baseline)
 
@@ -191,7 +191,7 @@ class _Part:
     phases: tuple[str, ...]
 
     def columns(self) -> list[Column[tuple[Any, _Phases]]]:
-        """Return its columns in a table of steps, each with its phases."""
+        """Return the columns of this part, for rows of a step and its phases."""
         return [
             Column(f"{self.name}_ms", f"{self.name} ms", lambda each: self.ms(each[1]), "{:.4g}".format),
             Column(f"{self.name}_half_width_ms", "+-ms", lambda each: self.half_width_ms(each[1]), "{:.2g}".format, 2),
@@ -244,7 +244,9 @@ def kernels_document(
     confirmed: OwnCeilings | None = None,
     baseline: str | None = None,
 ) -> Document:
-    """A run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel of speed-ups."""
+    """Return the report of a run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel
+    of speed-ups.
+    """
     header, best, operation = shares.header, winners(rows), operation_name(rows, shares.header)
     shown = [row for same in grouped(rows).values() for row in same]
     has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
@@ -275,7 +277,7 @@ def kernels_document(
 
 
 def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
-    """The operation of the rows that are ranked; of a log without rows that of its plan."""
+    """Return the operation of the rows that are ranked; of a log without rows that of its plan."""
     ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
     return next(ranked, None) or str(header["plan"]["operation"])
 
@@ -283,8 +285,8 @@ def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> st
 def kernels_summary_record(
     rows: Sequence[Measurement], end: End, ceilings: OwnCeilings | None = None
 ) -> dict[str, Any]:
-    """The last record of the log: the best row of each regime and problem, and the ceilings in short. It follows from
-    the rows.
+    """Return the last record of the log: the best row of each regime and problem, and the ceilings in short. It follows
+    from the rows.
     """
     best = [each[0] for each in grouped(rows).values() if each[0].ok]
     confirmed = {problem_title(each.regime, each.problem): brief(each) for each in (ceilings or {}).values()}

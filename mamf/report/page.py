@@ -168,7 +168,7 @@ def _table_parts(table: Table[Any]) -> dict[str, Any]:
 
 
 def safe_address(address: str) -> str:
-    """Return an address that runs nothing (https, http or relative), or an empty text for any other."""
+    """Return an address that runs nothing (https, http or relative), or an empty string for any other."""
     scheme = address.partition(":")[0] if ":" in address.partition("/")[0] else ""
     return address if scheme.lower() in ("", "http", "https") else ""
 
@@ -188,7 +188,7 @@ _PAINTS: Mapping[str, str] = {
 }
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _DROPPED = ("metadata", "style", "title")
-# Of a marker in a legend.
+# The size of a marker in a legend.
 _SIZE = 9
 
 

@@ -131,7 +131,7 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 
 
 def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
-    """How many rows are near their limit, and the nearest; without rows the balance points of memory."""
+    """Say how many rows are near their limit, and which is nearest; without rows, give the balance points of memory."""
     known = [point for point in best_first if point.share is not None]
     if known:
         near, most = sum((point.share or 0.0) >= NEAR for point in known), known[0]

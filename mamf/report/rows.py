@@ -97,7 +97,7 @@ def shape_record(row: Measurement) -> Mapping[str, object]:
 
 
 def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
-    """The rate, and its statistics, in one unit in which all of them read well."""
+    """Return the rate, and its statistics, in one unit in which all of them read well."""
     unit = rows[0].work.unit if rows else "TFLOPS"
     shown, factor = scaled_unit(unit, [row.best_rate for row in rows if row.ok])
 
@@ -159,7 +159,7 @@ def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, 
 
 
 def group_title(row: Measurement) -> str:
-    """What rows of a regime and a problem have in common."""
+    """Return the title of the rows of a regime and a problem."""
     return described_title(row.regime, row.problem)
 
 
@@ -184,7 +184,7 @@ def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
-    """The best of each regime, in the order the regimes were measured."""
+    """Return the best of each regime, in the order the regimes were measured."""
     found: dict[str, Best] = {}
     for regime in dict.fromkeys(row.regime for row in rows):
         if best_first := ranked(row for row in rows if row.regime == regime):
@@ -194,7 +194,7 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
 
 
 def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
-    """The last record of a run log: everything in it can be recomputed from the measurements before it."""
+    """Return the last record of a run log: everything in it can be recomputed from the measurements before it."""
     return {
         **end.summary(len(ranked(rows))),
         "best": {
@@ -216,12 +216,12 @@ def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
 
 
 def failure(row: Measurement) -> str:
-    """Why a row has no figure, in short; the log has the full text."""
+    """Return why a row has no figure, in short; the log has the full text."""
     return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shortened(row.reason)}"
 
 
 def failure_lines(rows: Iterable[Measurement]) -> list[str]:
-    """How many rows of a kernel have no figure, by status, and why the first has none."""
+    """Say for each kernel and status how many rows have no figure, and why the first has none."""
     found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
         f"{label(first)}{f' and {len(others)} more' if others else ''}: {failure(first)}"
@@ -230,7 +230,7 @@ def failure_lines(rows: Iterable[Measurement]) -> list[str]:
 
 
 def remarks(row: Measurement, shares: Shares) -> list[str]:
-    """What a reader must know about a row beside its figures."""
+    """Return what a reader must know about a row besides its figures."""
     is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
     aside = len(row.implausible_samples)
     parts = [
@@ -247,7 +247,7 @@ def remarks(row: Measurement, shares: Shares) -> list[str]:
 
 
 def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
-    """The best of a group with what it was taken under, and the means over shapes."""
+    """Yield the best of a group with what it was taken under, and the means over shapes."""
     best, *_ = measured = [row for row in rows if row.ok]
     rate = rate_text(best.best_rate, best.work.unit)
     yield f"best {group_title(best)}: {rate} ({best.best_by}) @ {best.shape} by {best.kernel}, {interval_text(best)}"
@@ -270,7 +270,7 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
 
 
 def interval_text(row: Measurement) -> str:
-    """The interval of a row's rate, and what it covers."""
+    """Describe the interval of a row's rate, and what it covers."""
     interval = row.rate_interval
     factor = scaled_unit(row.work.unit, [row.best_rate])[1]
     bounds, coverage = interval_cell(interval, factor), f"{100 * interval.coverage:.0f} %"
@@ -291,7 +291,7 @@ def flat_device(row: Measurement) -> dict[str, Any]:
 
 
 def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-    """The device, and the rate as the run's first device would give it; none in a run of one device."""
+    """Return the device, and the rate as the run's first device would give it; none in a run of one device."""
     if all(row.device is None for row in rows):
         return []
     unit = rows[0].work.unit
@@ -310,7 +310,7 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
 
 
 def device_remark(row: Measurement) -> str:
-    """The device of a row, and the rate that the run's first device would give."""
+    """Name the device of a row, and the rate that the run's first device would give."""
     if row.device is None:
         return ""
     if row.device_speed is None:
@@ -322,7 +322,7 @@ def device_remark(row: Measurement) -> str:
 
 
 def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """The devices that shared a run, and how they compare; empty for a run on one device."""
+    """Return the devices that shared a run, and how they compare; empty for a run on one device."""
     if not header.get("devices"):
         return []
     lines = []
@@ -356,7 +356,7 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
 
 
 def drift_lines(visits: Sequence[Measurement]) -> Iterator[str]:
-    """How far the figures of each reference of a regime lie apart, on each device that visited it more than once."""
+    """Say how much the figures of each reference drifted, on each device that visited it more than once."""
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
     for (device, _, shape, _), rows in groups.items():
         if len(rows) > 1:

@@ -47,7 +47,7 @@ HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def problem_title(regime: str, problem: Any) -> str:
-    """A regime and the fields that set a problem apart."""
+    """Name a regime and the fields that set a problem apart."""
     return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
 
 
@@ -63,13 +63,13 @@ def ceiling_title(ceiling: Ceiling) -> str:
 
 
 def brief(ceiling: Ceiling) -> dict[str, Any]:
-    """A ceiling as the summary of a log holds it."""
+    """Return what the summary of a log says about a ceiling."""
     rate = significant_digits(ceiling.rate)
     return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
 
 
 def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
-    """A rate as a share of the datasheet's rate for the problem, or None."""
+    """Divide a rate by the datasheet's rate for the problem. Return None if there is no such rate."""
     peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
 
@@ -124,7 +124,9 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
 
 
 def clock_text(conditions: Conditions) -> str:
-    """The two factors of a rate in words, as far as they are known: ``98.0 % of the units' cycles at 1629 MHz``."""
+    """Describe the two factors of a rate in words, as far as they are known: ``98.0 % of the units' cycles at 1629
+    MHz``.
+    """
     requested = f"{conditions.clock_hz / 1e6:.0f} MHz" if conditions.clock_hz else ""
     if not conditions.true_clock_hz:
         return requested and f"{requested} requested"
@@ -151,14 +153,14 @@ class Shares:
         return share_of(row.best_rate, row.problem, self.header) if row.ok else None
 
     def mamfu(self, row: Measurement) -> float | None:
-        """The share of the ceiling of the row's dtype and regime; None without one."""
+        """Return the share of the ceiling of the row's dtype and regime; None without one."""
         if not row.work.has_products:
             return None
         share = mamfu(row, self.ceilings)
         return known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
 
     def mbu(self, row: Measurement) -> float | None:
-        """The share of the read bandwidth of memory in the row's regime; None without one."""
+        """Return the share of the read bandwidth of memory in the row's regime; None without one."""
         if self.roofs is None or not row.ok or not operation_called(row.operation).has_memory_shares:
             return None
         memory = self.roofs.bandwidth.get((MEMORY, row.regime))
@@ -180,7 +182,7 @@ class Shares:
         return ceiling.tflops if ceiling and row.work.has_products else None
 
     def point(self, row: Measurement) -> RoofPoint | None:
-        """The row under its roof."""
+        """Place a row under its roof."""
         return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
     def columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
@@ -204,7 +206,7 @@ class Shares:
         ]
 
     def remarks(self, row: Measurement) -> Iterator[str]:
-        """What a reader must know about the shares of a row."""
+        """Yield remarks that a reader needs to understand the shares of a row."""
         for dtype in str(row.details.get("product_dtypes", "")).split():
             other = find_rate(self.ceilings, dtype, row.regime)
             if other is not None and other.interval.is_known and row.ok:
@@ -219,7 +221,7 @@ class Shares:
             yield "above the ceiling, which was found on a busier device: measure it again"
 
     def lines(self, rows: Sequence[Measurement]) -> list[str]:
-        """The ceilings, and how accurate the shares are."""
+        """Describe the ceilings, and say how accurate the shares are."""
         regimes = {row.regime for row in rows}
         measured = [
             f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling ({each.shape}, {each.kernel})"
@@ -239,7 +241,7 @@ class Shares:
         return [*measured, *known_ceiling_lines(self.known.values()), *(accuracy if bounds else [])]
 
     def peak_text(self, row: Measurement) -> str:
-        """The row's share of the datasheet's peak in words; empty without a peak."""
+        """Return the row's share of the datasheet's peak in words; empty without a peak."""
         device = self.header["device"]
         peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
         if peak is None or row.work.unit != "TFLOPS":
@@ -249,7 +251,7 @@ class Shares:
 
 
 def known_ceiling_lines(known: Iterable[Rate]) -> list[str]:
-    """What MAMFU is a share of."""
+    """Say which ceilings MAMFU refers to."""
     return [
         f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
         for each in known

@@ -72,7 +72,9 @@ class WaterfallStep:
 
 
 def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
-    """The waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of data."""
+    """Return the waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of
+    data.
+    """
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
     last = find_row(rows, NORMAL, SUSTAINED)
     dtype = rows[0].problem.dtype
@@ -98,7 +100,7 @@ def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[Water
 
 
 def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
-    """The valid burst rows on all kinds of data, fastest first."""
+    """Return the valid burst rows on all kinds of data, fastest first."""
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
 
@@ -107,7 +109,7 @@ def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement
 
 
 def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
-    """The datasheet's peak, and the rate of all compute units at the clock that the driver requests."""
+    """Yield the datasheet's peak, and the rate of all compute units at the clock that the driver requests."""
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
@@ -128,7 +130,7 @@ def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> It
 
 
 def _at_true_clock(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
-    """The rate of all compute units at the clock that they had during a row."""
+    """Return the rate of all compute units at the clock that they had during a row."""
     clock_hz = _true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
@@ -155,12 +157,12 @@ def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
 
 
 def _timer(row: Measurement | None) -> str:
-    """The accuracy of a measured step, which is compared with figures from the datasheet."""
+    """Return the accuracy of a measured step, which is compared with figures from the datasheet."""
     return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
 
 def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
-    """What real data cost, which is said only if the intervals of both rates lie apart."""
+    """Say what real data cost, but only if the intervals of the two rates do not overlap."""
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
@@ -171,7 +173,7 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
 
 
 def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
-    """The sensor readings of a settled device, in words."""
+    """Return the sensor readings of a settled device, in words."""
     if row is None or not row.ok:
         return ""
     seen, limit = row.conditions, info.power_limit_watts
@@ -228,7 +230,7 @@ def change_cell(change: float) -> str:
 
 
 def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
-    """What is left of the datasheet's peak, and the step that costs most."""
+    """Say how much of the datasheet's peak is left, and which step costs most."""
     known = [(step.name, step.tflops) for step in steps if step.tflops is not None]
     if not known:
         return []
@@ -248,7 +250,7 @@ _LOST = "lost since the step before"
 def waterfall_chart(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> StackedChart:
-    """A bar for each step that has a figure, and for the same product on other operands; other steps are listed in
+    """Draw a bar for each step that has a figure, and for the same product on other operands; other steps are listed in
     notes. Raises UsageError if no step has a figure.
     """
     bars = [_step_bar(step) for step in steps if step.tflops is not None]
@@ -283,7 +285,10 @@ def _measured_bar(label: str, name: str, row: Measurement) -> Stack:
 
 @dataclass(frozen=True)
 class Pair:
-    """``rows``: by what is timed and whether it is alone."""
+    """A matmul and other work, each measured alone and while both run.
+
+    ``rows``: by the work that is timed and whether it runs alone.
+    """
 
     rows: Mapping[tuple[str, bool], Measurement]
 
@@ -292,16 +297,16 @@ class Pair:
         return self.rows[PRODUCTS, False]
 
     def kept(self, timed: str) -> float:
-        """The share of its rate alone that a work has while both run."""
+        """Return the rate of a work while both run, divided by its rate alone."""
         return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
 
     def half_width(self, timed: str) -> float:
-        """Of the interval of ``kept``, as a share of it."""
+        """Return the half width of the interval of ``kept``, relative to ``kept``."""
         return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
 
     def step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
-        """Seconds of a step of so many FLOP and bytes (of the other work's buffer): both at once until one is done,
-        then the rest of the other alone; and one after the other.
+        """Predict the seconds of a step with ``flop`` and ``nbytes`` (of the other work's buffer). The first prediction
+        runs both at once until one is done, then the rest of the other alone; the second runs one after the other.
         """
         amounts = {PRODUCTS: flop / self.together.flop, OTHER: nbytes / self.together.shape.nbytes}
         alone, both = (
@@ -312,7 +317,7 @@ class Pair:
 
     @property
     def size(self) -> str:
-        """Of the other work's buffer."""
+        """The size of the other work's buffer."""
         return str(BandwidthShape(self.together.shape.nbytes))
 
     @property
@@ -321,7 +326,7 @@ class Pair:
 
 
 def pairs_of(rows: Iterable[Measurement]) -> list[Pair]:
-    """The pairs of which all rows have a figure."""
+    """Return the pairs of which all rows have a figure."""
     found = group_pairs(((replace(row.problem, timed=PRODUCTS, alone=True), row.shape), row) for row in rows if row.ok)
     by_row = ({(row.problem.timed, row.problem.alone): row for row in same} for same in found.values())
     return [Pair(each) for each in by_row if len(each) == 4]
@@ -380,11 +385,11 @@ def overlap_document(
     """``step``: FLOP and bytes of a step to be made of the pairs."""
     pairs = pairs_of(rows)
     return Document(
-        f"matmul at the same time as other work on {header['device']['name']}",
+        f"matmul beside other work on {header['device']['name']}",
         [
             Lines(
                 [
-                    f"matmul at the same time as other work on {machine_line(header)}",
+                    f"matmul beside other work on {machine_line(header)}",
                     work_line(row.work for row in rows if not row.problem.alone),
                 ]
             ),
@@ -403,7 +408,7 @@ def overlap_document(
 
 
 def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
-    """What both works of each pair keep of their rates. Raises UsageError if no pair has figures."""
+    """Draw how much of its rate each work of a pair keeps. Raises UsageError if no pair has figures."""
     pairs = pairs_of(rows)
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")

@@ -60,15 +60,15 @@ def _problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, in
 
 
 def max_wrong_share(checked: int) -> float:
-    """The largest share of wrong ones with which so many are all right in one of 20 cases: about 3 / checked."""
+    """Return the largest share of wrong ones with which so many are all right in one of 20 cases: about 3 / checked."""
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
 
 def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
-    """The 95 % interval of the share of wrong ones (Clopper & Pearson, Biometrika 26, 1934)."""
+    """Return the 95 % interval of the share of wrong ones (Clopper & Pearson, Biometrika 26, 1934)."""
 
     def share_at(chance: float, count: int) -> float:
-        """The share with which at most ``count`` are wrong with this chance."""
+        """Return the share with which at most ``count`` are wrong with this chance."""
         low, high = 0.0, 1.0
         while high - low > 1e-9:
             middle = (low + high) / 2
@@ -79,7 +79,7 @@ def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
 
 
 def _chance_of_at_most(count: int, checked: int, share: float) -> float:
-    """The binomial distribution."""
+    """Return the cumulative probability of the binomial distribution."""
     log_all, log_right, log_wrong = math.lgamma(checked + 1), math.log1p(-share), math.log(share)
     return math.fsum(
         math.exp(
@@ -105,8 +105,8 @@ def _percent(share: float) -> str:
 
 
 def verdict_lines(rows: Rows) -> Iterator[str]:
-    """The verdict, what was checked, and which share of such problems is wrong: of all kernels and dtypes, and of the
-    least tested.
+    """Yield the verdict, what was checked, and which share of such problems is wrong: of all kernels and dtypes, and of
+    the least tested.
     """
     found = counts(rows)
     wrong, problems = found["wrong"], found["problems"]
@@ -131,7 +131,7 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
 
 
 def reproduction(log: RunLog, row: Measurement) -> str:
-    """The command that verifies the problem of a row again."""
+    """Return the command that verifies the problem of a row again."""
     plan, device = log.plan, log.device(row.device)
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
     return shlex.join(
@@ -169,7 +169,7 @@ def _wrong_lines(log: RunLog) -> Iterator[str]:
 
 
 def _wrong_first(rows: Rows) -> tuple[bool, str, str, str]:
-    """The sort key for rows of an operation, a kernel and a dtype: those with wrong results come first."""
+    """Return the sort key for rows of an operation, a kernel and a dtype: those with wrong results come first."""
     row = rows[0]
     return not any(each.status == WRONG for each in rows), row.operation, row.kernel, row.problem.dtype
 
@@ -188,7 +188,7 @@ def _of_bound(row: Measurement) -> float:
 
 
 def _worst(rows: Rows) -> Measurement | None:
-    """The right row whose error is the largest share of its bound."""
+    """Return the right row whose error is the largest share of its bound."""
     return max((row for row in rows if row.ok), key=_of_bound, default=None)
 
 

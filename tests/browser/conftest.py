@@ -2,7 +2,7 @@
 
 import pytest
 from browsing.chromium import chromium, missing
-from browsing.pages import OF_SITE, has_site, make_large_results, make_pages, make_site
+from browsing.pages import make_large_results, make_pages, make_site
 
 
 @pytest.fixture(scope="session")
@@ -17,25 +17,17 @@ def browser():
 def pages(browser, tmp_path_factory):
     """The path of each page by its name."""
     folder = tmp_path_factory.mktemp("pages")
-    return make_pages(folder) | (make_site(folder / "site") if has_site() else {})
+    return make_pages(folder) | make_site(folder / "site")
 
 
 @pytest.fixture(scope="session")
 def large_site(browser, tmp_path_factory):
     """The front page of a site of a thousand logs."""
-    if not has_site():
-        pytest.skip("this mamf has no 'results site'")
     folder = tmp_path_factory.mktemp("large")
     return make_site(folder / "site", make_large_results(folder / "results", 1000))["site"]
 
 
 @pytest.fixture
 def page(pages):
-    """A page by its name; skips what this mamf does not write."""
-
-    def named(name):
-        if name in OF_SITE and name not in pages:
-            pytest.skip("this mamf has no 'results site'")
-        return pages[name]
-
-    return named
+    """Returns the path of a page by its name."""
+    return pages.__getitem__

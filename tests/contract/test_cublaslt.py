@@ -291,7 +291,7 @@ def test_an_unknown_release_is_unavailable(cuda, files, monkeypatch):
     files["libcublasLt.so.13"] = FakeCublasLt(140002), False
     monkeypatch.setattr(cublaslt_library, "load", load)
     reason = kernel("cublaslt").unavailable(cuda.kind(0))
-    assert reason.reason == "cuBLASLt 14.0.2 is unknown; known are 12 and 13"
+    assert reason.reason == "cuBLASLt 14.0.2 is not supported, only versions 12 and 13"
     assert reason.remedy
 
 

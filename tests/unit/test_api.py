@@ -1,5 +1,6 @@
 """The library as calls: rows stream, logs are kept, text is taken where the command line takes it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +161,16 @@ def test_importing_and_reading_load_no_torch(machine):
     code = "import sys, mamf; mamf.read_log('find.jsonl')._repr_html_(); print({'torch', 'numpy'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: mamf.find(budget="1s"), "did you mean 'budget_seconds'?"),
+        (lambda: mamf.attention(seqlens=[4]), "did you mean 'seq_lens'?"),
+        (lambda: mamf.sweep(num_iterations=5), "it takes backend, budget_seconds, "),
+    ],
+)
+def test_a_wrong_keyword_names_the_right_one(call, told):
+    with pytest.raises(TypeError, match=re.escape(told)):
+        call()

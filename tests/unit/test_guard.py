@@ -166,7 +166,7 @@ def test_its_logs_are_shown_drawn_and_checked(guard, run):
         ("problem = 3", "field problem: expected `object`, got `int`"),
         ("nonsense", "Expected '=' after a key"),
         pytest.param(f"problem = {'[' * 50_000}", "its values are nested too deep", id="deep"),
-        pytest.param("#" * (1 << 20), "it has more than 1024 KiB", id="long"),
+        pytest.param("#" * (1 << 20), "it is larger than 1024 KiB", id="long"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):

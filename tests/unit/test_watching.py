@@ -125,7 +125,7 @@ def test_a_crash_without_a_log_ends_the_command_with_the_code_of_a_shell(tmp_pat
 
 
 def test_each_of_several_logs_is_resumed(tmp_path):
-    find = ("find", "--dtype", "float16", "bfloat16", "--regime", "burst", "--budget", "6s", "--output", "log.jsonl")
+    find = ("find", "--dtype", "float16", "bfloat16", "--regime", "burst", "--budget", "30s", "--output", "log.jsonl")
     code, out, err = ended(begun(tmp_path, *find, kernel="CrashingOnce"))
     assert code == 0
     assert len(err) == 1

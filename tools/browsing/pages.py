@@ -26,9 +26,8 @@ PROFILED = ROOT / "docs" / "autoprofile-h200"
 FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"
 SIDE_BY_SIDE = (FIND, H200 / "find-bfloat16-burst-sustained-20261122-101216.jsonl")
 #: The names of all pages: of reports, of ``mamf show``, and of the site.
-OF_SITE = ("site", "device")
 PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
-PAGES += ("hostile", "hostile find", "hostile attention", "show", *OF_SITE)
+PAGES += ("hostile", "hostile find", "hostile attention", "show", "site", "device")
 # Finds and memory of four cards of one host at the same time.
 _OF_NODE = {
     "find": [H200 / f"find-bfloat16-burst-sustained-20261122-101216{end}.jsonl" for end in ("", "-2", "-3", "-4")],
@@ -87,11 +86,6 @@ def make_large_results(folder: Path, count: int) -> Path:
 def _scaled(row: dict[str, Any], factor: float) -> dict[str, Any]:
     samples = row.get("samples_seconds")
     return row | {"samples_seconds": [sample * factor for sample in samples]} if samples else row
-
-
-def has_site() -> bool:
-    """Whether this mamf writes the site."""
-    return "\n    site " in command("results", "--help")
 
 
 def command(*arguments: str) -> str:

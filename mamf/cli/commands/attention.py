@@ -70,7 +70,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         default=(),
         metavar="CLASS",
-        help="package.module:Class of the ceiling's kernel, if no installed package registers it",
+        help="kernel that measured the ceiling, as package.module:Class; needed if no installed plugin has it",
     )
     group.add_argument(
         "--baseline",

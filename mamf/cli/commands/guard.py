@@ -91,7 +91,7 @@ def read_guard_file(path: Path) -> GuardFile:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise ValueError(f"it has more than {_MAX_BYTES >> 10} KiB")
+            raise ValueError(f"it is larger than {_MAX_BYTES >> 10} KiB")
         found = tomllib.loads(content.decode())
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)

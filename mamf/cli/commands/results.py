@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="run logs, or folders of them (for a folder, warnings are counted, not listed)",
+        help="run logs (all findings are listed), or folders of them (only errors are listed; warnings are counted)",
     )
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")

@@ -67,7 +67,7 @@ def configure(parser: Parser) -> None:
         "--num-warmup-iterations",
         type=index,
         metavar="COUNT",
-        help="classic: number of untimed launches that come first (default: 50)",
+        help="classic: number of untimed warm-up launches (default: 50)",
     )
     group.add_argument(
         "--num-iterations", type=size, metavar="COUNT", help="classic: number of timed launches (default: 100)"

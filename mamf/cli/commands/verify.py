@@ -37,7 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="spaced: launches with rests; loaded: launches back to back at the power limit (default: both)",
     )
     group.add_argument(
-        "--largest", metavar="SHAPE", help="matmul shape whose FLOP no problem exceeds (default: depends on the device)"
+        "--largest",
+        metavar="SHAPE",
+        help="matmul shape that limits the FLOP of each problem (default: depends on the device)",
     )
     group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument(
@@ -45,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=index,
         default=0,
         metavar="N",
-        help="check only the random problem with this number, again and again",
+        help="check only the random problem with this number, repeatedly",
     )
     group = parser.add_argument_group("device")
     add(group, "--backend", "--device")

@@ -27,6 +27,6 @@ _CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustain
 
 
 def regime_class(name: str) -> type[Regime]:
-    """The class of a regime. Raises UnknownNameError."""
+    """Return the class of a regime. Raises UnknownNameError."""
     require_regime(name)
     return _CLASSES[name]

@@ -53,7 +53,7 @@ class StoppingRule:
         is_representative: bool = True,
         figure: str = "median",
     ) -> bool:
-        """Whether to stop. Precision counts only if the samples cover what varies (``is_representative``)."""
+        """Whether to stop. Ignores the precision unless the samples are representative."""
         if self.is_over(now):
             return True
         if len(samples) < self.min_samples:
@@ -111,7 +111,7 @@ class Regime(ABC):
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
-        """The number of operand sets that the launches of a shape use."""
+        """Return the number of operand sets that the launches of a shape use."""
         return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class Regime(ABC):
         return ""
 
     def outlasted_by(self, seconds: float) -> str | None:
-        """Why a launch of ``seconds`` is too long for this regime, or None."""
+        """Return why a launch of ``seconds`` is too long for this regime, or None."""
         return None
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
@@ -143,7 +143,7 @@ class Regime(ABC):
         """
 
     def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
-        """The regime that confirms a ceiling.
+        """Return the regime that confirms a ceiling.
 
         ``chosen``: the conditions when the ceiling was chosen. ``seconds``: the time available for each visit.
         """
@@ -259,7 +259,8 @@ def describe_wrong_result(verdict: Verdict) -> str:
 
 
 def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
-    """How many times as long the checked launches took as the others, if that shows that the others skip work; else 0.
+    """Return how many times longer the checked launches took than the others, or 0 if that does not show skipped work.
+
     Both are given as seconds per launch.
     """
     if len(checked) < _MIN_CHECKED or not others:
@@ -369,14 +370,14 @@ class Checked:
 
     def _take(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            located = self._located(index)  # before require_unchanged_operands undoes the change of operands
+            located = self._locate_error(index)  # before require_unchanged_operands undoes the change of operands
             self.require_unchanged_operands()  # raises first, because it explains more
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         worst = max(verdict, self.verdict, key=lambda each: each.error)
         self.verdict = replace(worst, details={**self.verdict.details, **verdict.details})
 
-    def _located(self, index: int) -> Mapping[str, str]:
-        """Where the output of a set is wrong, if the kernel can locate it."""
+    def _locate_error(self, index: int) -> Mapping[str, str]:
+        """Return where the output of a set is wrong, if the kernel can locate it."""
         try:
             wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
         except plugin_errors():  # the result is wrong in any case

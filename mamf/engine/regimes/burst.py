@@ -124,7 +124,7 @@ class Burst(Regime):
         return stdlib_statistics.median(clocks) if clocks else None
 
     def _stamped_train(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
-        """The mean clock of each launch, in hertz.
+        """Return the mean clock of each launch, in hertz.
 
         The two stamps around a launch also enclose short gaps in which the units run at the idle clock. The
         back-to-back stamps after the train measure that clock, and its cycles are subtracted.
@@ -184,8 +184,8 @@ class Burst(Regime):
             self.backend.sleep(owed)
 
     def _train_size(self, period: float, taken: int) -> int:
-        """The number of launches in the next train. ``period``: seconds of a launch with its flush. ``taken``: the
-        number of samples so far.
+        """Return the number of launches in the next train. ``period``: seconds of a launch with its flush. ``taken``:
+        the number of samples so far.
         """
         shortest = self._shortest_train(period)
         if taken <= self.min_in_train:
@@ -199,16 +199,18 @@ class Burst(Regime):
         return max(int(fitting), shortest)
 
     def _shortest_train(self, period: float) -> int:
-        """The fewest launches of a train: ``min_in_train``, or as many as fit before the power controller reacts."""
+        """Return the fewest launches of a train: ``min_in_train``, or as many as fit before the power controller
+        reacts.
+        """
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
         return min(self.min_in_train, max(1, fitting))
 
     def _lag(self, period: float) -> float:
-        """Seconds that the host loses to the device with each launch."""
+        """Return the seconds that the host loses to the device with each launch."""
         return max(0.0, self._host_seconds - period)
 
     def _lead_gain(self) -> float:
-        """Seconds that the host gains on the device per device second of flushes."""
+        """Return the seconds that the host gains on the device per device second of flushes."""
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
             return 0.0
         return 1 - self._flush_host_seconds / self._flush_seconds

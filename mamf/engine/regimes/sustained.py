@@ -94,14 +94,14 @@ class Sustained(Regime):
 
     @classmethod
     def shortest_anew(cls, backend: Backend) -> float:
-        """Seconds of the shortest visit after a rest; 0 if this device's power controller never restarts."""
+        """Return the seconds of the shortest visit after a rest; 0 if this device's power controller never restarts."""
         traits = backend.sustained_traits
         return cls._anew_takes(backend, _MIN_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
 
     @classmethod
     def _anew_takes(cls, backend: Backend, loaded: float) -> float:
-        """Seconds of a visit after a rest, with ``loaded`` seconds of settling and measuring, which take up to three
-        blocks longer.
+        """Return the seconds of a visit after a rest, with ``loaded`` seconds of settling and measuring, which take up
+        to three blocks longer.
         """
         return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
 
@@ -158,8 +158,8 @@ class Sustained(Regime):
         return taken
 
     def _last_marks(self) -> tuple[object, object]:
-        """A mark and an idle mark after the last launch. If this queue is already empty they follow flushes, because
-        another queue may still be busy.
+        """Return a mark and an idle mark after the last launch. If this queue is already empty they follow flushes,
+        because another queue may still be busy.
         """
         mark, idle = self.marks_behind(0)
         return (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.marks_behind()
@@ -195,7 +195,7 @@ class Sustained(Regime):
         for block in blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # Find the first tick, and each that may be the last of the visit. Search in every second block only,
+            # Search for the first tick, and for all that may be the visit's last, but only in every second block,
             # because the host may fall behind during a search.
             is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
@@ -245,7 +245,7 @@ class _Blocks:
         self._ended = None if isinstance(stamps, Unavailable) else stamps.stamp()
 
     def clock_hz(self) -> float | None:
-        """The mean clock of the compute units during a finished visit, in hertz; None without stamps."""
+        """Return the mean clock of the compute units during a finished visit, in hertz; None without stamps."""
         stamps = self._regime.backend.stamps
         if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
             return None

@@ -1,7 +1,7 @@
 """The regimes of ``mamf verify``, which check the whole output of launches: spaced, with a rest before each launch; and
 loaded, back to back at the power limit.
 
-The first output is verified as in any measurement. If a kernel always gives the same bits, later outputs are compared
+The first output is verified as in any measurement. If a kernel is deterministic, later outputs are compared
 with the first one bit by bit on the device, without waiting for it; else each output is verified. Finally the operands
 include infinities, NaN and subnormal numbers.
 """

@@ -20,7 +20,7 @@ from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUD
 
 
 def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
-    """The winning shapes of an earlier find on this device, then those of contributed finds on such devices."""
+    """Return the winning shapes of an earlier find on this device, then those of contributed finds on such devices."""
     shapes = list[MatmulShape]()
     for regime in CEILINGS:
         with suppress(MamfError, OSError):  # the log of that find cannot be read
@@ -45,7 +45,7 @@ _QUICK_SHARE = 0.25
 
 
 def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
-    """A coarse grid for a device with this speed (``flops``, FLOP/s) and its free memory.
+    """Return a coarse grid for a device with this speed (``flops``, FLOP/s) and its free memory.
 
     It limits the FLOP of a shape so that a launch takes at most 1.2 trains of a burst, and ``scouts`` shapes fit the
     budget.
@@ -65,7 +65,7 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
 
 
 def shapes_of(grid: MatmulGrid) -> list[MatmulShape]:
-    """The shapes of a grid that fit its bounds (see ``fits``)."""
+    """Return the shapes of a grid that fit its bounds (see ``fits``)."""
     return [shape for shape in grid.shapes() if fits(grid, shape)]
 
 
@@ -191,8 +191,8 @@ def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
 
 
 def refinement_steps(grid: MatmulGrid) -> list[int]:
-    """A quarter, an eighth and a sixteenth of the grid's step, as multiples of 16. Each occurs twice, because the
-    leaders change.
+    """Return a quarter, an eighth and a sixteenth of the grid's step, as multiples of 16. Each occurs twice, because
+    the leaders change.
     """
     step = grid.m[0]
     return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]

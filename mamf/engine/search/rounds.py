@@ -26,7 +26,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 
 def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
-    """The fastest kernel of each shape."""
+    """Return the fastest kernel of each shape."""
     best: dict[MatmulShape, Measurement] = {}
     for row in rows:
         if row.ok and (row.shape not in best or row.best_rate > best[row.shape].best_rate):
@@ -35,8 +35,8 @@ def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
 
 
 def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
-    """The fastest row of each pair of M and N, fastest first. Shapes that differ only in K, or by exchanging M and N,
-    perform alike.
+    """Return the fastest row of each pair of M and N, fastest first. Shapes that differ only in K, or by exchanging M
+    and N, perform alike.
     """
     best: dict[tuple[int, ...], Measurement] = {}
     for row in rows:
@@ -48,8 +48,8 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
 
 
 def default_candidates(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
-    """The default kernel on its best shape and on each shape where another kernel is a candidate. To know the gain over
-    the default, both must be measured in the same rounds.
+    """Return the default kernel on its best shape and on each shape where another kernel is a candidate. To know the
+    gain over the default, both must be measured in the same rounds.
     """
     if all(kernel == default for _, kernel in candidates):
         return []
@@ -69,7 +69,7 @@ def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidat
 
 
 def drop_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
-    """The candidates whose median rate is at most ``hopeless`` (a share) below the best one's."""
+    """Return the candidates whose median rate is at most ``hopeless`` (a share) below the best one's."""
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
         return []
@@ -182,12 +182,12 @@ class Confirmation:
         return self.run.is_replaying or self.deadline - self.run.now() >= needed
 
     def seconds_to_confirm(self) -> float:
-        """The least time, in seconds, of the visits that confirm a candidate in sustained."""
+        """Return the least time, in seconds, of the visits that confirm a candidate in sustained."""
         return MIN_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
 
     def _aside(self, regime: str) -> float:
-        """The expected seconds to prepare and verify a visit. Before the first visit in a regime, the longest of the
-        other regimes, because the best shapes are not the smallest.
+        """Return the expected seconds to prepare and verify a visit. Before the first visit in a regime, the longest of
+        the other regimes, because the best shapes are not the smallest.
         """
         if known := self._preparing.get(regime):
             return known[0]
@@ -275,7 +275,7 @@ class Confirmation:
     def _affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """The best candidates so far, as many as the budget allows ``rounds`` more rounds for."""
+        """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)

@@ -98,7 +98,7 @@ def find_best(
 
 
 def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
-    """All shapes of a small grid; for a large one, the neighbors of the leaders and a random sample."""
+    """Return all shapes of a small grid; for a large one, the neighbors of the leaders and a random sample."""
     if len(grid) <= _MAX_CANDIDATES:
         return grid.shapes()
     near = [shape for leader in leaders for shape in neighbors(leader, grid)]
@@ -175,7 +175,7 @@ class Search:
 
     @single_threaded
     def propose(self) -> Candidate | None:
-        """The next candidate to measure, or None if none is promising."""
+        """Return the next candidate to measure, or None if none is promising."""
         first = next((each for each in self._first if each in self._position and each not in self.measured), None)
         if first is not None:
             return first
@@ -211,8 +211,8 @@ class Search:
             self._surrogate.add(self._rows[-1], math.log(tflops))
 
     def leaders(self, count: int) -> list[Candidate]:
-        """The best shapes, each with its best kernel, best first. The score is the mean of measurement and prediction,
-        because the highest of many noisy measurements is too high.
+        """Return the best shapes, each with its best kernel, best first. The score is the mean of measurement and
+        prediction, because the highest of many noisy measurements is too high.
         """
         known = self._known()
         score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
@@ -226,7 +226,7 @@ class Search:
         return list(best.values())[:count]
 
     def result(self) -> SearchResult:
-        """The result of a search with one kernel. Raises ValueError if no shape could be measured."""
+        """Return the result of a search with one kernel. Raises ValueError if no shape could be measured."""
         leaders = self.leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
@@ -234,7 +234,7 @@ class Search:
         return SearchResult(leaders[0][0], measured, self._exhausted)
 
     def _any_left(self) -> Candidate | None:
-        """A random candidate that is not measured yet and not hopeless."""
+        """Return a random candidate that is not measured yet and not hopeless."""
         left = [
             candidate
             for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)

@@ -40,7 +40,7 @@ class Features:
     kernels: Indices | None = None
 
     def by_each_of(self, kernels: int) -> Features:
-        """The features of every shape with the first kernel, then with the second, and so on."""
+        """Return the features of every shape with the first kernel, then with the second, and so on."""
         if kernels == 1:
             return self
         sizes, pairs = np.tile(self.sizes, (kernels, 1)), np.tile(self.pairs, kernels)
@@ -52,7 +52,9 @@ NO_FEATURES = Features(np.zeros((0, 1)), np.zeros(0, dtype=np.int64), np.zeros((
 
 
 def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
-    """The features of S shapes with P pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tiles and ``lean`` P x 1."""
+    """Return the features of S shapes with P pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tiles and ``lean`` P x
+    1.
+    """
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
     (m, n), pairs = pairs_of(m, n)
@@ -61,7 +63,7 @@ def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Featur
 
 
 def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
-    """The distinct pairs of M and N (2 x P), and the index of each shape's pair."""
+    """Return the distinct pairs of M and N (2 x P), and the index of each shape's pair."""
     pairs, indices = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
     return pairs, indices.reshape(-1)
 
@@ -115,7 +117,7 @@ class Distances(NamedTuple):
 
 
 def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
-    """The distances from rows ``one`` to rows ``other`` (None: all)."""
+    """Return the distances from rows ``one`` to rows ``other`` (None: all)."""
     own = of.pairs[one]
     pairs = np.arange(len(of.waves)) if other is None else of.pairs[other]
     which = of.pairs if other is None else np.arange(len(other))

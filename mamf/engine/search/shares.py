@@ -86,5 +86,5 @@ class SharesStrategy(RowsStrategy):
 
 
 def name_of(search: Plan) -> str:
-    """The dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
+    """Return the dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
     return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH

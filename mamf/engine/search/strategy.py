@@ -92,7 +92,7 @@ class FindStrategy(PlanStrategy):
         self._compiled = 0.0
 
     def _until(self, share: float) -> float:
-        """The moment at which a phase ends, from its share of the budget. Without sustained, burst has the whole
+        """Return the moment at which a phase ends, from its share of the budget. Without sustained, burst has the whole
         budget. Time for compiling algorithms does not count.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
@@ -211,7 +211,7 @@ class FindStrategy(PlanStrategy):
                 search.record((row.shape, row.kernel), row.best_rate)
 
     def _best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
-        """The fastest kernel on these shapes, in a list; empty if it is not clearly faster than the default."""
+        """Return the fastest kernel on these shapes, in a list; empty if it is not clearly faster than the default."""
         default = (row for row in self._scouted if row.ok and row.kernel == self._default and row.shape in shapes)
         to_beat = (1 + self.clearly) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
@@ -220,9 +220,9 @@ class FindStrategy(PlanStrategy):
         return [kernel for kernel in self._ranked if best.kernel in self._names[kernel.name]]
 
     def _best_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
-        """A kernel's best algorithm on each shape, fastest first. This is its first algorithm unless another one is
-        clearly faster. A quick search adds the first one in any case, because the best algorithm on these few shapes is
-        rarely the best elsewhere.
+        """Return a kernel's best algorithm on each shape, fastest first. This is its first algorithm unless another one
+        is clearly faster. A quick search adds the first one in any case, because the best algorithm on these few shapes
+        is rarely the best elsewhere.
         """
         best: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
@@ -325,7 +325,7 @@ class FindStrategy(PlanStrategy):
         return list(dict.fromkeys((*finalists, *default_candidates(finalists[:1], (), self._default))))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
-        """The candidates, then the best of them with M and N exchanged and with longer K. These tie in burst, but
+        """Yield the candidates, then the best of them with M and N exchanged and with longer K. These tie in burst, but
         differ by up to 1.5 % at the power limit.
         """
         yield from candidates
@@ -371,7 +371,7 @@ class KernelsFindStrategy(RowsStrategy):
             yield from self._confirmed(run, regime, self._end(run, 1.0 if is_last else _SHARE_BEFORE_LAST))
 
     def _end(self, run: Runner, share: float) -> float:
-        """The moment at which this share of the budget has passed."""
+        """Return the moment at which this share of the budget has passed."""
         return math.inf if self.plan.budget_seconds is None else run.begun + share * self.plan.budget_seconds
 
     def _confirmed(self, run: Runner, regime: Regime, end: float) -> Steps:
@@ -392,7 +392,7 @@ class KernelsFindStrategy(RowsStrategy):
             yield from confirmation.rounds(regime, candidates, _ROUNDS[regime.name], *until)
 
     def _best(self, problem: Problem, count: int) -> list[Candidate]:
-        """The fastest rows of a problem that may be a ceiling."""
+        """Return the fastest rows of a problem that may be a ceiling."""
         of, info = operation_called(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
         own = (row for row in rows if row.ok and of.may_be_ceiling(info, problem, row.shape))

@@ -148,7 +148,7 @@ class Surrogate:
         self._update()
 
     def warped(self, value: float) -> float:
-        """The log TFLOPS that the process models: values below the best one at the last fit are compressed."""
+        """Return the log TFLOPS that the process models: values below the best one at the last fit are compressed."""
         below = self._reference - value
         return value if below <= 0 else self._reference - _NEAR_BEST * math.log1p(below / _NEAR_BEST)
 
@@ -166,13 +166,13 @@ class Surrogate:
         self._update()
 
     def bound(self, deviations: float) -> Array:
-        """The upper confidence bound of every candidate's log TFLOPS."""
+        """Return the upper confidence bound of every candidate's log TFLOPS."""
         return np.asarray(self.mean + deviations * self.deviation)
 
     def log_improvement(self) -> Array:
-        """The log of every candidate's expected improvement (Jones et al., Efficient Global Optimization of Expensive
-        Black-Box Functions, 1998) over the observed candidate with the best prediction. The highest measurement is not
-        used, because it is partly luck.
+        """Return the log of every candidate's expected improvement (Jones et al., Efficient Global Optimization of
+        Expensive Black-Box Functions, 1998) over the observed candidate with the best prediction. The highest
+        measurement is not used, because it is partly luck.
         """
         above = (self.mean - self.mean[self._rows].max()) / self.deviation
         below = np.array(list(map(math.erfc, (-above / math.sqrt(2)).tolist()))) / 2
@@ -206,13 +206,13 @@ class Nearness:
         self._sizes: dict[float, Array] = {}
 
     def by_waves(self, reach: float) -> Array:
-        """The mean correlation over the waves of each tile, C x P."""
+        """Return the mean correlation over the waves of each tile, C x P."""
         if reach not in self._waves:
             self._waves[reach] = np.exp(self.apart.waves * (-2 / reach**2)).mean(axis=0)
         return self._waves[reach]
 
     def by_sizes(self, reach: float) -> Array:
-        """The correlation by sizes, C x D."""
+        """Return the correlation by sizes, C x D."""
         if reach not in self._sizes:
             found = self.apart.sizes * (-0.125 / reach**2)
             self._sizes[reach] = np.exp(found, out=found)
@@ -226,8 +226,8 @@ class Nearness:
 
 
 def covariance(near: Nearness, scales: Scales) -> Array:
-    """The prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a term
-    that is asymmetric in M and N; and one for equal M and N. Two kernels share less, and differ by an offset.
+    """Return the prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a
+    term that is asymmetric in M and N; and one for equal M and N. Two kernels share less, and differ by an offset.
 
     For speed it works in place, because with thousands of candidates allocating memory takes as long as the arithmetic;
     it works on pairs of M and N where possible, of which there are far fewer; and it frees arrays early.
@@ -247,7 +247,7 @@ def covariance(near: Nearness, scales: Scales) -> Array:
 
 
 def noisy_covariance(near: Nearness, scales: Scales) -> Array:
-    """The covariance of observations: the prior covariance plus measurement noise."""
+    """Return the covariance of observations: the prior covariance plus measurement noise."""
     found = covariance(near, scales)
     found.flat[:: len(found) + 1] += scales.noise
     return found
@@ -266,7 +266,7 @@ def likeliest(near: Nearness, values: Array, scales: Scales) -> Scales:
 
 
 def log_likelihood(near: Nearness, values: Array, scales: Scales) -> float:
-    """The log marginal likelihood at the likeliest mean and variance, up to a constant."""
+    """Return the log marginal likelihood at the likeliest mean and variance, up to a constant."""
     lower = np.linalg.cholesky(noisy_covariance(near, scales))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
@@ -287,8 +287,8 @@ _CONVINCING = 8.0
 
 
 def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
-    """The number of compute units that best explains the TFLOPS of shapes; None if no number is convincing. Half or
-    twice the true number explains them equally well.
+    """Return the number of compute units that best explains the TFLOPS of shapes; None if no number is convincing. Half
+    or twice the true number explains them equally well.
     """
     best = max(measured.values(), default=0.0)
     fast = sorted((shape for shape in measured if measured[shape] >= _FAST * best), key=measured.__getitem__)

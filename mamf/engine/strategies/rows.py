@@ -108,8 +108,8 @@ class RowsStrategy(PlanStrategy):
             before = after or before
 
     def _fastest_algorithm(self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime) -> Asking:
-        """The kernel's fastest algorithm for a shape; the kernel itself if it has only one, if the others must be
-        compiled, or if none works. None if the budget ended.
+        """Find the kernel's fastest algorithm for a shape. Return the kernel itself if it has only one, if the others
+        must be compiled, or if none works; None if the budget ended.
 
         Each algorithm gets a row with the phase ALGORITHM, in the same regime. The fastest is then measured again for
         the row of the step, because the fastest of several rows is partly lucky.

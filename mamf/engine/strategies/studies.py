@@ -42,7 +42,7 @@ from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, f
 class GuardStrategy(RowsStrategy):
     """Visits every row once, then visits rows in doubt again, up to the plan's rounds.
 
-    ``baseline``: its entries by key; None makes a baseline, and then every row goes through all rounds.
+    ``baseline``: the baseline's entries by key. None: measure a new baseline, with every row in all rounds.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class GuardStrategy(RowsStrategy):
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
     def _key(self, step: StepKey) -> StepKey:
-        """The step with the kernel's own name, as in rows."""
+        """Return the step with the kernel's own name, as in rows."""
         regime, problem, shape, kernel = step
         return StepKey(regime, problem, shape, self.kernels[kernel].name)
 
 
 def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """The due steps, plus another one if there is only one, so that no row is measured twice in succession."""
+    """Return the due steps, plus another one if there is only one, so that no row is measured twice in succession."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]
 
@@ -157,7 +157,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 
 def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
-    """The named kernels, of any operation; by default all that are available and do not compile for minutes."""
+    """Return the named kernels, of any operation; by default all that are available and do not compile for minutes."""
     groups: dict[str, list[str] | None] = {}
     for name in names or ():
         groups.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
@@ -183,7 +183,7 @@ def verify_plan(
     seed: int = 0,
     number: int = 0,
 ) -> Plan:
-    """The plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
+    """Return the plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
     names = dict.fromkeys(map(canonical_name, dtypes or OPERAND_DTYPES))
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
@@ -249,13 +249,13 @@ def row_of(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
 
 
 def cells_of(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
-    """The pairs that these steps measure, as problem and shape."""
+    """Return the pairs that these steps measure, as problem and shape."""
     return list(dict.fromkeys((row_of(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
 
 
 def overlapping(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Seconds per launch of each work, from the blocks between the latest start and the earliest end of all works; None
-    if a work has no block there. ``marks``: for each work, the seconds and the number of launches so far.
+    """Return the seconds per launch of each work, from the blocks between the latest start and the earliest end of all
+    works; None if a work has no block there. ``marks``: for each work, the seconds and the number of launches so far.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -414,8 +414,8 @@ class _Pair:
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
     def _window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
-        """Seconds per launch of each work while all of them run; None if they never ran together or waited for the
-        host. ``launches``: the mean number of launches per block, chosen so that the works end together.
+        """Return the seconds per launch of each work while all of them run; None if they never ran together or waited
+        for the host. ``launches``: the mean number of launches per block, chosen so that the works end together.
         """
         backend = self.backend
         for work in works:

@@ -105,7 +105,7 @@ class TorchAttention(AttentionKernel):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Return what a row should record of a launch, such as the kernel that a dispatcher chose, or the sparsity."""
+        """Return what to record in a row about a launch, such as the sparsity or the kernel that a dispatcher chose."""
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -276,7 +276,7 @@ class PreparedAttention:
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.bound(problem)
-        # One missing row hardly changes the norm of a long output, so the worst row has a limit of its own.
+        # One missing row hardly changes the norm of a long output, so the worst row has a separate limit.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound

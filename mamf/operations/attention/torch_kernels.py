@@ -180,7 +180,7 @@ def compute_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor 
 
 
 class CompiledEager(Eager):
-    """``Eager`` under torch.compile. Rewriting to SDPA is turned off, because that is a kernel of its own here."""
+    """``Eager`` under torch.compile. Rewriting to SDPA is turned off, because that is a separate kernel here."""
 
     name = "compiled-eager"
     is_tried_unasked = False

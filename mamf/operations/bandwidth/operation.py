@@ -223,12 +223,12 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return columns
 
     def axis(self, shape: BandwidthShape) -> float:
-        """Bytes of each array."""
+        """Return the bytes of each array."""
         return float(shape.nbytes)
 
 
 def fastest_memory(info: DeviceInfo, nbytes: int) -> float | None:
-    """The highest rate of a launch that moves so many bytes, from the datasheet; None if a cache may serve most."""
+    """Return the highest rate of a launch that moves ``nbytes``, from the datasheet; None if a cache may serve most."""
     peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
     if peak is None or not info.cache_bytes or nbytes < _CACHES * info.cache_bytes:
         return None

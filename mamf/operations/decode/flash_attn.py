@@ -33,7 +33,7 @@ class _FlashKvcache(LibraryDecode):
             try:
                 return call(operands)
             except RuntimeError as error:
-                if is_refusal(error) and "buil" in str(error):
+                if is_refusal(error) and ("build" in str(error) or "built" in str(error)):
                     raise UnsupportedError(f"{first_line(error)}; to build all of it: {self.install}") from None
                 raise
 

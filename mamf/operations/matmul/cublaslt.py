@@ -82,8 +82,8 @@ class _Proposals(MatmulKernel):
     def launch_of(
         self, problem: MatmulProblem, a: Matrix, b: Matrix, c: torch.Tensor, alpha: float, kept: object
     ) -> Callable[[], object]:
-        """The launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory, which
-        lives as long as the launch.
+        """Return the launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory,
+        which lives as long as the launch.
         """
         library = cublaslt_library.load()
         if isinstance(library, Unavailable):
@@ -151,7 +151,7 @@ class ScaledCublasLt(_Proposals, FormatMatmul):
 
 
 def _transposed(operand: torch.Tensor, dtype: str) -> Matrix:
-    """The transpose of an operand: by rows in torch's memory is by columns and transposed in cuBLASLt's."""
+    """Return the transpose of an operand: by rows in torch's memory is by columns and transposed in cuBLASLt's."""
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
         return Matrix(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
@@ -159,7 +159,7 @@ def _transposed(operand: torch.Tensor, dtype: str) -> Matrix:
 
 
 def _quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
-    """The transpose of a quantized operand, with its scales as they are laid out."""
+    """Return the transpose of a quantized operand, with its scales as they are laid out."""
     (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
     mode = SCALE_MODES[operand.scaling.rows, operand.scaling.columns]
     return Matrix(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
@@ -167,7 +167,7 @@ def _quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
 
 @functools.cache
 def _handle(library: Library, device: int) -> c_void_p:
-    """The handle of a device, which must be the current one."""
+    """Return the handle of a device, which must be the current one."""
     return library.create("")
 
 
@@ -175,8 +175,8 @@ _WORKSPACES: dict[torch.device, torch.Tensor] = {}
 
 
 def _workspace(device: torch.device, nbytes: int) -> torch.Tensor:
-    """The device's workspace, as large as was needed so far. Launches share it, so they must not run at once on two
-    streams.
+    """Return the device's workspace, as large as was needed so far. Launches share it, so they must not run at once on
+    two streams.
     """
     known = _WORKSPACES.get(device)
     if known is None or known.numel() < nbytes:

@@ -123,7 +123,7 @@ class Library:
         self.call = {name: _declared(loaded, name) for name in SIGNATURES}
 
     def create(self, kind: str, *arguments: object) -> c_void_p:
-        """A handle (``kind`` empty), or a descriptor: MatmulDesc, MatrixLayout or MatmulPreference."""
+        """Return a handle (``kind`` empty), or a descriptor: MatmulDesc, MatrixLayout or MatmulPreference."""
         made = c_void_p()
         self.call[f"cublasLt{kind}Create"](byref(made), *arguments)
         return made
@@ -155,7 +155,7 @@ def load() -> Library | Unavailable:
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _KNOWN_MAJORS:
         version, known = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_KNOWN_MAJORS)))
-        return Unavailable(f"cuBLASLt {version} is unknown; known are {known}", "use the kernel torch.mm")
+        return Unavailable(f"cuBLASLt {version} is not supported, only versions {known}", "use the kernel torch.mm")
     return library
 
 
@@ -233,7 +233,7 @@ class Product:
         self._library.set("MatmulDesc", self._description, attribute, value)
 
     def proposals(self, count: int, workspace_bytes: int) -> list[Proposal]:
-        """The algorithms that the library's heuristic proposes, the likeliest first."""
+        """Return the algorithms that the library's heuristic proposes, the likeliest first."""
         preference, found, number = self._create("MatmulPreference"), (Proposal * count)(), c_int()
         self._library.set("MatmulPreference", preference, _MAX_WORKSPACE_BYTES, c_size_t(workspace_bytes))
         a, b, d = self._layouts
@@ -243,7 +243,7 @@ class Product:
         return [each for each in found[: number.value] if not each.status]
 
     def arguments(self, proposal: Proposal, alpha: float, workspace: int) -> tuple[Any, ...]:
-        """The arguments of a launch, all but the stream. They refer to memory that they keep alive."""
+        """Return the arguments of a launch, all but the stream. They refer to memory that they keep alive."""
         (a, b, d), (layout_a, layout_b, layout_d) = self._operands, self._layouts
         factor, zero, output = self._scalar(alpha), self._scalar(0), c_void_p(d.address)
         return (

@@ -98,7 +98,11 @@ def multiply(  # type: ignore[no-untyped-def]
 def multiply_in_groups(  # type: ignore[no-untyped-def]
     a, b, c, m, n, k, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
 ):
-    """``a``, ``b`` and ``c`` describe A (M,K), B (N,K) and C (M,N); a tile has ``BLOCKS`` blocks of rows."""
+    """Compute C = A @ B^T with two groups of warps that multiply and one that loads. Each tile has ``BLOCKS`` blocks of
+    rows.
+
+    ``a``, ``b``, ``c``: tensor descriptors of A (M,K), B (N,K) and C (M,N).
+    """
     BLOCK_N: gl.constexpr = b.block_shape[0]
     BLOCK_K: gl.constexpr = b.block_shape[1]
     left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS, 64, BLOCK_K], a.layout)

@@ -123,6 +123,6 @@ def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, con
 
 
 def architecture_of(backend: Backend) -> int:
-    """The major number of an NVIDIA architecture: 9 of sm_90; 0 if it is unknown."""
+    """Return the major number of an NVIDIA architecture: 9 of sm_90; 0 if it is unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

@@ -44,7 +44,7 @@ _PADDED_TO = 4
 
 
 class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
-    """Matmul of quantized operands with scales. Derived classes define the launch."""
+    """Matmul of quantized operands and their scales. Derived classes define the launch."""
 
     @abstractmethod
     def bind(

@@ -103,7 +103,7 @@ class SearchOptions:
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
-    """All combinations of the sizes, once each, in the given order. Raises UsageError for more than MAX_STEPS.
+    """Return all combinations of the sizes, once each, in the given order. Raises UsageError for more than MAX_STEPS.
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']

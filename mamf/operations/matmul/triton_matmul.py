@@ -31,7 +31,7 @@ _EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
 
 @dataclass(frozen=True)
 class Configuration:
-    """The tile of C that a program computes at a time, the step along K, warps, stages of its pipeline."""
+    """The tile of C that a program computes at a time, the step along K, the warps and the pipeline stages."""
 
     block_m: int
     block_n: int
@@ -186,8 +186,8 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """The configuration, units without work, and how 8-bit floats are summed: Hopper keeps 14 bits unless partial
-        sums are added to float32 regularly.
+        """Return the configuration, units without work, and how 8-bit floats are summed: Hopper keeps 14 bits unless
+        partial sums are added to float32 regularly.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
         idle = describe_idle_units(self.configuration.tiles(shape.m, shape.n), self._compute_units)
@@ -284,7 +284,7 @@ _TILES = ("128x256/4s", "192x256/3s")
 _COLUMNS = 256
 # A block of A has as many rows as four warps multiply at once; C is stored in blocks of this width.
 _BLOCK_ROWS, _WIDTH = 64, 128
-# Of a row of a block of A or B: the widest swizzle of shared memory. Rows in memory must be aligned.
+# Bytes of a row of a block of A or B, which is the widest swizzle of shared memory; alignment of rows in memory, bytes.
 _BLOCK_BYTES, _ALIGNMENT = 128, 16
 
 

@@ -120,7 +120,9 @@ class ModelProblem(DeclaredProblem):
         if self.active_experts > self.experts:
             raise UsageError(f"active_experts {self.active_experts} is more than the {self.experts} experts")
         if (self.experts > 1) != (self.style == "moe"):
-            raise UsageError(f"{self.experts} experts in style {self.style}: moe needs at least 2, other styles 1")
+            raise UsageError(
+                f"{self.experts} experts in style {self.style}: moe needs at least 2, other styles exactly 1"
+            )
 
     @property
     def parameter_dtype(self) -> str:
@@ -155,23 +157,23 @@ class ModelProblem(DeclaredProblem):
     # -- parameters --------------------------------------------------------------------------------------------------
 
     @property
-    def _projections(self) -> int:
+    def _projection_weights(self) -> int:
         """The number of weights in the attention of one layer."""
         return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
 
     @property
-    def _expert(self) -> int:
+    def _expert_weights(self) -> int:
         """The number of weights in one MLP: two matrices, or three with a gate."""
         return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
 
     @property
-    def _router(self) -> int:
+    def _router_weights(self) -> int:
         return self.d_model * self.experts if self.style == "moe" else 0
 
     def parameters(self, shape: ModelShape) -> int:
         """Return the number of parameters. It depends on the shape because GPT-2 learns one position per token."""
         d = self.d_model
-        layer = self._projections + self._router + self.experts * self._expert
+        layer = self._projection_weights + self._router_weights + self.experts * self._expert_weights
         if self.style == "gpt2":
             norms, biases, positions = 4 * d, 4 * d + self.d_ff + d, shape.context * d
             return self._embeddings + positions + self.layers * (layer + norms + biases) + 2 * d
@@ -200,7 +202,7 @@ class ModelProblem(DeclaredProblem):
 
     def matmul_flop(self, shape: ModelShape) -> int:
         """Return the FLOP of the matmuls with weights in a forward pass, including the logits."""
-        layer = self._projections + self._router + self.active_experts * self._expert
+        layer = self._projection_weights + self._router_weights + self.active_experts * self._expert_weights
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:

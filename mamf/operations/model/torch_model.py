@@ -287,7 +287,7 @@ class Step:
         return changed
 
     def _moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters. There are none until it runs for the first time."""
+        """Return the optimizer's moments of the sampled parameters. The list is empty until it has run once."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled]

@@ -54,7 +54,9 @@ class ClockChart(Picture):
 
 
 def clock_chart(log: RunLog) -> ClockChart:
-    """The rows of a log whose true clock is known. Raises UsageError without such a row, or if their dtypes differ."""
+    """Draw the rows of a log whose true clock is known. Raises UsageError without such a row, or if their dtypes
+    differ.
+    """
     measured = (row for row in log.measurements if row.ok and not row.is_reference)
     rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
     dtypes = {row.problem.dtype for row in rows}
@@ -85,7 +87,7 @@ def _mark(row: Measurement, words: Sequence[str]) -> ClockMark:
 
 
 def _size_of(row: Measurement) -> str:
-    """The head dimension of attention, else the shape."""
+    """Return the head dimension of attention, else the shape."""
     width = getattr(row.shape, "head_dim", None)
     return f"d{width}" if width else str(row.shape)
 

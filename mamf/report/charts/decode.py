@@ -8,7 +8,7 @@ from typing import Any
 from mamf.ceilings.roof import MEMORY, Roofs
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import operation_called
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, labelled
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, label_ticks
 from mamf.report.charts.logs import chosen_regimes, failures, machine, point
 from mamf.report.document import counted
 
@@ -54,7 +54,7 @@ def decode_chart(
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",
         machine(header),
-        Axis("queries" if by_queries else "cache length", True, labelled(map(position, measured), in_kibi)),
+        Axis("queries" if by_queries else "cache length", True, label_ticks(map(position, measured), in_kibi)),
         tuple(tuple(panels[start : start + _MAX_ACROSS]) for start in range(0, len(panels), _MAX_ACROSS)),
         palette=tuple(dict.fromkeys(row.kernel for row in measured)),
         notes=tuple(notes),

@@ -152,7 +152,7 @@ def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def labelled(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+def label_ticks(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
     """Make each size a tick."""
     return tuple((size, text(size)) for size in sorted(set(sizes)))
 

@@ -19,7 +19,7 @@ from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALGORITHM
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, labelled
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, label_ticks
 
 _MAX_FAILURES = 4
 
@@ -118,7 +118,7 @@ def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Meas
     if len(steps) == 1:
         axis = Axis(label, ticks=even_ticks(sizes))
     else:
-        axis = Axis(label, True, labelled(sizes, lambda size: f"{size:.0f}"))
+        axis = Axis(label, True, label_ticks(sizes, lambda size: f"{size:.0f}"))
     return axis, lambda rank, row: float(getattr(row.shape, name)), shape
 
 
@@ -183,11 +183,11 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], fl
     except NotImplementedError:
         at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
         by_number = {number: str(shape) for shape, number in at.items()}
-        ticks = labelled(by_number, lambda number: by_number[number])
+        ticks = label_ticks(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
     text = in_giga if of.axis_label == _FLOP else in_kibi
-    return Axis(of.axis_label, is_log, labelled(at.values(), text)), lambda row: at[row.shape]
+    return Axis(of.axis_label, is_log, label_ticks(at.values(), text)), lambda row: at[row.shape]
 
 
 def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
@@ -380,7 +380,7 @@ def attention_chart(
     if count_values(LENGTH, measured) == 1 and not is_by_queries:
         bars = tuple(_bars(each) for line in grid for each in line if each)
         return StackedChart(f"{title}, {LENGTH.text(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
-    axis = Axis("queries" if is_by_queries else "sequence length", True, labelled(map(position, measured), in_kibi))
+    axis = Axis("queries" if is_by_queries else "sequence length", True, label_ticks(map(position, measured), in_kibi))
     palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
     return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
 

@@ -78,7 +78,7 @@ class Picture(ABC):
 
     @abstractmethod
     def legend(self) -> Named:
-        """The names in the picture, and how each looks."""
+        """Return the names in the picture, and how each looks."""
 
 
 def draw(picture: Picture) -> Figure:

@@ -151,7 +151,7 @@ def test_without_pynvml_the_clock_comes_from_torch_and_the_remedy_is_named(cuda,
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [
-        ({"nvmlInit"}, "NVML does not start"),
+        ({"nvmlInit"}, "NVML cannot be started"),
         ({"nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}, "NVML does not know the device"),
     ],
 )

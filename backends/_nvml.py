@@ -25,7 +25,7 @@ THROTTLE_REASONS = {
 _SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80
 _NULL_UUID = "00000000-0000-0000-0000-000000000000"
 _NO_NVML = Unavailable(
-    "nvidia-ml-py is not installed, so clock, power and temperature stay unknown", "pip install nvidia-ml-py"
+    "nvidia-ml-py is not installed, so clock, power and temperature cannot be read", "pip install nvidia-ml-py"
 )
 
 
@@ -93,7 +93,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Unavailable(f"NVML does not start ({error})", "check that nvidia-smi runs in this container")
+        return Unavailable(f"NVML cannot be started ({error})", "check that nvidia-smi runs in this container")
     uuid, is_whole = str(getattr(properties, "uuid", _NULL_UUID)), slice_of(properties.name) is None
     if uuid != _NULL_UUID:
         try:
@@ -108,7 +108,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
     try:
         return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()), is_whole)
     except pynvml.NVMLError as error:
-        return Unavailable(f"NVML does not know the device ({error})", "power and clock stay unknown")
+        return Unavailable(f"NVML does not know the device ({error})", "power and clock are not recorded")
 
 
 def index_of_smi(sensors: NvmlSensors, index: int) -> int:

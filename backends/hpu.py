@@ -57,7 +57,7 @@ def open_hlml(index: int) -> HlmlSensors | Unavailable:
     try:
         hlml = importlib.import_module("pyhlml")
     except ImportError:
-        return Unavailable("pyhlml is not installed, so clock and power stay unknown", "pip install habana-pyhlml")
+        return Unavailable("pyhlml is not installed, so clock and power cannot be read", "pip install habana-pyhlml")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
             hlml.hlmlInit()
@@ -86,7 +86,7 @@ class HpuBackend(AcceleratorBackend):
         try:
             importlib.import_module(f"{_FRAMEWORK}.torch")
         except (ImportError, OSError, RuntimeError) as error:
-            return Unavailable(f"habana_frameworks.torch does not load ({error})", "hl-smi   # does the driver run?")
+            return Unavailable(f"habana_frameworks.torch cannot be loaded ({error})", "hl-smi   # does the driver run?")
         if not cls.vendor().is_available():
             return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one, is it in use?")
         return None

@@ -118,12 +118,12 @@ def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unava
             import amdsmi
     except ModuleNotFoundError:
         return Unavailable(
-            "amdsmi is not installed, so clock, power and temperature stay unknown", "pip install amdsmi"
+            "amdsmi is not installed, so clock, power and temperature cannot be read", "pip install amdsmi"
         )
     except (AttributeError, ImportError, KeyError, OSError) as error:
         # ROCm's library is missing, or its release lacks a function that this amdsmi needs.
         return Unavailable(
-            f"amdsmi does not load ({error})", "pip install /opt/rocm/share/amd_smi   # fits the installed ROCm"
+            f"amdsmi cannot be loaded ({error})", "pip install /opt/rocm/share/amd_smi   # fits the installed ROCm"
         )
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable("this torch does not report the PCI address of the device", "pip install --upgrade torch")
@@ -247,7 +247,7 @@ class RocmBackend(StreamedBackend):
             yield
             self.synchronize()
             return
-        # The older library cannot pause and has only ranges.
+        # The older roctx library has ranges, but cannot pause the profiler.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:

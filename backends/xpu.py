@@ -58,7 +58,7 @@ class XpuBackend(StreamedBackend):
             import_extension_if_needed()
         except (ImportError, OSError, RuntimeError, SystemExit) as error:  # it exits if it does not fit torch's version
             return Unavailable(
-                f"{_EXTENSION} does not load ({error})",
+                f"{_EXTENSION} cannot be loaded ({error})",
                 f"pip uninstall {_EXTENSION}   # or install the one for this torch",
             )
         if torch.xpu.is_available():

@@ -36,7 +36,7 @@ MIN_RELATIVE_ACCURACY = 0.005
 MIN_ACCURACY_SECONDS = 1e-6
 #: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
 MAX_OVERHEAD_SECONDS = 20e-6
-#: The largest acceptable difference between the overhead after a run and the one subtracted during it, in seconds.
+#: The largest acceptable difference between the overhead measured after a run and the subtracted one, in seconds.
 LARGEST_SHIFT_SECONDS = 0.5e-6
 #: Reports give the accuracy only of launches shorter than this, of which 1 us is 1 % or more.
 SHORT_LAUNCH_SECONDS = 100e-6

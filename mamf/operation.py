@@ -447,8 +447,8 @@ def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
     return parameters_of(of.problem_type)
 
 
-# The largest size of a random shape, relative to a shape with equal sizes; the numbers that sizes are multiples of; and
-# how often to try.
+# Random shapes: the largest size, as a multiple of the size if all are equal; each size is a multiple of one of the
+# second value; and the number of attempts.
 _MAX_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
 
 

@@ -42,7 +42,7 @@ COMMANDS = {
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
     "node": "measure all devices of one or more machines at once: is one slow, wrong or missing?",
-    "verify": "check whole outputs of random problems with every kernel, for a minute or a night: are results correct?",
+    "verify": "check whole outputs of random problems with every kernel, for a minute or overnight: are they correct?",
     "run": "launch one kernel once and verify it, for use under a profiler, sanitizer or debugger",
     "counters": "read hardware counters of kernels with ncu: cycles and what limits them, next to unprofiled rates",
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",

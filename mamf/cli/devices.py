@@ -320,9 +320,9 @@ def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
 
 def make_empty_folder(folder: Path, option: str) -> None:
     """Create the folder for new logs. Raises UsageError if it is not empty or cannot be created."""
-    make_folder(folder, f"; name another {option}")
+    make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: name another {option}")
+        raise UsageError(f"{folder} is not empty: choose another folder for {option}")
 
 
 def watch_children(

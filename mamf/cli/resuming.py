@@ -37,7 +37,8 @@ _TO_RESUME = {"requeues", "resume", "rows", "share", "update"}
 _FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | _TO_RESUME
 #: Names of options that differ from those of the plan's fields, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
-#: Fields of a plan that may differ, that follow from others, or that other code compares.
+#: Fields of a plan that are not compared with the options here: they may differ, follow from others, or are compared
+#: elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
 _MAX_VALUES = 5
 _A_MOMENT = 1e-9

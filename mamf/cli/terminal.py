@@ -330,7 +330,7 @@ def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--bu
 def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS["--devices"].default) -> None:
     """Add the options of a run that several devices share. ``devices``: the default, as help prints it."""
     group = parser.add_argument_group(
-        "several devices", "Each has its own process and log; shapes are dealt out in turn."
+        "several devices", "Each has its own process and log; shapes are assigned round-robin."
     )
     add(group, "--devices", default_text=devices)
     add(group, "--patience")

@@ -173,7 +173,7 @@ class Watch:
             say("", sys.stderr)  # begin a new line below the progress bar
         what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS.get(code, f'exit code {code}')})"
         if not line or not log:
-            warn(f"code outside a measurement {what}; finished rows are in {log or 'no log yet'}")
+            warn(f"code outside a measurement {what}; {f'finished rows are in {log}' if log else 'no log was written'}")
             return min(code, 1) or 1
         _append(Path(log), line.replace(f'"{CRASHED}"', f'"{what}"'))
         warn(f"{label} {what}; a new process measures the rest")

@@ -243,7 +243,7 @@ def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
 
 
 def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
-    """Make the report of ``mamf results check``. ``named``: print only the warnings of these logs, because the warnings
+    """Make the report of ``mamf results check``. ``named``: print warnings for these logs only, because the warnings
     of a whole folder would hide its errors.
     """
 

@@ -108,7 +108,7 @@ def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches
     the kernel has no parts.
     """
     if not hasattr(kernel, "parts"):
-        raise UnsupportedError(f"{kernel.name} is a single launch: only eager attention has parts")
+        raise UnsupportedError(f"{kernel.name} is a single launch, so its parts cannot be timed: use the kernel eager")
     parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():

@@ -363,7 +363,7 @@ _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
 
 
 class Pass(NamedTuple):
-    """The batch of a forward and backward pass. Padding counts. Tokens and samples are NaN if unknown.
+    """The batch of a forward and backward pass. Padding tokens are counted. Tokens and samples are NaN if unknown.
 
     - ``sequences``: (count, length) for each length. ``targets``: the length of a decoder's targets.
     - ``size``: the number of samples, and the elements per sample of the largest tensor.

@@ -254,7 +254,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
-            f"{first.path} and {other.path} are not comparable: {reasons}; --anyway compares them nevertheless"
+            f"{first.path} and {other.path} are not comparable: {reasons}; add --anyway to compare them"
         )
     comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
@@ -338,7 +338,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     """
     kinds = a["plan"]["operation"], b["plan"]["operation"]
     if kinds[0] != kinds[1]:
-        raise IncomparableError(f"A measured {kinds[0]} and B {kinds[1]}: compare logs of one operation")
+        raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
     found = [Difference("device", *names, is_of_card=not any(map(shared_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")

@@ -45,9 +45,9 @@ def folder() -> Path:
 
 
 def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to the cache, once per ceiling. Call ``warn`` for each ceiling that is not kept.
+    """Copy the log of a find to the cache, once per ceiling. Call ``warn`` for each ceiling that is not cached.
 
-    Ceilings of simulated devices are never kept, without a warning.
+    Ceilings of simulated devices are not cached, and cause no warning.
     """
     try:
         for reason in _copy_to_cache(path):
@@ -57,7 +57,7 @@ def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy the log to the cache, and yield a reason for each ceiling that is not kept."""
+    """Copy the log to the cache, and yield a reason for each ceiling that is not cached."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED:
@@ -66,7 +66,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         yield f"its operands are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
-    make_folder(folder(), f"; name another folder by {VARIABLE}")
+    make_folder(folder(), f"; set {VARIABLE} to another folder")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         target = _file(info, torch, ceiling.problem, regime)

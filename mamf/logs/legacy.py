@@ -54,7 +54,7 @@ class FinderRun:
     - ``dtype``: by mamf's name. ``device_properties``: as printed.
     - ``best``: the best figures in the log's summary, by name in STATISTICS. ``tried``: how many shapes it says it
       tried. ``means``: the ``arithmetic`` and ``geometric`` mean, in TFLOPS.
-    - ``is_complete``: False if it was interrupted. Its best figures are then of scouts, not ceilings.
+    - ``is_complete``: False if it was interrupted. Then its best figures come from scouts and are not ceilings.
     """
 
     version: str | None

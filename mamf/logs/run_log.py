@@ -54,7 +54,7 @@ def read_lines(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
     try:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
-            raise RunLogError(f"cannot read {path}: it is not a regular file: save the log to a file first")
+            raise RunLogError(f"{path} is not a regular file: save the log to a file first")
         if state.st_size > MAX_LOG_BYTES:
             raise RunLogError(f"{path} {TOO_LONG}")
         with path.open("rb") as file:

@@ -25,7 +25,7 @@ from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poiso
 _SAMPLED = 256
 # An error that is larger than any valid one.
 _MAX_GROWTH = 500
-_NO_GROUP = Unavailable("this process is no rank of a group", "run 'mamf overlap'")
+_NO_GROUP = Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
 
 class TorchDistributed(CollectiveKernel):
@@ -90,7 +90,7 @@ def group_with(blocks: int, device_type: str) -> Any:
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     kind: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(kind, "config"):
-        raise UnsupportedError(f"{library} does not let one choose the number of blocks")
+        raise UnsupportedError(f"{library} has no setting for the number of blocks")
     options = kind()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)

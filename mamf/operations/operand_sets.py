@@ -328,7 +328,7 @@ def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def with_long_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as rows of at most _ROWS_IN_ONE of its rows: the fewer, the smaller are their Signs."""
+    """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, because fewer rows need smaller Signs."""
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _ROWS_IN_ONE))
 

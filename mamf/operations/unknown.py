@@ -46,7 +46,7 @@ class UnknownProblem:
         return shape.work
 
     def buffers(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        raise UnavailableError(f"the operation {self.operation} is not installed here: install what provides it")
+        raise UnavailableError(f"the operation {self.operation} is not installed: install the package that provides it")
 
     def nbytes(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> int:
         return shape.work.nbytes

@@ -56,7 +56,7 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
     unreadable log, and RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
-        raise UsageError(f"{output} is inside {root}, which is only for logs: name another folder")
+        raise UsageError(f"{output} is inside {root}, which is only for logs: choose another folder")
     base, old = _logs_address(logs, root, output), _list_own_files(output)
     data = read_site_data(root)
     _write_files(output, dict(_render_files(data, base)), old)
@@ -84,7 +84,7 @@ def _list_own_files(output: Path) -> set[str]:
     present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
     if foreign:
-        raise UsageError(f"{output} has files that no build wrote, such as {foreign[0]}: name an empty folder")
+        raise UsageError(f"{output} has files that no build wrote, such as {foreign[0]}: choose an empty folder")
     return present
 
 

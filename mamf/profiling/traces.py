@@ -190,7 +190,7 @@ def _read_unpacked(path: Path) -> bytes:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise UsageError(f"cannot read {path}: it is not a regular file: save the trace first")
+                raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
             most = min(_MAX_BYTES, _MAX_RATIO * max(state.st_size, _MAX_RATIO_FROM)) if is_packed else _MAX_BYTES
             data = (unpacked if is_packed else file).read(most + 1)

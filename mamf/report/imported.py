@@ -77,7 +77,7 @@ def shown_log(log: RunLog) -> Shown:
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_of_products(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
-        raise UsageError(f"{log.path} holds no matmuls: a log of mamf-finder is compared with a sweep or a find")
+        raise UsageError(f"{log.path} has no matmuls: compare mamf-finder with 'mamf sweep' or 'mamf find'")
     regime = CLASSIC if CLASSIC in regimes else regimes[0]
     figures = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
     ceilings = log.ceilings if log.plan.is_search else {}

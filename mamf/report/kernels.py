@@ -185,7 +185,7 @@ _Phases = Mapping[str, Measurement]
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a training step: what the first of ``phases`` takes more than the other, if there is one."""
+    """A part of a training step. Its time is the first of ``phases``, minus the second if there is one."""
 
     name: str
     phases: tuple[str, ...]
@@ -202,7 +202,7 @@ class _Part:
         return 1e3 * (seconds[0] - sum(seconds[1:])) if len(seconds) == len(self.phases) else None
 
     def half_width_ms(self, measured: _Phases) -> float | None:
-        """Half the width of its interval: those of independent rows add as their squares."""
+        """Half the width of its interval. The half widths of independent rows are added in quadrature."""
         rows = [measured[name] for name in self.phases if name in measured]
         if len(rows) < len(self.phases) or not all(row.interval.is_known for row in rows):
             return None

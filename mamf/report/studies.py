@@ -411,7 +411,7 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
     """Draw how much of its rate each work of a pair keeps. Raises UsageError if no pair has figures."""
     pairs = pairs_of(rows)
     if not pairs:
-        raise UsageError("nothing to draw: no pair has figures of both works")
+        raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")
 
     def place(pair: Pair) -> tuple[Any, ...]:
         return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks

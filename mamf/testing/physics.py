@@ -24,8 +24,8 @@ class Physics:
     - ``reaction_seconds``: time constant of the mean power to which the power controller reacts.
     - ``thermal_drift``: share of the clock that a hot device loses. ``throttled``: share of the time that the device
       spends at half its clock for a thermal reason.
-    - ``hunting``: share by which two clocks differ between which a device at its power limit alternates, every
-      ``hunting_seconds``.
+    - ``hunting``: a device at its power limit alternates between two clocks every ``hunting_seconds``. This is their
+      relative difference.
     - ``true_clock``: the clock while a kernel computes, as a share of the one that sensors read. None: no clock stamps.
     - ``counter_seconds``: time between two ticks of the energy counter; 0 if it is continuous.
 
@@ -44,10 +44,10 @@ class Physics:
 
     - ``noise``: relative standard deviation of a launch's time. ``at_boost``, ``capped``: how far visits and runs
       differ at the maximum clock and at the power limit.
-    - ``timer_overhead``: what two marks add to the launch between them.
-    - ``glitch_every``: one in this many intervals reads as a nanosecond; 0 for none.
+    - ``timer_overhead``: how much two marks add to the measured time of the launch between them.
+    - ``glitch_every``: one in this many intervals is measured as one nanosecond; 0 for none.
     - ``flips``: probability that a launch flips a bit of its output.
-    - ``faulty_unit``: the compute unit whose tiles are wrong. Tiles of 128x256 are given to the units in turn.
+    - ``faulty_unit``: the compute unit whose tiles are wrong. Tiles of 128x256 are assigned to the units round-robin.
     """
 
     compute_units: int = 132

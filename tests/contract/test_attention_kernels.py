@@ -202,7 +202,7 @@ def test_a_library_that_does_not_load_is_a_reason_with_a_command(library, monkey
     kernel, backend = library(name)
     fakes.fail_to_import(monkeypatch, kernel.module, error)
     reason = kernel.unavailable(backend)
-    assert "installed but does not load" in reason.reason
+    assert "installed but cannot be loaded" in reason.reason
     assert "second line" not in reason.reason
     assert_actionable(reason)
     # Forcing a reinstallation of everything it depends on would replace torch.

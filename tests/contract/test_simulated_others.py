@@ -35,7 +35,7 @@ def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension
     xpu.module.devices.clear()
     extension(failure)
     reason = xpu.kind.unavailable()
-    assert "does not load" in reason.reason
+    assert "cannot be loaded" in reason.reason
     assert "pip uninstall" in reason.remedy
 
 
@@ -102,7 +102,7 @@ def test_a_missing_framework_is_a_reason_with_a_remedy(hpu, monkeypatch):
 def test_a_framework_that_does_not_load_asks_the_driver(hpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", None)
     reason = hpu.kind.unavailable()
-    assert "does not load" in reason.reason
+    assert "cannot be loaded" in reason.reason
     assert reason.remedy.startswith("hl-smi")
 
 

@@ -108,7 +108,7 @@ def test_an_amdsmi_that_does_not_fit_rocms_library_is_a_reason_not_an_error(
     monkeypatch.delitem(sys.modules, "amdsmi")
     monkeypatch.syspath_prepend(tmp_path)
     telemetry = rocm.kind(0).telemetry
-    assert "does not load" in telemetry.reason
+    assert "cannot be loaded" in telemetry.reason
     assert "/opt/rocm" in telemetry.remedy
     # Standard output belongs to the report, which may be JSON.
     assert capsys.readouterr().out == ""

@@ -267,7 +267,7 @@ def test_no_common_row_is_refused(anyway):
 
 @pytest.mark.parametrize("anyway", [False, True])
 def test_attention_is_no_matmul(anyway):
-    with pytest.raises(IncomparableError, match="A measured matmul and B attention"):
+    with pytest.raises(IncomparableError, match="A measured matmul, but B measured attention"):
         compare(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
 
 
@@ -288,7 +288,7 @@ def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, co
     ("arguments", "complaint"),
     [
         (["a.jsonl", "nothing.jsonl"], "cannot read nothing.jsonl"),
-        (["a.jsonl", "b.jsonl"], "regime burst against sustained; --anyway compares"),
+        (["a.jsonl", "b.jsonl"], "regime burst against sustained; add --anyway to compare"),
         (["a.jsonl"], "compare takes two logs, not 1; for several runs per side, write A1 A2 --against B1 B2"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
         if command == ["show"]:
             assert found == shown
     assert found[0] == 2
-    assert "it is not a regular file" in found[2]
+    assert "is not a regular file" in found[2]
 
 
 def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypatch):

@@ -210,7 +210,7 @@ def test_old_and_new_are_compared_without_a_verdict(capsys):
     assert "no verdict" in capsys.readouterr().out
     attention = next(iter(sorted(H200.glob("attention-*.jsonl"))))
     assert main(["compare", str(old), str(attention)]) == 2
-    assert "holds no matmuls" in capsys.readouterr().err
+    assert "has no matmuls" in capsys.readouterr().err
     assert main(["compare", str(old), str(old), "--against", str(new), str(new)]) == 2
     assert "one other log" in capsys.readouterr().err
 

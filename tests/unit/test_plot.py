@@ -88,7 +88,7 @@ def test_one_length_is_drawn_as_bars_the_fastest_first():
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(("classic",), "the log holds burst"), (("burst", ["bwd"]), "nothing to draw in burst bwd: the log holds fwd")],
+    [(("classic",), "the log has burst"), (("burst", ["bwd"]), "nothing to draw in burst bwd: the log has fwd")],
 )
 def test_what_the_log_does_not_hold_is_said(arguments, complaint):
     with pytest.raises(UsageError, match=complaint):
@@ -280,7 +280,7 @@ def test_a_picture_is_overwritten_only_when_asked(plot, tmp_path):
     (tmp_path / "sweep.png").write_text("precious")
     code, _, err = plot("sweep.jsonl")
     assert code == 2
-    assert "sweep.png exists: name another, or replace it (--overwrite, overwrite=True)" in err
+    assert "sweep.png exists: choose another file, or replace it (--overwrite, overwrite=True)" in err
     assert (tmp_path / "sweep.png").read_text() == "precious"
     assert plot("sweep.jsonl", "--overwrite")[0] == 0
 
@@ -299,7 +299,7 @@ def test_without_matplotlib_one_line_says_what_to_install(plot, tmp_path, monkey
         (["nothing.jsonl"], "cannot read nothing.jsonl"),
         (["sweep.jsonl", "--output", "x.jpg"], "must end with .png or .svg"),
         (["sweep.jsonl", "--direction", "fwd"], "no direction"),
-        (["sweep.jsonl", "--regime", "sustained"], "the log holds burst"),
+        (["sweep.jsonl", "--regime", "sustained"], "the log has burst"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):

@@ -214,9 +214,9 @@ def test_steps_before_the_end_are_kept(script, capsys):
         (["step.jsonl"], "step.jsonl is not a script: read it with 'mamf show step.jsonl'"),
         (["--calls", "json:nothing", "train.py"], "--calls json:nothing: module 'json' has no attribute 'nothing'"),
         (["--trace", "train.py", "train.py"], "train.py already exists"),
-        (["--output", "train.py", "train.py"], "train.py already exists: name another --output"),
+        (["--output", "train.py", "train.py"], "train.py already exists: choose another file for --output"),
         (["--from", "trace.json", "train.py"], "--from cannot be combined with a SCRIPT"),
-        (["--memory", "no/memory.pickle", "train.py"], "name another --memory"),
+        (["--memory", "no/memory.pickle", "train.py"], "its folder does not exist: create it first"),
     ],
 )
 def test_bad_input_is_told_in_a_line(script, tmp_path, monkeypatch, capsys, arguments, told):

@@ -199,7 +199,7 @@ def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
     plain.write_bytes(bytes(1 << 21))
     with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
         read_trace(plain)
-    with pytest.raises(UsageError, match="/dev/zero: it is not a regular file"):
+    with pytest.raises(UsageError, match="/dev/zero is not a regular file"):
         read_trace(Path("/dev/zero"))
 
 

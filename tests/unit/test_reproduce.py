@@ -226,7 +226,7 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     assert (code, "contradicts here.jsonl" in err) == (2, True)
     for other in (["--claim", "1 TFLOPS simulated.mm 8x8x8"], ["sweep.jsonl"]):
         code, _, err = run("reproduce", "--resume", "here.jsonl", *other, *DEVICE)
-        assert (code, "name one thing to reproduce" in err) == (2, True)
+        assert (code, "give exactly one of LOG, --claim and --resume" in err) == (2, True)
 
 
 # -- bad claims --------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_nothing_and_two_things_are_refused(run, sweep):
     sweep()
     for options in ([], ["sweep.jsonl", "--top", "0"], ["sweep.jsonl", "--claim", "1 TFLOPS simulated.mm 8x8x8"]):
         code, _, err = reproduced(run, *options)
-        assert (code, "name one thing to reproduce" in err) == (2, True)
+        assert (code, "give exactly one of LOG, --claim and --resume" in err) == (2, True)
 
 
 def test_a_kernel_by_path_is_named_on_the_command_line(run):

@@ -120,7 +120,7 @@ def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
 def test_a_crash_without_a_log_ends_the_command_with_the_code_of_a_shell(tmp_path):
     code, _, err = sweep(tmp_path, 256, kernel="FaultyLibrary")
     assert code == 128 + signal.SIGSEGV
-    assert err == ["mamf: code outside a measurement crashed the process (SIGSEGV); finished rows are in no log yet"]
+    assert err == ["mamf: code outside a measurement crashed the process (SIGSEGV); no log was written"]
     assert not (tmp_path / "log.jsonl").exists()
 
 
@@ -164,7 +164,7 @@ def test_a_launch_that_exits_costs_its_own_row_and_what_it_printed_is_on_stderr(
 
 def test_a_library_that_exits_outside_of_a_measurement_ends_no_command_well(tmp_path):
     code, out, err = sweep(tmp_path, 256, kernel="LeavingLibrary")
-    told = "crashed the process (exit code 0); finished rows are in no log yet"
+    told = "crashed the process (exit code 0); no log was written"
     assert (code, out, err) == (1, "", [f"mamf: code outside a measurement {told}"])
 
 

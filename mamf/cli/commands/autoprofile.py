@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
 
     folder: Path = options.output_folder
     if (folder / SUMMARY).exists() and not any((folder / name).exists() for name in LOGS):
-        raise UsageError(f"{folder / SUMMARY} is not from autoprofile: name another --output-folder")
-    make_folder(folder, "; name another --output-folder")
+        raise UsageError(f"{folder / SUMMARY} is not from autoprofile: choose another folder for --output-folder")
+    make_folder(folder, "; choose another folder for --output-folder")
     commands = Commands(options, folder, open_backend(options.backend or "auto", options.device or 0))
     code, left_out = 0, dict[str, str]()
     try:

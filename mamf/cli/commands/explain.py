@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         if options.picture.exists() and not options.overwrite:
             raise exists(options.picture)
     if options.ceiling and options.shape:
-        raise UsageError("--ceiling cannot be combined with --shape: it gives the shape")
+        raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
     return run_session(options, ExplainSession, Request(default_operation()))
 
 
@@ -81,7 +81,7 @@ class ExplainSession(Session):
         if best is None:
             raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
         if not given:
-            warn(f"explaining {best.shape} by {best.kernel}, the best of the find of {best.date[:10]}")
+            warn(f"explaining {best.shape} by {best.kernel}, the best result of 'mamf find' on {best.date[:10]}")
         return replace(best.problem, data=DATA[0]), best.shape, asked or installed_kernel(best.kernel).name
 
     def asked_kernels(self) -> Sequence[str]:

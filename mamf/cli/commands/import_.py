@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from mamf.logs.legacy import write_legacy_log
 
     if not options.output_folder.is_dir():
-        raise UsageError(f"there is no folder {options.output_folder}: create it, or name another --output-folder")
+        raise UsageError(f"there is no folder {options.output_folder}: create it, or choose another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
     written: list[Path] = []
     with Interruption():
@@ -68,7 +68,7 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
         named = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
         target = next(each for each in numbered(named) if each not in targets)
         if target.exists():
-            raise UsageError(f"{target} already exists: name another --output-folder")
+            raise UsageError(f"{target} already exists: choose another folder for --output-folder")
         targets.append(target)
     return targets
 

@@ -76,7 +76,7 @@ def _picture(options: argparse.Namespace) -> Picture:
         _, devices = read_nodes(options.logs)
         return node_chart(devices, judge(devices, contributed_baseline(devices)))
     if folders:
-        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw it separately from the logs")
+        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw it without the other logs")
     imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _require_no_choice(options, "a log of mamf-finder")

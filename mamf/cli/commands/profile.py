@@ -136,14 +136,14 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
 
     path: Path | None = getattr(options, option)
     if path is not None and option == "output" and options.ranks == "all":
-        make_folder(path, "; name another --output")
+        make_folder(path, "; choose another folder for --output")
         path = get_rank_log(path, rank())
     elif path is None or rank():
         return None
     if path.exists():
-        raise UsageError(f"{path} already exists: name another --{option}")
+        raise UsageError(f"{path} already exists: choose another file for --{option}")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: its folder does not exist; name another --{option}")
+        raise UsageError(f"cannot write {path}: its folder does not exist: create it first")
     return path.absolute()
 
 

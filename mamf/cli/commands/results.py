@@ -42,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
-    submit.add_argument("log", type=Path, metavar="LOG", help="run log, or folder of --devices, to submit")
+    submit.add_argument(
+        "log", type=Path, metavar="LOG", help="run log to submit, or folder that a run with --devices wrote"
+    )
     add(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument(
@@ -108,8 +110,8 @@ def _review_file(path: Path) -> Review:
     from mamf.contribution.review import review_log
 
     if not path.is_file():
-        problem = "it is not a regular file: save the log first" if path.exists() else "there is no such file"
-        raise UsageError(f"cannot read {path}: {problem}")
+        problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {problem}")
     with reading([path]) as seen:
         return review_log(path, seen)
 

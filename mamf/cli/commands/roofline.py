@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             require_same_card(log, roofs)
         found = points_of(log.measurements, roofs)
         if not found:
-            warn(f"{log.path} has no row to place under the roof; rows of searches are not placed")
+            warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
         points += found
     print_document(options, roofline_document(roofs, points, machine_line(logs[0].header), options.top))
     header = logs[0].header

@@ -79,7 +79,8 @@ class FindStrategy(PlanStrategy):
         self.options: SearchOptions = setup.plan.options
         self._seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default = kernels[0].name
-        #: The kernels whose algorithms are compared; the default is one of them only if its algorithms are cheap.
+        #: The kernels whose algorithms are compared. The default kernel is one of them if its
+        #: algorithms are cheap to try.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.pace = pace_of(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
@@ -194,7 +195,8 @@ class FindStrategy(PlanStrategy):
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked = kernels = self._best_kernel(tried, shapes)
-            # The default kernel's best shapes are rarely another kernel's best, so also try that one on the priors.
+            # The default kernel's best shapes are rarely the best ones of another kernel, so try that kernel on the
+            # priors too.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_priors])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._try_algorithms(regime, shapes, rule, cheap, self._deadline)

@@ -224,7 +224,7 @@ class VerifyStrategy(PlanStrategy):
                     del spent[kernel]
                 number += not asked
             if not (spent or drawn):
-                raise UsageError("no kernel has a random problem with these dtypes: add dtypes, or raise --largest")
+                raise UsageError("no kernel supports a random problem with these dtypes: add dtypes or raise --largest")
 
 
 AnswerT = TypeVar("AnswerT")

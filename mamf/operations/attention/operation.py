@@ -135,7 +135,7 @@ class AttentionShape:
         """
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not an attention shape; for example b1h16q4096k4096d128c")
+            raise UsageError(f"{text!r} is not an attention shape; write it like b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
         sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True))
         return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)

@@ -383,7 +383,7 @@ class Library:
         if missing and f"{self.module}.".startswith(f"{missing}."):
             return Unavailable(f"{self.library} is not installed", self.install)
         return Unavailable(
-            f"{self.library} is installed but does not load: {first_line(error)}", self.repair_command(error)
+            f"{self.library} is installed but cannot be loaded: {first_line(error)}", self.repair_command(error)
         )
 
     def repair_command(self, error: Exception) -> str:

@@ -209,7 +209,7 @@ def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
     except Exception as error:  # a build of torch without its compiler
-        return Unavailable(f"FlexAttention does not load: {first_line(error)}", "pip install --upgrade torch")
+        return Unavailable(f"FlexAttention cannot be loaded: {first_line(error)}", "pip install --upgrade torch")
     return None
 
 

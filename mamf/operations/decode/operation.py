@@ -140,7 +140,7 @@ class DecodeShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not a decode shape; for example b64h32kv8q1c8192d128p16")
+            raise UsageError(f"{text!r} is not a decode shape; write it like b64h32kv8q1c8192d128p16")
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
         sizes = dict(zip(_SIZES, map(parse_digits, digits), strict=True))

@@ -148,7 +148,7 @@ def load() -> Library | Unavailable:
     """Load the library that torch uses, or say why it cannot be loaded."""
     loaded = next(_loaded(), None)
     if loaded is None:
-        return Unavailable("libcublasLt 12 or 13 was not found", "install torch for CUDA, whose packages bring it")
+        return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
         library = Library(loaded)
     except AttributeError as error:  # ctypes names the function

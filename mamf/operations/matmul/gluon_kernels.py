@@ -24,7 +24,7 @@ place = gluon.jit(triton_kernels.place.fn)
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Fills one stage after another, when all groups have read it: with blocks of A, and B for all of them."""
+    """Load blocks of A, and the block of B that they share, into each stage as soon as all groups have read it."""
     left, right, _, ready, free = ring
     tiles_m, tiles_n, steps = tiles
     BLOCK_N: gl.constexpr = b.block_shape[0]
@@ -47,7 +47,7 @@ def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # typ
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def store(c, staged, part, row, column):  # type: ignore[no-untyped-def]
-    """Stores part of a tile at this row and column, after the group's last part has been read from ``staged``."""
+    """Store part of a tile at this row and column, once the group's previous part has left ``staged``."""
     tma.store_wait(0)
     staged.store(part.to(c.dtype))
     fence_async_shared()

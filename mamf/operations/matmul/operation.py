@@ -217,7 +217,7 @@ def installed_kernel(name: str) -> MatmulKernel:
         with suppress(UnknownNameError):
             return kernel(name)
     raise UsageError(
-        f"the log names kernel {name}, which is not installed: install what provides it, or name its class "
+        f"the log names kernel {name}, which is not installed: install the package that provides it, or name its class "
         "(package.module:Class)"
     )
 
@@ -233,13 +233,13 @@ def reference_kernels(
     """
     wanted, found = set(names), {each.name: each for each in map(kernel, given)}
     if unused := found.keys() - wanted:
-        raise UsageError(f"no ceiling was measured with {min(unused)}; theirs: {', '.join(sorted(wanted)) or 'none'}")
+        raise UsageError(f"no ceiling was measured with {min(unused)}; measured: {', '.join(sorted(wanted)) or 'none'}")
     for name in sorted(wanted - found.keys()):
         try:
             found[name] = installed_kernel(name)
         except UsageError:
             warn(
-                f"kernel {name} of the ceiling is not installed, so the drift of the device is not measured beside the "
-                "rows: --ceiling-kernel package.module:Class names it"
+                f"kernel {name} of the ceiling is not installed, so the drift of the device is not measured: name its "
+                "class with --ceiling-kernel package.module:Class"
             )
     return found

@@ -48,7 +48,7 @@ class Quack(TorchMatmul):
     def __init__(self, text: str | None = None, architecture: int = 9) -> None:
         self.text, self._architecture = text, architecture
         if text is not None and _PATTERN.fullmatch(text) is None:
-            raise UsageError(f"{text!r} is not a configuration of kernel quack; for example 256x192/c2x1")
+            raise UsageError(f"{text!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
         self.name = "quack" if text is None else f"quack[{text}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:

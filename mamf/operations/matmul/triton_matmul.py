@@ -45,7 +45,7 @@ class Configuration:
         """Reads what ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is not a configuration of kernel triton; for example {_EXAMPLE}")
+            raise UsageError(f"{text!r} is not a configuration of kernel triton; write it like {_EXAMPLE}")
         *numbers, schedule = match.groups(default="tile")
         sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
         if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):
@@ -301,7 +301,7 @@ class Gluon(TorchMatmul):
         self.text = text or _TILES[0]
         match = _TILE_PATTERN.fullmatch(self.text)
         if match is None:
-            raise UsageError(f"{text!r} is not a tile of kernel gluon; for example {_TILES[0]}")
+            raise UsageError(f"{text!r} is not a tile of kernel gluon; write it like {_TILES[0]}")
         self.rows, self.stages = int(match[1]), int(match[2])
         self.is_named, self.name = text is not None, f"gluon[{text}]" if text else "gluon"
 

@@ -114,7 +114,7 @@ class ModelProblem(DeclaredProblem):
                 f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"{self.kv_heads} kv heads for {self.heads} heads: gpt2 needs as many, llama does not")
+            raise UsageError(f"style gpt2 needs {self.heads} kv heads, as many as heads, not {self.kv_heads}")
         if self.style != "gpt2" and self.head_dim % 2:
             raise UsageError(f"head dimension {self.head_dim} is odd: rotary positions need an even one")
         if self.active_experts > self.experts:

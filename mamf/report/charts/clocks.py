@@ -63,7 +63,7 @@ def clock_chart(log: RunLog) -> ClockChart:
     if not rows:
         raise UsageError(f"{log.path} has no row with cycles used: measure on a device with clock stamps, --clock all")
     if len(dtypes) > 1:
-        raise UsageError(f"{log.path} has cycles of {', '.join(sorted(dtypes))}: draw a log of one dtype")
+        raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     fields = [operation_called(row.operation).problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
     named = [[str(each[name]) for name in varying] for each in fields]

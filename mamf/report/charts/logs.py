@@ -42,7 +42,7 @@ def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]
     if not measured:
         raise UsageError("nothing to draw: the log has no measured row")
     if wanted is not None and wanted not in measured:
-        raise UsageError(f"nothing to draw in {wanted}: the log holds {', '.join(measured)}")
+        raise UsageError(f"nothing to draw in {wanted}: the log has {', '.join(measured)}")
     return [wanted] if wanted else measured
 
 
@@ -359,7 +359,7 @@ def attention_chart(
     measured = [row for row in kept if row.ok]
     if not measured:
         known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
-        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log holds {known}")
+        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log has {known}")
     is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
     position = QUERIES.of if is_by_queries else LENGTH.of
     facets = needed_facets(measured, position)

@@ -302,7 +302,7 @@ def laid_out(figure: Figure) -> Iterator[None]:
 
 
 def exists(path: Path) -> UsageError:
-    return UsageError(f"{path} exists: name another, or replace it (--overwrite, overwrite=True)")
+    return UsageError(f"{path} exists: choose another file, or replace it (--overwrite, overwrite=True)")
 
 
 def file_type(path: Path) -> str:

@@ -142,7 +142,7 @@ class Advice:
 
 
 class Queue(ABC):
-    """A second queue of a device: what is launched in it runs beside the work in the queue of the backend's methods."""
+    """A second queue of a device. Its launches run at the same time as those in the queue of the backend's methods."""
 
     @abstractmethod
     def fork(self) -> None:
@@ -154,7 +154,7 @@ class Queue(ABC):
 
     @abstractmethod
     def mark(self) -> Any:
-        """As the backend's, in this queue: ``wait`` and ``seconds_between`` take marks of both queues."""
+        """Mark this queue, like ``Backend.mark``: ``wait`` and ``seconds_between`` take marks of both queues."""
 
     @abstractmethod
     def join(self) -> None:

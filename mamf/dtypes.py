@@ -158,7 +158,7 @@ def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
 
 
 def slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
-    """How far <C, reference> / <reference, reference> may be from 1. Rounding to nearest does not change this ratio;
-    truncation does (tf32 operands, fast partial sums).
+    """Return how far <C, reference> / <reference, reference> may be from 1. Rounding to nearest does not change this
+    ratio; truncation does (tf32 operands, fast partial sums).
     """
     return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE, DTYPES[dtype].tolerance)

@@ -136,7 +136,7 @@ ENDING: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def plugin_errors() -> tuple[type[BaseException], ...]:
-    """What ``except plugin_errors():`` catches: everything, even SystemExit, except what is in ENDING."""
+    """Return what ``except plugin_errors():`` catches: everything, even SystemExit, except what is in ENDING."""
     return () if isinstance(sys.exc_info()[1], tuple(ENDING)) else (BaseException,)
 
 

@@ -277,7 +277,7 @@ class ContributedRate(Rate):
     """The highest confirmed ceiling in results/ for a model of device, a dtype and a regime.
 
     - ``compute_units``, ``power_limit_watts``: None if the vendor's libraries did not report them.
-    - ``shapes``: the winning shapes of finds on such devices, fastest first.
+    - ``shapes``: the winning shapes of finds on devices of this model, fastest first.
     - ``kernel``: the winner of the fastest find that compared several kernels; empty if none did.
     - ``cards``: the number of cards measured. ``lowest``: the ceiling of the slowest one, in TFLOPS.
     - ``software``: the versions of torch, the vendor's libraries and the driver.

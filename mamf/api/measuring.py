@@ -196,7 +196,7 @@ class CeilingSearch:
         self.rows = run.measurements()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
-        """Each row as it is measured."""
+        """Yield each row as soon as it is measured."""
         yield from self.rows  # and closes them with the loop
 
     @property
@@ -234,7 +234,7 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure kernels of any operation, ``of`` its name, one beside the other on every shape; of matmul one.
+    """Measure the kernels of an operation (``of`` is its name) on every shape. For matmul only one kernel is measured.
 
     - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
     - ``parameters``: sizes and fields by the names of their options, measured in every combination:

@@ -84,7 +84,7 @@ def working_kernels(
     """Return the kernels of a search, as ``kernels_for`` chooses them.
 
     If no kernel is named, those in front of the first one that works are skipped with a warning. A quick search also
-    skips kernels that were slower on such cards in results/.
+    skips kernels that were slower on cards of this model in results/.
 
     Raises what ``kernels_for`` raises, and DeviceError if every kernel fails. If the first one does not support the
     problem and no other works, it is returned, so that a row gives the reason.

@@ -42,7 +42,7 @@ class ClockChoice:
         return cls(ALL_CLOCKS if compares else plan.clock, by_shape=len(plan.kernels) > 1)
 
     def wants(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str) -> WantsClock:
-        """Rows that only choose what is confirmed later are left out."""
+        """Return a function that decides from a row's rate. It excludes rows that only choose what to confirm."""
         if self.which == NO_CLOCK or phase not in ("", CONFIRM):
             return lambda rate: False
         # Any of those that are confirmed may become the best one by its median.

@@ -151,7 +151,7 @@ def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
 
 @contextmanager
 def _product(backend: Backend) -> Iterator[Launch]:
-    """A launch of the default matmul, at the smallest of _SIZES that takes _LAUNCH_SECONDS or at the largest."""
+    """Prepare the default matmul, at the smallest of _SIZES whose launch takes _LAUNCH_SECONDS or at the largest."""
     problem = problem_for(backend, None)
     kernel, pool = kernel_for(backend, problem), backend.operand_pool(problem.data, problem.seed)
     if reason := kernel.unsupported(backend, problem):

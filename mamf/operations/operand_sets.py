@@ -249,7 +249,7 @@ def verify_beside_special(
 ) -> Verdict:
     """Verify that special values in the operands, such as NaN, change only the expected values of the output."""
     differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
-    reason = f"{differing} values are wrong beside {special} among the operands"
+    reason = f"{differing} values are wrong with {special} among the operands"
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 

@@ -276,7 +276,7 @@ def conclusion(profile: Profile) -> str:
 
 def _end(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
-    hidden = ": hidden ran beside another" if any(row.hidden > _NOTHING for row in profile.classes) else ""
+    hidden = ": hidden ran at the same time as another" if any(row.hidden > _NOTHING for row in profile.classes) else ""
     yield f"{per}each instant counts for one class{hidden}"
     if not profile.is_of_device:
         yield "no device worked: these are operations of the CPU, each without those that it calls"

@@ -30,7 +30,7 @@ from mamf.text import visible
 _HOST_CLOCK = "host clock"
 # An interval of a ratio whose ends lie further apart, one over the other, says nothing.
 _WIDEST_RATIO = 100.0
-# Tables of at most so many rows are printed whole, even if all are SAME.
+# Tables with at most this many rows are printed whole, even if all are SAME.
 _FEW_ROWS = 3
 _SHOWN_FIRST: tuple[Verdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
 # From this share on, a difference in temperature is worth a remark.

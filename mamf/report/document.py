@@ -99,7 +99,7 @@ def snake_case(title: str) -> str:
 
 
 def interval_cell(interval: Interval, factor: float = 1.0) -> str:
-    """From low to high, each times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
+    """Format an interval, times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
     low, high = significant(interval.low * factor), significant(interval.high * factor)
     return f"{low} to {high}" if interval.is_known else UNKNOWN
 
@@ -180,7 +180,7 @@ def end_line(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys, with a line of them first; nothing for no rows."""
+    """Format rows with equal keys as CSV, with the keys in the first line. Return an empty string for no rows."""
     text = io.StringIO()
     if rows:
         writer = csv.writer(text, lineterminator="\n")
@@ -243,17 +243,17 @@ class Table(Generic[RowT]):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether people see nothing of it: csv and json alone have it, or it has neither rows nor a title."""
+        """Whether it is not shown to people: only csv and json have it, or it has neither rows nor a title."""
         return not any(column.title for column in self.columns) or not (self.top_rows or self.title)
 
     @property
     def top_rows(self) -> Sequence[RowT]:
-        """The rows that people see."""
+        """The rows in tables for people."""
         return (self.rows if self.shown is None else self.shown)[: self.top]
 
     @property
     def top_columns(self) -> list[Column[RowT]]:
-        """The columns that people see: those with a title and with a value in some row."""
+        """The columns in tables for people: those with a title and with a value in some row."""
         rows = self.top_rows
         return [column for column in self.columns if column.title and rows and not column.is_empty(rows)]
 

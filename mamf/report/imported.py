@@ -1,4 +1,4 @@
-"""Imported runs of mamf-finder: their figures as printed, labeled as legacy, also beside another run."""
+"""Imported runs of mamf-finder: their figures as printed, labeled as legacy, also next to another run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Headline(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A run beside another. ``figures``: TFLOPS by shape. ``headlines``: by name. ``regime``: empty for mamf-finder."""
+    """A run to compare. ``figures``: TFLOPS by shape. ``headlines``: by name. ``regime``: empty for mamf-finder."""
 
     name: str
     statistic: str
@@ -58,7 +58,7 @@ class Shown(NamedTuple):
 
 
 def shown_run(name: str, run: FinderRun) -> Shown:
-    """The statistic that most rows have; of a shape with several rows the best."""
+    """Convert a run to the statistic that most rows have. If a shape has several rows, use the best one."""
     counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP}
     statistic = max(counts, key=lambda each: counts[each])
     figures: dict[str, float] = {}

@@ -67,7 +67,7 @@ def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
 
 
 def named(row: Measurement | Ceiling) -> str:
-    """Its shape, and what sets its problem apart."""
+    """Name a row by its shape and the fields that set its problem apart."""
     return ", ".join([str(row.shape), *operation_called(row.problem.operation).words(row.problem)])
 
 

@@ -1,5 +1,5 @@
 """Measured rows: their columns, the same for every operation; their groups; the best of a sweep; and what a report says
-of them beside their figures: remarks, failures, the best in words, and the devices that shared a run.
+about them besides their figures: remarks, failures, the best in words, and the devices that shared a run.
 """
 
 from __future__ import annotations
@@ -147,12 +147,12 @@ Group = tuple[str, Any, Any]
 
 
 def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows that are ranked together; those without a figure last."""
+    """Rank rows, best first; those without a figure last."""
     return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
 def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
-    """Rows by what they are ranked within, each group best first. References and rows of a search are left out."""
+    """Group rows that are ranked together, each group best first. References and rows of a search are left out."""
     kept = (row for row in rows if not row.is_reference and not row.phase)
     found = group_pairs(((row.regime, row.problem, row.shape if by_shape else None), row) for row in kept)
     return {group: best_first(each) for group, each in found.items()}
@@ -212,7 +212,7 @@ def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
     }
 
 
-# -- beside the figures ------------------------------------------------------------------------------------------------
+# -- besides the figures -----------------------------------------------------------------------------------------------
 
 
 def failure(row: Measurement) -> str:

@@ -52,7 +52,7 @@ def problem_title(regime: str, problem: Any) -> str:
 
 
 def described_title(regime: str, problem: Any) -> str:
-    """The same, phrased for reports."""
+    """Name a regime and the fields that set a problem apart, phrased for reports."""
     return ", ".join([regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem)])
 
 
@@ -140,7 +140,7 @@ WRONG_CEILING = f"above {100 * MAX_SHARE:.0f} % of the ceiling, so the ceiling i
 
 @dataclass(frozen=True)
 class Shares:
-    """``header``: of the log. ``ceilings``: measured beside the rows; ``known``: given or contributed; ``roofs``: None
+    """``header``: of the log. ``ceilings``: measured with the rows; ``known``: given or contributed; ``roofs``: None
     unless they were asked for.
     """
 
@@ -167,8 +167,8 @@ class Shares:
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def mamfu_text(self, row: Measurement) -> str:
-        """The same in words. Above MAX_SHARE the ceiling is wrong, unless products of another dtype are far above the
-        ceiling of the row's dtype.
+        """Describe MAMFU in words. Above MAX_SHARE the ceiling is wrong, unless products of another dtype are far above
+        the ceiling of the row's dtype.
         """
         share = self.mamfu(row)
         if share is not None and "product_dtypes" in row.details:

@@ -348,7 +348,7 @@ def kept_lines(rows: Iterable[Measurement]) -> list[str]:
 
 
 def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[str]:
-    """By other work, the shortest step with its setting, and the shortest without overlap."""
+    """Yield for each kind of other work the shortest step with its setting, and the shortest without overlap."""
     for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
         best = min(same, key=lambda pair: pair.step_seconds(flop, nbytes)[0])
         seconds, apart = best.step_seconds(flop, nbytes)[0], min(pair.step_seconds(flop, nbytes)[1] for pair in same)

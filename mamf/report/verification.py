@@ -55,20 +55,20 @@ def counts(rows: Rows) -> dict[str, int]:
 
 
 def _problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
-    """One that was asked for has many rows."""
+    """Return the distinct problems, because one that was requested by number has many rows."""
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
 
 def max_wrong_share(checked: int) -> float:
-    """Return the largest share of wrong ones with which so many are all right in one of 20 cases: about 3 / checked."""
+    """Return the 95 % upper bound of the share of wrong results if all ``checked`` are right: about 3 / checked."""
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
 
 def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
-    """Return the 95 % interval of the share of wrong ones (Clopper & Pearson, Biometrika 26, 1934)."""
+    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934)."""
 
     def share_at(chance: float, count: int) -> float:
-        """Return the share with which at most ``count`` are wrong with this chance."""
+        """Return the true share for which the probability of at most ``count`` wrong ones is ``chance``."""
         low, high = 0.0, 1.0
         while high - low > 1e-9:
             middle = (low + high) / 2
@@ -79,7 +79,7 @@ def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
 
 
 def _chance_of_at_most(count: int, checked: int, share: float) -> float:
-    """Return the cumulative probability of the binomial distribution."""
+    """Return the binomial probability that at most ``count`` of ``checked`` are wrong."""
     log_all, log_right, log_wrong = math.lgamma(checked + 1), math.log1p(-share), math.log(share)
     return math.fsum(
         math.exp(

@@ -118,7 +118,7 @@ class Regime(ABC):
         """Called once before the first shape."""
 
     def repeatability_of(self, problem: Problem) -> Repeatability | None:
-        """How much repeated runs of a problem differ on this device; None: unknown."""
+        """Return how much repeated runs of a problem differ on this device, or None if that is unknown."""
         return None
 
     @property

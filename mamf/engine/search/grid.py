@@ -20,7 +20,7 @@ from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUD
 
 
 def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
-    """Return the winning shapes of an earlier find on this device, then those of contributed finds of its model."""
+    """Return the winning shapes of an earlier find on this device, then those of contributed finds on its model."""
     shapes = list[MatmulShape]()
     for regime in CEILINGS:
         with suppress(MamfError, OSError):  # the log of that find cannot be read
@@ -141,7 +141,7 @@ def plan_for(
     """Plan a search, and return the plan and its kernels.
 
     The grid fits the device's speed, which a few launches measure, and its memory. The search begins with shapes that
-    won before on such devices. If the first kernel does not support the problem, the grid has a single shape.
+    won before on devices of this model. If the first kernel does not support the problem, the grid has a single shape.
 
     - ``names``: the kernels; by default those that a search tries unasked.
     - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
@@ -199,7 +199,7 @@ def refinement_steps(grid: MatmulGrid) -> list[int]:
 
 
 def long_reductions(grid: MatmulGrid) -> list[int]:
-    """Two long sizes of K: the largest M, and the middle of the longer ones in the grid."""
+    """Return two long sizes of K: the largest M, and the middle of the longer ones in the grid."""
     longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
     return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 

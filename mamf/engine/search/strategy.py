@@ -65,7 +65,7 @@ class FindStrategy(PlanStrategy):
     #: How much faster another algorithm must be to replace a kernel's first one in the search. In a quick search, also
     #: how much faster than the default another kernel must be to join.
     clearly: ClassVar[float] = 0.005
-    #: Shapes that won before on such devices, on which a quick search also tries the kernel that it chose.
+    #: Shapes that won before on devices of this model, on which a quick search also tries the kernel that it chose.
     trial_priors: ClassVar[int] = 4
     #: How many algorithms, the most promising first, a quick search tries if they must be compiled, and on each shape
     #: after the first.

@@ -219,7 +219,7 @@ class Nearness:
         return self._sizes[reach]
 
     def with_waves(self, waves: Array) -> Nearness:
-        """The same, with other distances by waves."""
+        """Return a copy with other distances by waves."""
         other = copy.copy(self)
         other.apart, other._waves = self.apart._replace(waves=waves), {}
         return other

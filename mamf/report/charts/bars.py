@@ -136,7 +136,7 @@ _MAX_NAME = 34
 
 @dataclass(frozen=True)
 class RangePoint:
-    """``text``: what it says beside its figure, such as card and log."""
+    """``text``: what the page shows in addition to the figure, such as card and log."""
 
     value: float
     low: float

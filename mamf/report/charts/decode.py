@@ -31,7 +31,7 @@ def decode_chart(
         return float(row.shape.queries if by_queries else row.shape.cache_len)
 
     def panel_of(row: Measurement) -> str:
-        """What the rows of a panel have in common."""
+        """Return what the rows of a panel have in common."""
         shape, of = row.shape, operation_called(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else counted(shape.queries, "new token")
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"

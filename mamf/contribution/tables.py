@@ -118,12 +118,12 @@ def _device_page(part: Collection) -> str:
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
-        _section("Ceilings", ceiling_columns(), find_leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
-        _section(attention_title, [*attention_columns(), log_column()], select_attention(ranked[SHARES])),
+        _format_section("Ceilings", ceiling_columns(), find_leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
+        _format_section(attention_title, [*attention_columns(), log_column()], select_attention(ranked[SHARES])),
         *(_kernel_section(operation, entries) for operation, entries in best.items()),
-        _section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
-        _section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
-        _section(_LEGACY, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]),
+        _format_section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
+        _format_section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
+        _format_section(_LEGACY, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]),
     ]
     return "\n".join(filter(None, sections))
 
@@ -143,7 +143,7 @@ def entry_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
+def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
     """Write a title with a table below it. Without rows the result is empty."""
     return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
 
@@ -208,7 +208,7 @@ def attention_columns() -> list[Column[ResultRate]]:
 def _kernel_section(title: str, entries: Sequence[ResultRate]) -> str:
     counts = markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
     columns = [*kernel_columns(), log_column()]
-    return _section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
+    return _format_section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
 
 def kernel_columns() -> list[Column[ResultRate]]:

@@ -190,7 +190,7 @@ class Meter:
     def begin(self) -> None:
         """Mark that the data of the next step are ready. The time since the last step counts as waiting."""
         with self._lock:
-            if self._is_own_loop():
+            if self._is_first_thread():
                 self._begun = self._mark()
 
     def step(
@@ -206,7 +206,7 @@ class Meter:
         on it are NaN. ``flops`` may be a function; it is called one step later, when the step's time is read.
         """
         with self._lock:
-            if not self._is_own_loop():
+            if not self._is_first_thread():
                 return None
             end, start = self._mark(), self._begun if self._end is None else self._end
             figures = self.finish()
@@ -250,8 +250,8 @@ class Meter:
             self.finish()
             self._end = self._begun = None
 
-    def _is_own_loop(self) -> bool:
-        """Whether this thread is the one that called first. Steps of two loops would count each other's time."""
+    def _is_first_thread(self) -> bool:
+        """Return whether this thread called first. Steps of two loops would count each other's time."""
         self._loop = self._loop or threading.get_ident()
         is_own = self._loop == threading.get_ident()
         if not is_own:

@@ -118,7 +118,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     of, cpu = operation(asked["operation"]), open_backend("cpu")
     problem, shape = of.problem_from_record(asked["problem"]), of.shape_from_record(asked["shape"])
     pool = cpu.operand_pool(problem.data, problem.seed)
-    prepared = _reference(of, cpu, problem, shape).prepare(cpu, problem, shape, pool)
+    prepared = _find_reference_kernel(of, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
         prepared.change_operands()  # randomly, so that the result cannot be known in advance
     buffers = problem.buffers(shape)
@@ -137,7 +137,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     return _timed(channel, asked["seconds"])
 
 
-def _reference(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
+def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
     """Return the first of mamf's kernels that supports the problem on a CPU. Raises UnsupportedError if none does."""
     reasons = []
     for point in entry_points(of.kernel_group):

@@ -153,14 +153,14 @@ def find_busy(trace: Trace) -> list[Busy]:
     if trace.is_of_device:
         found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
     else:
-        found = list(_find_own_time([event for event in trace.events if event.kind == "operation"]))
+        found = list(_find_self_time([event for event in trace.events if event.kind == "operation"]))
     on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
     found += [Busy(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
     clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
     return [each for each in clipped if each.ended > each.begun]
 
 
-def _find_own_time(operations: Sequence[Event]) -> Iterable[Busy]:
+def _find_self_time(operations: Sequence[Event]) -> Iterable[Busy]:
     called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
         caller = next((each for each in list(event.lineage())[1:] if each.kind == "operation"), None)

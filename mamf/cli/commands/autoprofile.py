@@ -115,15 +115,15 @@ class Commands:
         sizes = [] if is_accelerator else _CPU_ATTENTION
         ceiling = self._ceiling(BURST) or ["--no-ceiling"]
         attention = ["attention", *dtype, "--direction", "fwd", "bwd", *sizes, "--time-limit", "0.3s"]
-        yield self._resumed("kernels", *attention, *([] if self._has("kernels") else ceiling))
+        yield self._resumed("kernels", *attention, *([] if self._has_log("kernels") else ceiling))
         if kernels := self._kernels_to_count():
             yield self._resumed("counters", "counters", *kernels)
-        if not self._has("step"):
+        if not self._has_log("step"):
             count = ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
             log = ["--output", str(self.folder / "step.jsonl")]
             yield "step.jsonl", ["profile", *count, *self._ceiling(SUSTAINED), *log, *self._device, *self._model_step()]
         for name in ("ceilings", "kernels"):
-            if self._has(name):
+            if self._has_log(name):
                 picture = str(self.folder / f"{name}.png")
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
@@ -140,7 +140,7 @@ class Commands:
         if code := subprocess.run(command, check=False).returncode:
             warn(f"nsys failed with exit code {code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
 
-    def _has(self, name: str) -> bool:
+    def _has_log(self, name: str) -> bool:
         return (self.folder / f"{name}.jsonl").exists()
 
     def _resumed(self, name: str, *command: str) -> tuple[str, list[str]]:

@@ -81,7 +81,7 @@ class Burst(Regime):
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._overhead.seconds)
         taken.remarks += [self._overhead.remark] if self._overhead.remark else []
-        size = self._shortest_train(estimate)
+        size = self._min_train_length(estimate)
         lead, trains = self.shortest_lead_seconds, 0
         verified: list[float] = []
         others: list[float] = []
@@ -120,10 +120,10 @@ class Burst(Regime):
         clocks: list[float] = []
         for _ in range(self.stamped_trains):
             self._rest()
-            clocks += self._stamped_train(stamps, checked.launches[0], size)
+            clocks += self._measure_clocks(stamps, checked.launches[0], size)
         return stdlib_statistics.median(clocks) if clocks else None
 
-    def _stamped_train(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
+    def _measure_clocks(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
         """Return the mean clock of each launch, in hertz.
 
         The two stamps around a launch also enclose short gaps in which the units run at the idle clock. The
@@ -187,7 +187,7 @@ class Burst(Regime):
         """Return the number of launches in the next train. ``period``: seconds of a launch with its flush. ``taken``:
         the number of samples so far.
         """
-        shortest = self._shortest_train(period)
+        shortest = self._min_train_length(period)
         if taken <= self.min_in_train:
             # Two of the shortest trains give the 6 samples that a 95 % interval needs.
             return shortest
@@ -198,7 +198,7 @@ class Burst(Regime):
             fitting = min(fitting, spare / lag)
         return max(int(fitting), shortest)
 
-    def _shortest_train(self, period: float) -> int:
+    def _min_train_length(self, period: float) -> int:
         """Return the fewest launches of a train: ``min_in_train``, or as many as fit before the power controller
         reacts.
         """

@@ -23,7 +23,7 @@ _VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _WHOLE_PARTITIONS = ("", "SPX", "UNKNOWN")
 _OTHERS = "other processes"
-_COST = "figures are lower, have no peak and are not compared with those of whole cards"
+_COST = "figures are lower and cannot be compared with a peak or with figures of whole cards"
 
 
 def slice_of(name: str) -> str | None:
@@ -101,7 +101,13 @@ def sharing_advice(sensors: Any, name: str, index: int) -> list[Advice]:
         )
     if _mps(sensors):
         found.append(
-            Advice("MPS", "warning", "is running and may share the card", _COST, "echo quit | nvidia-cuda-mps-control")
+            Advice(
+                "MPS",
+                "warning",
+                "running, so other processes may share the card",
+                _COST,
+                "echo quit | nvidia-cuda-mps-control",
+            )
         )
     return found
 

@@ -242,7 +242,7 @@ def _siblings(sensors: NvmlSensors) -> Advice:
         rates = sibling.ask(nvml.nvmlDeviceGetUtilizationRates)
         busy += bool(sibling.ask(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
     if not busy:
-        return Advice("sibling devices", "ok", "all idle, or no others")
+        return Advice("sibling devices", "ok", "none is busy")
     return Advice(
         "sibling devices",
         "warning",

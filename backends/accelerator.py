@@ -252,7 +252,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         if dtype == "tf32":
             return "torch.accelerator has no tf32"
         if dtype in DTYPES and _tried(lambda: torch.zeros(16, device=self.device).to(torch_dtype(dtype))) is None:
-            return f"{self.kind()} devices do not store {dtype}"
+            return f"{self.kind()} devices do not support {dtype}"
         return super().unsupported_dtype(dtype)
 
     def without_compiler(self) -> Unavailable | None:

@@ -136,7 +136,8 @@ class CpuBackend(HostTimedBackend):
         reading = CpuSensors().read()
         if reading.clock_hz is None and reading.celsius is None:
             return Unavailable(
-                "the operating system shows neither clock nor temperature", "usual in a virtual machine: nothing to do"
+                "the operating system reports neither clock nor temperature",
+                "usual in a virtual machine: nothing to do",
             )
         return CpuSensors()
 

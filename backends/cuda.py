@@ -229,7 +229,7 @@ def _environment_advice() -> list[Advice]:
     harmful = {
         "CUDA_LAUNCH_BLOCKING": (
             "1",
-            "each launch waits until the last one ends: times of small shapes include host time",
+            "each launch waits until the previous one ends, so times of small shapes include host time",
         ),
         "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
     }

@@ -88,7 +88,7 @@ class HpuBackend(AcceleratorBackend):
         except (ImportError, OSError, RuntimeError) as error:
             return Unavailable(f"habana_frameworks.torch cannot be loaded ({error})", "hl-smi   # does the driver run?")
         if not cls.vendor().is_available():
-            return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one, is it in use?")
+            return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one? Is it in use?")
         return None
 
     def open_device(self) -> torch.device:
@@ -136,7 +136,7 @@ class HpuBackend(AcceleratorBackend):
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "float8_e4m3fnuz", "int8"):
-            return f"Gaudi does not multiply {dtype}"
+            return f"Gaudi does not support matmuls of {dtype}"
         return super().unsupported_dtype(dtype)
 
     def settings(self) -> dict[str, str]:

@@ -70,5 +70,5 @@ class MpsBackend(HostTimedBackend):
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "int8") or dtype.startswith("float8"):
-            return f"Apple GPUs do not multiply {dtype}"
+            return f"Apple GPUs do not support matmuls of {dtype}"
         return super().unsupported_dtype(dtype)

@@ -236,7 +236,8 @@ class RocmBackend(StreamedBackend):
     def without_counters(self) -> Unavailable | None:
         return Unavailable(
             "mamf does not read counters on AMD devices, because they differ by architecture (rocprofv3 -L lists them)",
-            "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # rates: 'mamf sweep', 'mamf attention'",
+            "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # for "
+            "rates, use 'mamf sweep' or 'mamf attention'",
         )
 
     @contextlib.contextmanager
@@ -301,5 +302,7 @@ def numa_balancing_advice() -> Advice:
 def tunable_op_advice() -> Advice:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
-    cost = "rocBLAS or hipBLASLt use their default algorithm, often not the fastest (but on MI355X off was better)"
+    cost = (
+        "rocBLAS and hipBLASLt use their default algorithms, often not the fastest (but on an MI355X they were faster)"
+    )
     return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

@@ -17,7 +17,7 @@ _PACKAGES = {
     "torch_tpu": "its events and synchronize wait for copies to the host, not for kernels",
     "torch_xla": "it merges launches into a graph and has no events",
 }
-_REMEDY = "pip install xprof   # its traces have times of the device; mamf needs a barrier that waits for kernels"
+_REMEDY = "pip install xprof   # its traces show device times; mamf also needs a barrier that waits for kernels"
 
 
 class TpuBackend(HostTimedBackend):
@@ -31,7 +31,7 @@ class TpuBackend(HostTimedBackend):
         installed = {name: version for name in _PACKAGES if (version := package_version(name))}
         reasons = [f"{name} {version} cannot time a launch: {_PACKAGES[name]}" for name, version in installed.items()]
         return Unavailable(
-            "; ".join(reasons) or f"mamf can time launches of neither {' nor '.join(_PACKAGES)}", _REMEDY
+            "; ".join(reasons) or f"mamf can time launches with neither {' nor '.join(_PACKAGES)}", _REMEDY
         )
 
     @classmethod

@@ -77,7 +77,11 @@ def shared_ways(name: str) -> tuple[str, ...]:
 def describe_sharing(device_name: str) -> str:
     """Say why the figures of a shared card are not those of its model. Return an empty string for a whole card."""
     ways = ", ".join(shared_ways(device_name))
-    return f"the card is shared ({ways}): its figures are not a whole card's, and it has no known peak" if ways else ""
+    return (
+        f"the card is shared ({ways}): its figures are not those of a whole card, and its peak is unknown"
+        if ways
+        else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -345,7 +349,7 @@ class Backend(ABC):
         """Return why mamf cannot read hardware counters on this device, and the alternative; None if it can."""
         return Unavailable(
             f"mamf reads hardware counters with NVIDIA's ncu, which does not support {self.info.name}",
-            "rates need no counters: 'mamf sweep', 'mamf attention'; 'mamf run' works with the vendor's own profiler",
+            "'mamf sweep' and 'mamf attention' need no counters; 'mamf run' works under the vendor's own profiler",
         )
 
     def sharing(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from mamf.files import packaged_rows
 from mamf.statistics import Repeatability
 
 #: The remark of rows whose regime uses traits that were neither calibrated nor measured.
-ASSUMED = "rests and trains are assumed, not measured on this device"
+ASSUMED = "lengths of rests and trains are assumed, not measured on this device"
 
 
 @dataclass(frozen=True)

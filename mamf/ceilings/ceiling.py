@@ -116,7 +116,9 @@ class Ceiling(Tabular, Rate):
                 f"cannot divide a {regime} figure by a {self.regime} ceiling: measure both in the same regime"
             )
         if not self.interval.is_known:
-            raise IncomparableError("this ceiling is too noisy for shares of it: find it again with 'mamf find'")
+            raise IncomparableError(
+                "this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'"
+            )
         return flop / seconds / (self.rate * TERA)
 
 
@@ -369,7 +371,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
     """
     if not ceiling.interval.is_known:
         raise IncomparableError(
-            f"the {ceiling.regime} ceiling is too noisy for shares of it: find it again with 'mamf find'"
+            f"the {ceiling.regime} ceiling is too noisy to compute shares of it: measure it again with 'mamf find'"
         )
     info = backend.info
     same = ceiling.device == info.name and (

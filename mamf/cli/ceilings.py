@@ -119,7 +119,7 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
         try:
             default = working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
-            warn(f"cannot measure a {dtype} ceiling, so its rows show no share (MAMFU): {error}")
+            warn(f"cannot measure a {dtype} ceiling, so rows in this dtype show no share (MAMFU): {error}")
             continue
         search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
@@ -162,6 +162,7 @@ def budget_warning(search: Plan) -> str | None:
     if seconds >= usual:
         return None
     return (
-        f"--budget leaves {seconds:.3g} of {usual:.0f} s for the {name_of(search)} ceiling, which may be several "
-        "percent too low, and shares of it too high"
+        f"--budget leaves only {seconds:.3g} of the usual {usual:.0f} s for the "
+        f"{name_of(search)} ceiling: the ceiling may be "
+        "several percent too low, and shares of it too high"
     )

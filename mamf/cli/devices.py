@@ -200,7 +200,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     if outcome.failures:
         again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_listed(others)} to use only the other devices" if others else ""
-        warn(f"{again} measures the rest{remedy}")
+        warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and counts(log.measurements)["wrong"]:
         return WRONG
     if outcome.is_interrupted:
@@ -223,8 +223,8 @@ def _resume(options: argparse.Namespace) -> int:
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:
         raise UsageError(
-            f"{folder}: resume a folder that has device0.jsonl, ... without --device; use --devices to name some of "
-            "its devices, and --devices ranks for logs of ranks"
+            f"cannot resume {folder} with these options: for logs of devices (device0.jsonl, ...), leave out --device "
+            "or name some of the devices with --devices; for logs of ranks, add --devices ranks"
         )
     asked = sorted(set(options.devices or [ALL]))
     left = list(logs) if ALL in asked else asked

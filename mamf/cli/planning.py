@@ -164,7 +164,9 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
     for parameter in sizes_of(of).values():
         if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
             named = "--shapes" if shapes else f"{of.preset_parameter.option} {options.preset}"
-            raise UsageError(f"{named} cannot be combined with {parameter.option}, because it gives whole shapes")
+            raise UsageError(
+                f"{named} cannot be combined with {parameter.option}, because {named.split()[0]} gives whole shapes"
+            )
     if shapes and preset.shapes:
         raise UsageError(f"{of.preset_parameter.option} cannot be combined with --shapes: use one of them")
     require_steps(*map(count_values, sizes.values()))

@@ -226,6 +226,6 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
     for search in plan.searches:
         for name in filter(is_path, search.kernels):
             raise LogMismatchError(
-                f"{log.path} names kernel {name} of a search, which is not installed: install its package, or start "
-                "a new log"
+                f"a search in {log.path} used kernel {name}, which is not installed: install its package, or "
+                "start a new log"
             )

@@ -60,9 +60,9 @@ def _require_effect(options: argparse.Namespace) -> None:
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
         if (regime := of_regimes[name]) not in (options.regime or CEILINGS):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave it out")
+            raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
-        raise UsageError("--reference-every needs --reference: add it or leave --reference-every out")
+        raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")
 
 
 class Session:
@@ -312,7 +312,7 @@ def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: S
     say(f"shapes: {len(plan.shapes)}, {counted(len(steps), 'row')} in {', '.join(plan.regimes)}")
     for search in searches:
         names = " and ".join(search.regimes)
-        say(f"ceilings: first finds {search.problem.dtype} {names} in at most {search.budget_seconds:.0f} s")
+        say(f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s")
     seconds = kernels_seconds(plan, steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):

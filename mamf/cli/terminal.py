@@ -132,7 +132,7 @@ def say_memory(needed: int, of: str, backend: Backend) -> None:
     free = backend.free_memory()
     say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", {free / 1e9:.1f} GB free" if free else ""))
     if free and needed > free:
-        say("        this will give out_of_memory; smaller shapes are measured")
+        say("        this will end as out_of_memory; smaller shapes are measured")
 
 
 Value = TypeVar("Value")

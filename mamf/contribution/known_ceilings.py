@@ -234,7 +234,10 @@ def _find_max_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate 
 def _with_origin(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
-    what = f"{row.dtype}, {row.reference} ({conditions}); cards differ: {_find_command(row.dtype.partition(',')[0])}"
+    what = (
+        f"{row.dtype}, {row.reference} ({conditions}); cards differ, so measure "
+        f"yours: {_find_command(row.dtype.partition(',')[0])}"
+    )
     return replace(row, description=f"contributed for {row.device}{remark}: {what}")
 
 
@@ -257,7 +260,10 @@ def datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
 def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
     if listed is None:
         return None
-    description = f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches it: {_find_command(dtype)}"
+    description = (
+        f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches "
+        f"it; measure the ceiling: {_find_command(dtype)}"
+    )
     return replace(listed, dtype=dtype, device=device, description=description)
 
 

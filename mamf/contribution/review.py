@@ -148,7 +148,7 @@ def _apply_rules(path: Path, seen: Seen | None) -> Review:
         return Review(path, (*findings, _unreadable_finding(path, error)))
     if log.counter_records or not kind_of(log.plan).is_collected:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
-        return Review(path, (*findings, Finding("kind", f"{what}: results/ does not collect it")))
+        return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
     evidence = Evidence(whole, log)
     for rule in RULES:
         findings += rule(evidence)

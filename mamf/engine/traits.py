@@ -63,7 +63,10 @@ def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text
     info = backend.info
     key = (backend.name, backend.index, info.name)
     if key not in _measured:
-        on_start(f"measuring how {info.name} wakes up, slows down and settles, which its adapter only assumes (8 s)")
+        on_start(
+            f"measuring how {info.name} wakes up, slows down and settles, because "
+            "its backend has only assumed values (8 s)"
+        )
         _measured[key] = _measured_or_assumed(backend)
     found = _measured[key]
     backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
@@ -75,7 +78,7 @@ def _measured_or_assumed(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
     except plugin_errors() as error:  # whatever a vendor's library raises
-        remark = f"rests and trains are assumed, because measuring them failed: {describe_error(error)}"
+        remark = f"lengths of rests and trains are assumed, because measuring them failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
     return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
@@ -99,7 +102,7 @@ def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float
     if reaction.seconds is not None:
         train = min(max(_OF_TRAIN * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
-        remarks += [] if recovery else [f"a rest of {_RECOVERIES[-1]:g} s did not restore the first speed"]
+        remarks += [] if recovery else [f"a rest of {_RECOVERIES[-1]:g} s did not restore the initial speed"]
     elif wake.seconds or reaction.remark:  # rests do not help here, and cause a wake-up delay
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))

@@ -193,16 +193,16 @@ class MeteredTraining:
     def _switch_to_counting(self, reason: str) -> None:
         """Let torch count the FLOP of steps if possible. ``reason``: why the formula is not used."""
         self._formula = None
-        obstacle = "counting would run a compiled model uncompiled" if self._is_compiled else ""
+        obstacle = "counting would run the compiled model without compilation" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
-            obstacle = "torch cannot count the share of one rank"
+            obstacle = "torch cannot count the FLOP of one rank"
         self._is_counting = not obstacle
         if obstacle:
             self.warn_once(f"TFLOPS are not logged: {reason}, and {obstacle}; give flops_per_step=")
         else:
             self.warn_once(
-                f"{reason}: torch counts the FLOP instead, recomputation included, in one step of each new length; "
-                "counted steps are not metered"
+                f"{reason}: instead, torch counts the FLOP, including recomputation, in one step of each new length; "
+                "these steps are not metered"
             )
 
     def begin(self) -> None:
@@ -322,7 +322,7 @@ class Gradients:
         known, added = self._formula.weights, sum(map(_count_weights, adapters))
         own = sum(map(_count_weights, layers))
         if not own:  # sharded models keep their weights elsewhere
-            warn("frozen weights count as trained, because the layers do not contain their weights")
+            warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # The formula counts active experts only, so scale its count by shares instead of adding up weights.
         trained = known * sum(_count_weights(each, trained=True) for each in layers) / own

@@ -217,6 +217,8 @@ class _ArchitectureReader:
                 if count
             ]
         if self.section["windows"]:
-            raise UnsupportedError("the model's configuration has no layer_types, which say which layers have windows")
+            raise UnsupportedError(
+                "the model's configuration has no layer_types, so it is unknown which layers have windows"
+            )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._field("sliding_window"))] if is_used else []

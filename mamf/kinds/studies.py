@@ -179,7 +179,7 @@ class Reproduce(KernelRows):
                 [
                     f"claims of {options.source}, measured on {machine_line(log.header)}",
                     *unknown,
-                    *difference_lines("the claims were measured otherwise: ", found),
+                    *difference_lines("the claims were measured under other conditions: ", found),
                 ]
             ),
             Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
@@ -221,9 +221,12 @@ def _label(each: JudgedClaim) -> str:
 
 def _remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
-        yield "the claim has no samples: its interval is its rounding, and it is assumed to scatter like the run here"
+        yield (
+            "the claim has no samples: its interval is its rounding error, and its "
+            "scatter is assumed to equal that of the run here"
+        )
     if any(each.cycles):
-        yield "the cards differ: here/claimed is that of the cycles used, which are the kernel's own"
+        yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 

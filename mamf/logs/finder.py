@@ -277,7 +277,7 @@ class _RunReader:
         if not self._best:
             return "no summary: the log was cut off, or the run was killed"
         if is_staged and not has_headline:
-            return "not confirmed: its best figures are of scouts, not ceilings"
+            return "not confirmed: its best figures come from scouts and are not ceilings"
         return ""
 
     def _shape(self, printed: str) -> str | None:

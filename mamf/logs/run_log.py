@@ -70,7 +70,9 @@ def read_lines(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
         folder = "; use 'mamf report' for a folder" if path.is_dir() else ""
         raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
     if is_empty:
-        raise RunLogError(f"{path} has no whole line: it is not a run log, or its run was killed before the first")
+        raise RunLogError(
+            f"{path} has no complete line: it is not a run log, or its run was killed before it wrote one"
+        )
 
 
 def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:

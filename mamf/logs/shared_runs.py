@@ -92,14 +92,14 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     """Return the plan of the whole run, with the shapes of all logs. Raises UsageError if their plans differ."""
     models = dict.fromkeys(log.header["device"]["name"] for log in logs)
     if len(models) > 1:
-        raise UsageError(f"the logs are not of one run: their devices are {', '.join(models)}")
+        raise UsageError(f"the logs are not from one run: their devices are {', '.join(models)}")
     plans = [log.plan for log in logs]
     if any(_common_fields(plan) != _common_fields(first.plan) for plan in plans):
-        raise UsageError("the logs are not of one run: their plans differ; name one log")
+        raise UsageError("the logs are not from one run: their plans differ; name one log")
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):
-        raise UsageError("the logs are not parts of one run: use 'mamf compare' for equal runs")
+        raise UsageError("the logs are not parts of one run: to compare separate runs, use 'mamf compare'")
     layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
     shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
     options = replace(first.plan.options, rank=0, ranks=0)

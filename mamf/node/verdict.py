@@ -177,7 +177,7 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
             findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures for {model}"))
     if not is_compared:
-        message = "cannot tell whether a device is slow: there is no second one of its model and no baseline"
+        message = "cannot tell whether a device is slow: there is no second device of its model and no baseline"
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK

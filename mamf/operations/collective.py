@@ -59,12 +59,16 @@ class CollectiveProblem(DeclaredProblem):
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
         """Return why this size is invalid, or None."""
         has_parts = self.part(shape) > 0
-        return None if has_parts else f"{shape.nbytes} bytes do not make {self.ranks} equal parts of {self.dtype}"
+        return (
+            None
+            if has_parts
+            else f"{shape.nbytes} bytes cannot be divided into {self.ranks} equal parts of {self.dtype}"
+        )
 
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
         factor = f"{2 if passes == 2 else ''}(n-1)/n"
-        convention = f"bus bandwidth as nccl-tests has it: size / time x {factor}, n = {self.ranks}"
+        convention = f"bus bandwidth as nccl-tests defines it: size / time x {factor}, n = {self.ranks}"
         size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 

@@ -56,7 +56,7 @@ class Channel:
             fields = json.loads(self.reading.readline())
             return fields, [self.reading.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise ChannelError("the process that checks has ended") from None
+            raise ChannelError("the checking process has ended") from None
 
 
 def serve(
@@ -164,7 +164,10 @@ def _timed(channel: Channel, seconds: float) -> dict[str, str]:
         taken = min(taken, time.perf_counter() - begun)
         if taken <= most:
             return {}
-    shown = f"{launches} launches take {taken:.3g} s by its clock, {taken / (launches * seconds):.3g} times the figure"
+    shown = (
+        f"{launches} launches take {taken:.3g} s by the clock of the checking process, "
+        f"{taken / (launches * seconds):.3g} times the reported time"
+    )
     return {"wrong": shown}
 
 

@@ -232,7 +232,7 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
         return ""
     if type(result) is not torch.Tensor or result.layout != torch.strided or result.is_neg():
         kind = f"{type(result).__name__} ({result.layout}{', negated on read' if result.is_neg() else ''})"
-        return f"the launch returned a {kind}: return a plain strided torch.Tensor whose values it computed"
+        return f"the launch returned a {kind}: return a plain strided torch.Tensor with computed values"
     found, wanted = (f"{each.dtype} {tuple(each.shape)} on {each.device}" for each in (result, expected))
     return "" if found == wanted else f"the launch returned a tensor of {found}, not {wanted}"
 

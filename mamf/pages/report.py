@@ -364,7 +364,10 @@ def make_log_source(log: RunLog) -> Source:
         list_conditions(header),
         header["command"],
         log,
-        [Fact(f"{name} keeps of its rate alone", kept, "%") for name, kept in kept_ranges(log.measurements).items()]
+        [
+            Fact(f"share of its own rate that {name} keeps", kept, "%")
+            for name, kept in kept_ranges(log.measurements).items()
+        ]
         if log.plan.kind == OVERLAP
         else [],
     )

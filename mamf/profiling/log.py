@@ -276,28 +276,32 @@ def conclusion(profile: Profile) -> str:
 
 def _end(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
-    hidden = ": hidden ran at the same time as another" if any(row.hidden > _NOTHING for row in profile.classes) else ""
+    hidden = (
+        ": hidden time overlaps with time of another class"
+        if any(row.hidden > _NOTHING for row in profile.classes)
+        else ""
+    )
     yield f"{per}each instant counts for one class{hidden}"
     if not profile.is_of_device:
-        yield "no device worked: these are operations of the CPU, each without those that it calls"
+        yield "no device was used: these are operations of the CPU, each without the operations that it calls"
     yield _about_idle(profile)
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:
             yield (
-                f"{row.name} is above its sustained ceiling, which is of matmuls back to back: between other work the "
+                f"{row.name} is above its sustained ceiling, which matmuls back to back reach: between other work the "
                 f"clock recovers, so the burst ceiling (mamf find) is the limit"
             )
         total = row.visible + row.hidden
         if row.flop and row.multiplying < (1 - _NOTABLE) * total:
             known = row.multiplying / total
-            yield f"{row.name}: FLOP and TFLOPS are of {known:.0%} of its time; the rest has no known FLOP"
+            yield f"{row.name}: FLOP and TFLOPS cover {known:.0%} of its time; the FLOP of the rest are unknown"
         if row.name == UNCLASSIFIED:
             share = row.visible / profile.whole_seconds
             yield f"{share:.1%} is unclassified: neither its operation nor its kernel is known by name"
     if any(row.name.startswith("in ") for row in profile.memory):
         yield "memory in a module: allocated by its forward pass in these steps, and not yet freed at the peak"
     if profile.modules:
-        yield "modules: forward and backward, with those within; names that differ in numbers alone are summed up"
+        yield "modules: forward and backward, including inner modules; names that differ only in numbers are added up"
     yield from profile.notes
 
 
@@ -309,7 +313,7 @@ def _about_idle(profile: Profile) -> str:
     work = f"{milliseconds(busy)} ms of work in the trace"
     if busy > took + _NOTHING:
         return f"{work}, slowed by the profiler, exceed the step without it: shares are of this work; idle is unknown"
-    return f"shares are of {milliseconds(took)} ms without the profiler; idle is what {work} leave of it"
+    return f"shares are of the {milliseconds(took)} ms of a step without the profiler; idle is this time minus {work}"
 
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
@@ -328,7 +332,8 @@ def ranks_document(ranks: Ranks, count: int = 0) -> Document:
         Table(_rank_columns(min(own.values())), [(rank, profile) for rank, (_, profile) in ranks.items()], key="ranks"),
         Lines(
             [
-                "ms are per step; exposed: not hidden by computation, a rank may wait in it; own: the step without it",
+                "ms are per step; exposed: communication not hidden by "
+                "computation, with waiting; own: the step without it",
                 "one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),

@@ -300,8 +300,7 @@ class StepProfiler:
         if not self._seen and self._claim.exists():
             steps = self._warmup + 2 * self._steps
             return (
-                f"the script forked a process that trains, and it took fewer than {steps} steps: "
-                "lower --warmup or --steps"
+                f"the script forked a training process, which took fewer than {steps} steps: lower --warmup or --steps"
             )
         if not self._seen and function is not None:
             return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"

@@ -120,7 +120,7 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"too short to decide: the interval is wider than +-{percent_of(tolerance)}"
     if pair.by_temperature >= _WARMTH and pair.a.celsius and pair.b.celsius:
-        yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: the interval is wider for it"
+        yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: this makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
@@ -142,7 +142,7 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     unit, _ = unit_of(comparison.pairs)
     figures = f"medians in {unit}"
     if comparison.is_of_cycles:
-        figures = "shares of the compute units' cycles in percent, which are the kernel's own, because the cards differ"
+        figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
     return [
         *lines,
         *difference_lines("not comparable, compared anyway: ", comparison.forced),
@@ -172,7 +172,7 @@ def together_line(each: PooledRows, comparison: Comparison, tolerance: float) ->
         found = "faster"
     else:
         smallest = percent_of(round(each.smallest_loss(tolerance), 4))
-        found = f"no common change; a uniform loss below {smallest} could not have been found"
+        found = f"no common change; a uniform loss below {smallest} would not have been found"
     return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
 

@@ -110,7 +110,7 @@ def beside_document(a: Shown, b: Shown) -> Document:
         Column("ratio", "B/A", ratios.__getitem__, "{:.4f}".format),
     ]
     what = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
-    answer = what or f"{counted(len(names), 'shape')} of both; median B/A {median(ratios.values()):.4f}"
+    answer = what or f"{counted(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),

@@ -232,7 +232,7 @@ def part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     ]
     if measured:
         yield Table(columns, measured, key="parts")
-        yield Lines(["backward and optimizer by difference: forward-backward less forward, step less forward-backward"])
+        yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
 
 
 def kernels_document(

@@ -318,7 +318,7 @@ def device_remark(row: Measurement) -> str:
     if row.device_speed == 1.0:
         return f"device {row.device}"
     half_width = row.comparable_interval.half_width / row.comparable_seconds
-    return f"device {row.device}, {significant(row.comparable_rate)} +-{100 * half_width:.2f} % as of the first"
+    return f"device {row.device}, {significant(row.comparable_rate)} +-{100 * half_width:.2f} % if scaled to the first"
 
 
 def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
@@ -345,13 +345,13 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
         visit = next(row for row in same if row.is_reference and row.ok)
         is_by_ceilings = any(row.phase == CONFIRM and row.device is not None for row in same)
         by = "their ceilings" if is_by_ceilings else f"the reference {visit.shape}, {visit.kernel}"
-        reference = f"to device {first} by {by}"
+        reference = f"relative to device {first}, by {by}"
         compared = f"{', '.join(others)} {reference}" if others else f"device {first} alone"
         lines.append(f"{regime} {dtype}: {compared}")
     uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
-    lines.append(f"ranked and averaged is the rate as of the first device ({COMPARABLE}); all else is as measured")
+    lines.append(f"ranks and averages use the rate scaled to the first device ({COMPARABLE}); all else is as measured")
     return lines
 
 

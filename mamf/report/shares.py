@@ -231,7 +231,7 @@ class Shares:
         known = (share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
-        accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer), the less the shorter a launch"]
+        accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches less"]
         has_mbu = any(self.mbu(row) for row in rows)
         measured += [
             f"MBU: of {rate_text(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"

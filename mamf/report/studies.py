@@ -43,7 +43,7 @@ from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
 NO_COST = "no significant cost of real data"
-TOO_NOISY = "too noisy to tell what real data cost"
+TOO_NOISY = "too noisy to tell how much real data cost"
 #: From this share of the power limit on, a device counts as being at its limit.
 _AT_LIMIT = 0.95
 
@@ -169,7 +169,7 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
         return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
     if normal.best_rate > zeros.best_rate:
         return "faster than on zeros: the device was not at rest (measure again)"
-    return "real data cost energy, and the clock is lower for it"
+    return "real data cost energy, which lowers the clock"
 
 
 def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
@@ -354,9 +354,9 @@ def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[st
         seconds, apart = best.step_seconds(flop, nbytes)[0], min(pair.step_seconds(flop, nbytes)[1] for pair in same)
         doubt, blocks = percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
         yield (
-            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other}: {significant(seconds * 1e3)} ms "
-            f"(+-{doubt} %) with overlap at best, as {best.together.shape}"
-            f"{f' with {blocks} blocks' if blocks else ''}; {significant(apart * 1e3)} ms without overlap"
+            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {significant(seconds * 1e3)} ms "
+            f"(+-{doubt} %) with overlap, at best as {best.together.shape}"
+            f"{f' with {blocks} blocks' if blocks else ''}, and {significant(apart * 1e3)} ms without overlap"
         )
 
 

@@ -114,7 +114,10 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
     checked = ", ".join(f"{found[name]:.4g} {name}" for name in ("launches", "values"))
     yield f"verify {verdict}: {wrong} of {counted(problems, 'problem')} wrong; checked: {checked}"
     if wrong:
-        yield "a faulty library errs on every device, a faulty device alone: run the command after 'again:' on another"
+        yield (
+            "run the command after 'again:' on another device: a faulty library "
+            "fails there too, a faulty device does not"
+        )
     if not problems:
         return
     share = f"with 95 % confidence {_share_wrong(wrong, problems)} of such problems"

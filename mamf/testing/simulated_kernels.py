@@ -132,7 +132,7 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
 
     def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
-            return "the simulated device does not multiply integers"
+            return "the simulated device does not support matmuls of integers"
         return None
 
     def launch_function(

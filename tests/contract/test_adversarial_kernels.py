@@ -205,7 +205,7 @@ REGIMES = {"burst": Burst, "sustained": lambda backend: Sustained(backend, visit
     [
         (lambda: Remembering(1), "relative error"),
         (lambda: Remembering(2), "relative error"),
-        (Idling, "the others skip the work"),
+        (Idling, "the other launches skip the work"),
     ],
     ids=["remembers an answer", "remembers two", "idles"],
 )

@@ -195,7 +195,7 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        (FEW, "aligns causal masks to the top left: use 1 query, or as many as tokens"),
+        (FEW, "aligns causal masks to the top left: use 1 query, or as many queries as tokens"),
         (PAGED, "needs a contiguous cache: --page-sizes none"),
         (RAGGED, "needs sequences of equal length: --lengths equal"),
     ],

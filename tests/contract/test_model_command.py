@@ -20,7 +20,7 @@ def test_a_run_is_kept_resumed_shown_compared_and_drawn(run, tmp_path):
     code, out, err = run(*ON_CPU, *TINY, *QUICK, *WHAT, *attention, "--output", "run.jsonl", "--wide")
     assert code == 0, err
     assert "burst, float32, gpt2 32/64/1/2, forward-backward" in out
-    assert "backward and optimizer by difference" in out
+    assert "backward = forward-backward minus forward" in out
     assert "tokens/s" in out
     rows = read_run_log(tmp_path / "run.jsonl").measurements
     assert {row.kernel for row in rows} == {"torch[sdpa-math]", "torch[eager]"}
@@ -71,7 +71,7 @@ def test_a_quick_run_is_of_one_short_sequence(run, tmp_path):
 def test_a_budget_that_the_first_row_exceeds_is_refused_at_once(run, tmp_path):
     code, out, err = run(*ON_CPU, "--dtype", "fp32", "--size", "8b", "--budget", "10s")
     assert (code, out) == (2, "")
-    assert "which is more than the budget: name a smaller --batch" in err
+    assert "which is more than the budget: choose a smaller --batch" in err
     assert list(tmp_path.glob("*.jsonl")) == []
 
 
@@ -106,5 +106,5 @@ def test_what_cannot_be_is_said_in_a_line(run, given, told):
 def test_a_dry_run_tells_the_memory_that_a_model_needs(run):
     code, out, _ = run(*ON_CPU, "--set", "layers=99999999", "--context-lengths", "64", "--dtype", "fp32", "--dry-run")
     assert code == 0
-    assert "memory: 2.84e+06 GB for the largest without its activations" in out
-    assert "this will give out_of_memory" in out
+    assert "memory: 2.84e+06 GB for the largest row, without its activations" in out
+    assert "this will end as out_of_memory" in out

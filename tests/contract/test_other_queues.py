@@ -74,7 +74,7 @@ def row_of(kernel, regime, backend):
 def test_a_launch_that_leaves_work_in_another_queue_is_refused(regime, seconds):
     row = row_of(Aside(seconds), regime, TwoQueues())
     assert row.status == "wrong_result"
-    assert row.reason.endswith("us past its end mark: it works in a queue that is not timed")
+    assert row.reason.endswith("us after its end event: it works in a queue that is not timed")
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -94,7 +94,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     monkeypatch.setattr(FindStrategy, "reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0
-    assert f"--budget leaves {budget / 2:g} of 12 s for the bfloat16 ceiling" in err
+    assert f"--budget leaves only {budget / 2:g} of the usual 12 s for the bfloat16 ceiling" in err
     log = read(tmp_path)
     assert log.summary["reason"] == "the budget ended"
     assert budget - 0.5 < log.summary["elapsed_seconds"] < budget + 0.5
@@ -129,7 +129,7 @@ def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(at
     monkeypatch.setattr(SimulatedMatmul, "prepare", lambda *arguments: 1 / 0)
     code, _, err = attention()
     assert code == 0
-    assert "cannot measure a bfloat16 ceiling, so its rows show no share (MAMFU): " in err
+    assert "cannot measure a bfloat16 ceiling, so rows in this dtype show no share (MAMFU): " in err
     complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
@@ -137,7 +137,7 @@ def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(at
 def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     code, out, err = attention("--dry-run")
     assert code == 0
-    assert "ceilings: first finds bfloat16 burst in at most 12 s" in out
+    assert "ceilings: first the search for bfloat16 burst, at most 12 s" in out
     assert f"time: about {12 + STEPS} s, plus the time to prepare and verify the rows" in out
     assert "leaves" not in err
     assert list(tmp_path.iterdir()) == []

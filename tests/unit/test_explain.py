@@ -55,7 +55,7 @@ def test_the_way_down_from_an_h200s_datasheet():
         "dense bf16 of H200 SXM, at 1830 MHz",
         "132 units x 4096 FLOP x 1980 MHz that the driver requests, more than the datasheet's clock",
         "the kernel's rate when data cost no energy",
-        "real data cost energy, and the clock is lower for it",
+        "real data cost energy, which lowers the clock",
         "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
     ]
 
@@ -72,7 +72,7 @@ def test_with_the_true_clock_each_loss_has_one_cause():
     ]
     assert [step.cause for step in steps[2:]] == [
         "1815 MHz: the clock when data cost no energy",
-        "1629 MHz: real data cost energy, and the clock is lower for it",
+        "1629 MHz: real data cost energy, which lowers the clock",
         "the kernel uses 97.9 % of the units' cycles",
         "1373 MHz: power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
         "the kernel uses 95.2 % of the units' cycles",
@@ -99,7 +99,7 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
     ("zeros", "normal", "cause"),
     [
         (row("zeros", 864.0), row("normal", 862.0), "no significant cost of real data"),
-        (row("zeros", 940.0), row("normal", 862.0), "real data cost energy, and the clock is lower for it"),
+        (row("zeros", 940.0), row("normal", 862.0), "real data cost energy, which lowers the clock"),
         (
             row("zeros", 862.0),
             row("normal", 940.0),

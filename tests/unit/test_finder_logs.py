@@ -106,7 +106,7 @@ class TestInterrupted:
     def test_scouts_are_no_ceilings(self):
         run = run_of(samples.V4_INTERRUPTED)
         assert {best.stage for best in run.best.values()} == {"scout"}
-        assert (run.is_complete, "scouts, not ceilings" in remarks(run)) == (False, True)
+        assert (run.is_complete, "scouts and are not ceilings" in remarks(run)) == (False, True)
 
     def test_no_summary(self):
         run = run_of(samples.V2G.split("Tried 3")[0])

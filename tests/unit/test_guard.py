@@ -165,7 +165,7 @@ def test_its_logs_are_shown_drawn_and_checked(guard, run):
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
         ("problem = 3", "field problem: expected `object`, got `int`"),
         ("nonsense", "Expected '=' after a key"),
-        pytest.param(f"problem = {'[' * 50_000}", "its values are nested too deep", id="deep"),
+        pytest.param(f"problem = {'[' * 50_000}", "its values are nested too deeply", id="deep"),
         pytest.param("#" * (1 << 20), "it is larger than 1024 KiB", id="long"),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monk
     code, _, err = guard("--update")
     assert code == 1
     (line,) = [line for line in err.splitlines() if "no baseline was written" in line]
-    assert "4 of 4 rows vary by more than the tolerance of 2 %, most simulated-attention" in line
+    assert "4 of 4 rows vary by more than the tolerance of 2 %, above all simulated-attention" in line
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
 
 

@@ -102,7 +102,7 @@ def test_steps_are_measured_in_sustained_unless_burst_is_asked_for(steps, run, t
     assert run(*MODEL, "--resume", "run.jsonl")[0] == run(*MODEL, *small, "--resume", "run.jsonl")[0] == 0
     assert (tmp_path / "run.jsonl").read_text() == text
     asked = run(*MODEL, *small, "--regime", "burst", "--output", "burst.jsonl")[1]
-    assert "measure it in sustained" in asked
+    assert "measure it in the sustained regime" in asked
 
 
 @pytest.mark.parametrize("value", ["-1.0", '"many"'])

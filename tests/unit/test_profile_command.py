@@ -242,7 +242,7 @@ def test_a_forked_child_has_its_own_exit_code_and_leaves_the_files_of_its_parent
 
 @pytest.mark.parametrize(
     ("steps", "code", "printed", "error"),
-    [(3, 3, True, ""), (2, 1, False, "the script forked a process that trains, and it took fewer than 3 steps")],
+    [(3, 3, True, ""), (2, 1, False, "the script forked a training process, which took fewer than 3 steps")],
 )
 def test_steps_of_a_forked_child_are_profiled_if_its_parent_takes_none(script, tmp_path, steps, code, printed, error):
     training = TINY.replace("range(3)", f"range({steps})").replace("import torch\n", "").replace("\n", "\n    ")

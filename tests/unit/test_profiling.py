@@ -315,7 +315,10 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     assert ["matmul", "31.2%", "0.1000", "-", "1", "0.2100", "2.100", "0.2%"] in lines
     assert [IDLE, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
     assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines
-    told = "shares are of 0.3200 ms without the profiler; idle is what 0.2300 ms of work in the trace leave of it"
+    told = (
+        "shares are of the 0.3200 ms of a step without the profiler; idle is "
+        "this time minus 0.2300 ms of work in the trace"
+    )
     assert told in text
     assert "replayed from graphs" in text
 
@@ -340,4 +343,4 @@ def test_a_class_above_its_sustained_ceiling_says_why(tmp_path):
     trace = read_trace(written(tmp_path / "trace.json", GPU_TRACE))
     text = render_profile("table", "x", make_profile(trace, at(2e6)))
     assert "105.0%" in text
-    assert text.count("matmul is above its sustained ceiling, which is of matmuls back to back: between other") == 1
+    assert text.count("matmul is above its sustained ceiling, which matmuls back to back reach: between other") == 1

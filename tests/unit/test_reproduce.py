@@ -132,7 +132,7 @@ def test_another_device_is_named_first_and_in_the_verdict(run, sweep):
     path.write_text(path.read_text().replace("Simulated H100", "Imagined H900"))
     code, out, _ = reproduced(run, "sweep.jsonl")
     assert code == 0
-    assert "the claims were measured otherwise: device Imagined H900 against Simulated H100" in out
+    assert "the claims were measured under other conditions: device Imagined H900 against Simulated H100" in out
     assert "\nreproduced, on another device: burst" in out
 
 
@@ -145,7 +145,7 @@ def test_a_slower_clock_of_another_card_reproduces_the_cycles_and_others_do_not(
     assert code == 0
     assert "\nreproduced, on another device: burst" in out
     assert re.search(r"7\d\d.\d TFLOPS here; (\d\d.\d) % of the units' cycles claimed, (\d\d.\d) % here: ", out)
-    assert "here/claimed is that of the cycles used" in out
+    assert "here/claimed compares shares of cycles used" in out
     world(boost_hz=Physics.boost_hz * 0.9, efficiency=Physics.efficiency * 0.9)
     code, out, _ = run("reproduce", "sweep.jsonl", *DEVICE, "--output", "wasteful.jsonl")
     assert (code, "\nslower by more than 2 %, on another device: burst" in out) == (3, True)
@@ -240,7 +240,7 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
         ("1 TFLOPS simulated.mm 8x8", "no operation has a shape '8x8'"),
         ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "unknown field of matmul 'regime'"),
         ("1 TB/s simulated.mm 8x8x8", "rates of matmul are in TFLOPS"),
-        ("1 TFLOPS os:system 8x8x8", "--kernel os:system names a class you trust"),
+        ("1 TFLOPS os:system 8x8x8", "add --kernel os:system if you trust it"),
         (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "is not a claim"),
         ("1 TFLOPS \x1b[31m 8x8x8", "unknown kernel '\\x1b[31m'"),
     ],

@@ -83,7 +83,7 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
     part.write_bytes(data[:end])
     whole = data[:end].count(b"\n")
     if whole == 0:
-        with pytest.raises(RunLogError, match="no whole line"):
+        with pytest.raises(RunLogError, match="no complete line"):
             read_run_log(part)
         return
     log = read_run_log(part)

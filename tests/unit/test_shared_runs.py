@@ -98,7 +98,7 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
     assert err == (
         "mamf: device 1 failed: its process ended early (phase: start): killed by signal 9\n"
-        "mamf: mamf sweep --resume out measures the rest; add --devices 0 2 3 to use only the other devices\n"
+        "mamf: run 'mamf sweep --resume out' to measure the rest; add --devices 0 2 3 to use only the other devices\n"
     )
     (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "0", "2")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
@@ -122,7 +122,7 @@ def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
     code, _, err = run("sweep", "--resume", "out", "--devices", *devices)
     assert (code, err.count("out was measured by devices 0 1, not by")) == (2, 1)
     code, _, err = run("sweep", "--resume", "out", "--device", "0")
-    assert (code, err.count("resume a folder that has device0.jsonl, ... without --device")) == (2, 1)
+    assert (code, err.count("for logs of devices (device0.jsonl, ...), leave out --device")) == (2, 1)
 
 
 def test_another_command_does_not_resume_a_folder(run, shared):
@@ -280,7 +280,7 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
     assert (log.tier, sorted(row.shape for row in own(log))) == ("complete", GRID_SHAPES)
     assert {row.device for row in own(log)} == {0, 1}
     code, _, err = run("sweep", "--resume", str(tmp_path / "out"))
-    assert (code, "--devices ranks for logs of ranks" in err) == (2, True)
+    assert (code, "for logs of ranks, add --devices ranks" in err) == (2, True)
 
 
 def test_without_ranks_the_variables_of_a_launcher_mean_nothing(run, monkeypatch):
@@ -320,7 +320,7 @@ def test_logs_are_shown_drawn_compared_and_checked_as_one_run(run, shared):
     assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
     assert float(rows[0]["device_speed"]) > 0.9
     chart = chart_of(read_run(Path("out")))
-    assert "devices 0 1 2 3, figures as of the first" in chart.subtitle
+    assert "devices 0 1 2 3, figures scaled to the first" in chart.subtitle
     points = [
         point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name
     ]
@@ -340,7 +340,7 @@ def test_what_is_not_one_run_is_refused(run, shared):
     run("sweep", "--backend", "simulated", *GRID, "--output", "again.jsonl")
     for logs, message in (
         (["out", "other.jsonl"], "their plans differ"),
-        (["alone.jsonl", "again.jsonl"], "use 'mamf compare' for equal runs"),
+        (["alone.jsonl", "again.jsonl"], "to compare separate runs, use 'mamf compare'"),
     ):
         code, _, err = run("show", *logs)
         assert (code, message in err) == (2, True)
@@ -450,7 +450,7 @@ ATTENTION = ["attention", "--seq-lens", "1024", "2048", "4096", "8192", "--head-
 @pytest.mark.usefixtures("attention_kernels")
 def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
     (code, out, err), log = shared(*ATTENTION, *SWEEP[1:], "--no-flush")
-    assert "to device 0 by their ceilings" in out
+    assert "relative to device 0, by their ceilings" in out
     assert (code, err, log.tier) == (0, "", "complete")
     rates = [part.all_ceilings["bfloat16", "burst"].rate for part in log.parts]
     assert [rate / rates[0] for rate in rates] == pytest.approx(SPEEDS, rel=0.01)

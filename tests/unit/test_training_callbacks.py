@@ -95,7 +95,7 @@ def test_images_of_a_formula_that_knows_their_length_have_flop_and_no_tokens():
 
 def test_a_step_of_an_unknown_model_is_counted_and_those_after_it_are_as_many_flop():
     module = torch.nn.Linear(8, 16)
-    with pytest.warns(UserWarning, match="no formula for 'Linear': torch counts the FLOP instead"):
+    with pytest.warns(UserWarning, match="no formula for 'Linear': instead, torch counts the FLOP"):
         found = trained(IMAGES, module=module, steps=3, work=lambda: module(torch.zeros(10**5, 8)).sum().backward())
     # Its input needs no gradient.
     assert found["tflops"] == 2 * 2 * 10**5 * 8 * 16 / 1e12
@@ -242,13 +242,13 @@ def test_a_compiled_model_with_adapters_has_a_formula(monkeypatch):
 def test_a_compiled_model_is_not_counted():
     module = torch.nn.Linear(8, 16)
     module._compiled_call_impl = lambda tensor: tensor
-    with pytest.warns(UserWarning, match="uncompiled; give flops_per_step="):
+    with pytest.warns(UserWarning, match="without compilation; give flops_per_step="):
         found = trained(IMAGES, module=module)
     assert set(found) == {"samples_per_second", "step_seconds"}
 
 
 def test_a_model_that_ranks_share_is_not_counted():
-    with pytest.warns(UserWarning, match="cannot count the share of one rank.*give flops_per_step="):
+    with pytest.warns(UserWarning, match="cannot count the FLOP of one rank.*give flops_per_step="):
         found = trained(IMAGES, module=torch.nn.Linear(8, 16), world_size=2, model_parallel=2)
     assert set(found) == {"samples_per_second", "step_seconds"}
 

@@ -104,7 +104,9 @@ def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
     monkeypatch.setattr(backend, "sleep", lambda seconds: 1 / 0)
     fit_traits(backend)
     for each in (backend.burst_traits, backend.sustained_traits):
-        assert each.remark.startswith("rests and trains are assumed, because measuring them failed: ZeroDivisionError")
+        assert each.remark.startswith(
+            "lengths of rests and trains are assumed, because measuring them failed: ZeroDivisionError"
+        )
     assert backend.burst_traits == replace(BurstTraits(), remark=backend.burst_traits.remark)
 
 

@@ -169,5 +169,5 @@ def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):
 
     crafted("attention", of_search)
     found = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")
-    assert_refused(found, "names kernel evil:X of a search, which is not installed")
+    assert_refused(found, "used kernel evil:X, which is not installed")
     assert not evil()

@@ -130,14 +130,18 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
         code, out, err = run(*command)
         assert (code, out, "log.jsonl is a verification and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")
-    assert (code, out.count("error: "), "a log of 'mamf verify': results/ does not collect it" in out) == (1, 1, True)
+    assert (code, out.count("error: "), "this is a log of 'mamf verify', which results/ does not collect" in out) == (
+        1,
+        1,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("physics", "told"),
     [
         (Physics(faulty_unit=0), ["wrong results in verify: "]),
-        (Physics(flips=0.01), ["launches gave different bits from the first one"]),
+        (Physics(flips=0.01), ["launches gave an output that differs from the first one"]),
         (Physics(), []),
     ],
     ids=["a faulty unit", "a launch in a hundred", "healthy"],

@@ -63,7 +63,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation(options.kernel[0])
     if options.resume is None:
-        raise UsageError("nothing to count: name a KERNEL of 'mamf kernels'")
+        raise UsageError("nothing to count: name a KERNEL ('mamf kernels' lists them)")
     plan = read_run_log(options.resume).plan
     if plan.is_search:
         raise UsageError(f"{options.resume} is not a log of 'mamf counters'")

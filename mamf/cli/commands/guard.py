@@ -103,7 +103,7 @@ def read_guard_file(path: Path) -> GuardFile:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
-        raise UsageError(f"{path}: its values are nested too deep") from None
+        raise UsageError(f"{path}: its values are nested too deeply") from None
     except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"{path}: {error}") from None
     return GuardFile(path.parent / given.baseline, tolerance, rounds, given.by, options)
@@ -241,7 +241,7 @@ class _GuardSession(Session):
             self.refused, (half_width, row) = NOTHING_MEASURED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {percent_of(self.guarded.tolerance)}, most {row.kernel} {row.shape} "
+                f"tolerance of {percent_of(self.guarded.tolerance)}, above all {row.kernel} {row.shape} "
                 f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:

@@ -137,14 +137,14 @@ class ModelSession(Session):
         needed = _MIN_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
             raise UsageError(
-                f"the first row takes about {needed:.0f} s on this CPU, which is more than the budget: name a smaller "
-                "--batch or --context-lengths, --quick or a longer --budget"
+                f"the first row takes about {needed:.0f} s on this CPU, which is more than the budget: choose a "
+                "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
             )
 
     def say_plan(self) -> None:
         super().say_plan()
         needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.driven.steps), default=0)
-        say_memory(needed, "the largest without its activations", self.backend)
+        say_memory(needed, "the largest row, without its activations", self.backend)
 
     def strategy(self, setup: Setup) -> RowsStrategy:
         from mamf.cli.ceilings import wanted_ceilings

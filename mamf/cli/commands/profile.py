@@ -143,7 +143,7 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
     if path.exists():
         raise UsageError(f"{path} already exists: choose another file for --{option}")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: its folder does not exist: create it first")
+        raise UsageError(f"cannot write {path}, because its folder does not exist: create it first")
     return path.absolute()
 
 

@@ -205,7 +205,7 @@ class ReproduceSession(Session):
 
         if is_path(name) or name.partition("[")[0] not in registered_kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"
-            warn(f"kernel {name} is not installed, so its claims are left out: --kernel {path} names a class you trust")
+            warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
             return None
         try:
             return choose_kernels(self.of, self.backend, [name])[0]

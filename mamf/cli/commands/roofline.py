@@ -145,8 +145,8 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
         if log.all_ceilings or log.own_ceilings:
             found.append(path)
     if not found and not options.dry_run:
-        advice = f"'mamf roofline --output-folder {folder}' continues"
-        raise UsageError(f"no ceiling was confirmed: {advice}, and a longer --budget leaves it more time")
+        advice = f"continue with 'mamf roofline --output-folder {folder}'"
+        raise UsageError(f"no ceiling was confirmed: {advice}, if needed with a longer --budget")
     return found, code
 
 

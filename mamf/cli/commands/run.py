@@ -29,8 +29,8 @@ EXAMPLES = """examples:
 #: Additional launches whose results are compared with one another.
 _REPEATS = 10
 _DETERMINISM = {
-    True: f"{_REPEATS} more launches gave equal results, bit by bit",
-    False: f"{_REPEATS} more launches did not all give equal results, bit by bit",
+    True: f"{_REPEATS} more launches gave bitwise equal results",
+    False: f"{_REPEATS} more launches did not all give bitwise equal results",
     None: "determinism is unknown: the launches return nothing to compare",
 }
 
@@ -121,7 +121,7 @@ def _lines(launched: Launched, work: Work) -> Iterator[str]:
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
     else:
-        yield f"launched {len(launched.seconds)} times: {rate} (median), without rests: not a measurement"
+        yield f"launched {len(launched.seconds)} times: {rate} (median), without rests, so this is not a measurement"
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

@@ -272,14 +272,19 @@ def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
 def refuse_skipped_work(times: float) -> None:
     """Raises WrongResultError unless ``times``, from ``skipped_work``, is 0."""
     if times:
-        reason = f"launches take {times:.3g} times as long after their operands change: the others skip the work"
+        reason = (
+            f"launches take {times:.3g} times as long after their operands change: the other launches skip the work"
+        )
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 
 def refuse_unseen_work(seconds: float) -> None:
     """Raises WrongResultError unless ``seconds``, from ``Checked.unseen_work``, is 0."""
     if seconds:
-        reason = f"the launch continues {seconds * 1e6:.3g} us past its end mark: it works in a queue that is not timed"
+        reason = (
+            f"the launch is still running {seconds * 1e6:.3g} us after its end "
+            "event: it works in a queue that is not timed"
+        )
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 

@@ -68,7 +68,10 @@ class Burst(Regime):
         longest = self.backend.burst_traits.train_seconds
         if seconds <= longest:
             return None
-        return f"a launch of {seconds * 1e3:.3g} ms outlasts a burst of {longest * 1e3:.3g} ms: measure it in sustained"
+        return (
+            f"a launch of {seconds * 1e3:.3g} ms is longer than a burst of "
+            f"{longest * 1e3:.3g} ms: measure it in the sustained regime"
+        )
 
     def start(self) -> None:
         # Earlier work may have left the device throttled.

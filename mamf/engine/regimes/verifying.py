@@ -77,7 +77,7 @@ class Spaced(Regime):
         launches = int(taken.details[CHECKED_LAUNCHES]) + len(marks)
         taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
-            reason = f"{len(differing)} of {len(marks)} launches gave different bits from the first one"
+            reason = f"{len(differing)} of {len(marks)} launches gave an output that differs from the first one"
             details = {**taken.details, WRONG_TILES: describe_wrong_cells(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:

@@ -99,7 +99,7 @@ class Sage1(_Sage):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {**super().details(problem, shape, operands), "ran": "timed with a copy of K"}
+        return {**super().details(problem, shape, operands), "ran": "the time includes a copy of K"}
 
 
 class Sage2(_Sage):

@@ -33,7 +33,7 @@ class SdpaKvcache(TorchDecode):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.queries not in (1, shape.cache_len):
-            return f"{self.name} aligns causal masks to the top left: use 1 query, or as many as tokens"
+            return f"{self.name} aligns causal masks to the top left: use 1 query, or as many queries as tokens"
         return super().unsupported_shape(problem, shape)
 
     def refuses(self, error: Exception) -> bool:

@@ -40,7 +40,7 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
 
     gives_tensors = True
     reference = (
-        "A (B x) for random x without a library of products, int8 in int32, float32 and float64 in float64, all others "
+        "A (B x) for random x without a matmul library, int8 in int32, float32 and float64 in float64, all others "
         "in float32; 256 entries by the host in float64"
     )
 

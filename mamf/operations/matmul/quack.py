@@ -67,7 +67,7 @@ class Quack(TorchMatmul):
             shape.n,
         }
         if any(length % _ALIGNMENT for length in rows):
-            return f"{self.name} needs rows in memory of a multiple of {_ALIGNMENT} elements"
+            return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT} elements"
         return None
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:

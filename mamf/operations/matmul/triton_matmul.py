@@ -49,7 +49,9 @@ class Configuration:
         *numbers, schedule = match.groups(default="tile")
         sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
         if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):
-            raise UsageError(f"{text!r}: blocks are powers of 2 from 16 on, warps a power of 2, stages at least 1")
+            raise UsageError(
+                f"{text!r}: blocks must be powers of 2 of at least 16, warps a power of 2, stages at least 1"
+            )
         kinds: tuple[Schedule, ...] = get_args(Schedule)
         return cls(block_m, block_n, block_k, warps, stages, kinds[kinds.index(schedule)])  # type: ignore[arg-type]
 
@@ -147,7 +149,7 @@ class TritonMatmul(TorchMatmul):
         if reason or not self._is_described:
             return reason
         if not has_descriptors(backend):
-            return f"kernel {self.name} needs an NVIDIA GPU from Hopper on and a Triton with tensor descriptors"
+            return f"kernel {self.name} needs NVIDIA Hopper or newer, and a Triton with tensor descriptors"
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
             return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
         return None
@@ -162,7 +164,10 @@ class TritonMatmul(TorchMatmul):
         }
         for name, (length, dtype) in rows.items():
             if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT:
-                return f"{self.name} needs rows of a multiple of {_DESCRIPTOR_ALIGNMENT} bytes; those of {name} are not"
+                return (
+                    f"{self.name} needs rows whose length is a multiple of "
+                    f"{_DESCRIPTOR_ALIGNMENT} bytes, unlike those of {name}"
+                )
         return None
 
     @property

@@ -248,7 +248,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"autocast has no effect if dtype is {problem.dtype}, like the parameters: leave autocast out"
+            return f"autocast has no effect, because the parameters are {problem.dtype} too: leave autocast out"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:

@@ -61,7 +61,9 @@ def clock_chart(log: RunLog) -> ClockChart:
     rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:
-        raise UsageError(f"{log.path} has no row with cycles used: measure on a device with clock stamps, --clock all")
+        raise UsageError(
+            f"{log.path} has no row with cycles used: measure with --clock all on a device with clock stamps"
+        )
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     fields = [operation_called(row.operation).problem_record(row.problem) for row in rows]
@@ -74,7 +76,7 @@ def clock_chart(log: RunLog) -> ClockChart:
         machine(log.header),
         marks,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
-        notes=("grey: lines of equal TFLOPS. Cycles belong to the kernel, the clock to the card and the energy.",),
+        notes=("grey: lines of equal TFLOPS. Cycles depend on the kernel, the clock on the card and the energy.",),
     )
 
 

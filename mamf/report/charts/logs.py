@@ -61,7 +61,7 @@ def machine(header: Mapping[str, Any]) -> str:
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
     shared = [str(each["index"]) for each in header.get("devices", ())]
-    devices = f" (devices {' '.join(shared)}, figures as of the first)" if shared else ""
+    devices = f" (devices {' '.join(shared)}, figures scaled to the first)" if shared else ""
     return f"{device['name']}{devices}, torch {torch}{driver}"
 
 

@@ -306,7 +306,7 @@ def repeats_table(words: Sequence[str]) -> str:
                 f"{holding} of {len(rows)}",
             ]
         )
-    heads = ["", "TFLOPS", "spread", "standard deviation", "stated half-width", "intervals that hold the median"]
+    heads = ["", "TFLOPS", "spread", "standard deviation", "stated half-width", "intervals that contain the median"]
     return markdown(heads, lines, {"", "TFLOPS"})
 
 

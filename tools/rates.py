@@ -115,7 +115,7 @@ _BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
 
 
 def in_turns(runs: int) -> Design:
-    return Design(f"{runs} + {runs} runs in turns", math.sqrt(2 / runs), 2 * runs - 2)
+    return Design(f"{runs} + {runs} alternating runs", math.sqrt(2 / runs), 2 * runs - 2)
 
 
 def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:

@@ -229,7 +229,7 @@ def _resume(options: argparse.Namespace) -> int:
     asked = sorted(set(options.devices or [ALL]))
     left = list(logs) if ALL in asked else asked
     if strangers := [device for device in left if device not in logs]:
-        raise LogMismatchError(f"{folder} was measured by devices {_listed(logs)}, not by {strangers[0]}")
+        raise LogMismatchError(f"{folder} was measured on devices {_listed(logs)}, not on {strangers[0]}")
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
     due = {device: [log for log in logs[device] if _is_due(options, log)] for device in left}

@@ -300,5 +300,5 @@ def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
     for known in contributed_for(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
             cards = f"{known.cards} cards from {known.lowest:.4g} to" if known.cards > 1 else "one card at"
-            return f"{known.device} in results/: {cards} {known.rate:.4g}; this one {ceiling.rate:.4g}"
+            return f"{known.device} in results/: {cards} {known.rate:.4g} TFLOPS; this card {ceiling.rate:.4g}"
     return ""

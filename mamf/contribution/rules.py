@@ -396,7 +396,7 @@ def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
         if len(set(row.samples)) == 1:
             yield Finding("equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal", line)
         if (before := seen.setdefault(row.samples, line)) != line:
-            yield Finding("equal-samples", f"{row.shape}: the samples are those of line {before}", line)
+            yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 
 def check_timer(evidence: Evidence) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ class Isolation:
     def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
-            return {"unknown": f"results of {of.name} stay on the device"}
+            return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start(), False
         assert process.stdin and process.stdout

@@ -98,7 +98,7 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
 def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
     traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
     if wake.seconds > _TRAIN_SECONDS / 2:
-        remarks.append(f"launches after a rest are {wake.times:.2g} times slower for {wake.seconds:.2g} s or more")
+        remarks.append(f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds:.2g} s or more")
     if reaction.seconds is not None:
         train = min(max(_OF_TRAIN * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)

@@ -89,7 +89,7 @@ def find_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
         return SEPARATE._replace(spare=len(runs) - 2)
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
-        return Design(f"{len(a)} + {len(b)} runs in turns", math.sqrt(2 / len(a)), len(runs) - 2)
+        return Design(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
     return Design(f"{len(a)} + {len(b)} runs in one visit", math.sqrt(2), len(runs) - 2)
 
 

@@ -81,7 +81,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
             reasons = ("its interval is unknown", "its find was interrupted", "it is older")
             differs = [ours != theirs for ours, theirs in zip(_rank(own), _rank(kept), strict=True)]
             cached = f"the cached one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
-            yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} stays"
+            yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} is kept"
 
 
 def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:

@@ -313,7 +313,7 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         read = read_record(header, Header)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):
-            raise ValueError("a number of the device has more than 64 bits")
+            raise ValueError("a number in the device's record has more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]

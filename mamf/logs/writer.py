@@ -114,7 +114,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             self._copy.truncate(size)
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
-            raise RunLogWriteError(f"cannot write {self.path}: {error.strerror}; it has all rows up to here") from None
+            raise RunLogWriteError(
+                f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
+            ) from None
         if change:  # at the end, because a warnings filter may turn it into an error, which must not lose a row
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 

@@ -224,7 +224,7 @@ class ModuleRanges:
         with self._giving_up():
             self._backend = backend = self._opened()
             if backend.profiler_range("a module") is None:
-                raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) reads ranges")
+                raise UnavailableError(f"{backend.info.name} ({backend.name}) has no profiler that reads ranges")
             self._running.enter_context(backend.profiler_window("steps"))
             for each in _eager_modules():
                 self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)

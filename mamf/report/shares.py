@@ -213,12 +213,12 @@ class Shares:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_drifted(row, self.ceilings):
-            yield f"device speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since its ceiling run"
+            yield f"device speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since the ceiling was measured"
         own = mamfu(row, self.ceilings)
         # By more than drift and the timer explain.
         highest = 1 + STATE_TOLERANCE + share_accuracy(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
-            yield "above the ceiling, which was found on a busier device: measure it again"
+            yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
 
     def lines(self, rows: Sequence[Measurement]) -> list[str]:
         """Describe the ceilings, and say how accurate the shares are."""

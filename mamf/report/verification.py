@@ -130,7 +130,10 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
     if len(tested) > 1:
         (kernel, dtype), least = min(tested.items(), key=lambda item: item[1]["problems"])
         bound = _share_wrong(least["wrong"], least["problems"])
-        yield f"least tested: {kernel} in {dtype}, {counted(least['problems'], 'problem')}: {bound} of its problems"
+        yield (
+            f"least tested: {kernel} in {dtype}, "
+            f"{counted(least['problems'], 'problem')}: {bound} of its problems are wrong"
+        )
 
 
 def reproduction(log: RunLog, row: Measurement) -> str:

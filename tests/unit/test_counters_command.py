@@ -125,7 +125,7 @@ def test_it_is_shown_in_every_format(run, counted):
     assert "gpc__cycles_elapsed.max" in csv[0].split(",")
     assert "| faster.mm | 285,342 |" in run("show", "counters.jsonl", "--format", "markdown")[1]
     code, out, _ = run("results", "check", "counters.jsonl")
-    assert (code, "results/ does not collect it" in out) == (1, True)
+    assert (code, "which results/ does not collect" in out) == (1, True)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

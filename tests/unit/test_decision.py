@@ -25,7 +25,7 @@ from mamf.statistics import FigureError, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
 KNOWN = Repeatability(run=0.0014)
-ONE_VISIT = Design("1 + 1 runs in turns", math.sqrt(2), 0)
+ONE_VISIT = Design("1 + 1 alternating runs", math.sqrt(2), 0)
 SUMMARY = {"status": "complete", "reason": "", "measured": 20, "elapsed_seconds": 30.0, "best": {}}
 MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
 
@@ -50,9 +50,9 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
 @pytest.mark.parametrize(
     ("a", "b", "label", "factor"),
     [
-        ([0], [1], "1 + 1 runs in turns", math.sqrt(2)),
-        ([0, 2], [1, 3], "2 + 2 runs in turns", 1.0),
-        ([0, 3], [1, 2], "2 + 2 runs in turns", 1.0),
+        ([0], [1], "1 + 1 alternating runs", math.sqrt(2)),
+        ([0, 2], [1, 3], "2 + 2 alternating runs", 1.0),
+        ([0, 3], [1, 2], "2 + 2 alternating runs", 1.0),
         ([0, 1], [2, 3], "2 + 2 runs in one visit", math.sqrt(2)),  # a drift would be taken for a change
         ([0], [1, 2], "1 + 2 runs in one visit", math.sqrt(2)),
         ([0], [30], "separate visits", 1.5 * math.sqrt(2)),
@@ -223,7 +223,7 @@ def test_the_command_takes_several_runs_per_side(tmp_path, capsys):
     b = [write(run(1.005, minute)) for minute in (1, 3, 5)]
     assert main(["compare", *a, "--against", *b]) == 3
     out = capsys.readouterr().out
-    assert "3 + 3 runs in turns" in out
+    assert "3 + 3 alternating runs" in out
     assert "slower by more than 0.25 %" in out
     assert main(["compare", *a, "--against", *a]) == 0
 

@@ -99,7 +99,9 @@ def test_works_that_never_overlap_give_no_figure():
     run = OverlapStrategy(
         device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6
     )
-    assert {row.reason for row in run.results()} == {"the device does not run the two at the same time"}
+    assert {row.reason for row in run.results()} == {
+        "the device does not run matmul and the other work at the same time"
+    }
     assert device.now() < 4
 
 

@@ -120,7 +120,7 @@ def test_a_budget_leaves_the_rest_for_later_and_a_lost_device_its_rows_to_anothe
 def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
     shared(*SWEEP[:-1], "0", "1", *GRID, "--budget", "2s")
     code, _, err = run("sweep", "--resume", "out", "--devices", *devices)
-    assert (code, err.count("out was measured by devices 0 1, not by")) == (2, 1)
+    assert (code, err.count("out was measured on devices 0 1, not on")) == (2, 1)
     code, _, err = run("sweep", "--resume", "out", "--device", "0")
     assert (code, err.count("for logs of devices (device0.jsonl, ...), leave out --device")) == (2, 1)
 

@@ -63,7 +63,7 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     [
         (
             {"waking_times": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0},
-            "launches after a rest are 2 times slower",
+            "launches after a rest take 2 times as long",
         ),
         ({"waking_times": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times faster"),
     ],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
   mamf compare A B --tolerance 0.5% --format markdown
-  mamf compare A1 A2 A3 --against B1 B2 B3              repeated runs, A and B in turns: shows a loss of 0.5 %
+  mamf compare A1 A2 A3 --against B1 B2 B3              repeated runs of A and B, alternating: detect a loss of 0.5 %
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
 _REGRESSION = 3

@@ -102,8 +102,8 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
     say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
     budget = f"in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
-    say(f"each: find, bandwidth and copies {budget}{verify}")
-    say("together: " + ("peer copies" if len(indices) > 1 else "nothing, there is only one device"))
+    say(f"each process: find, bandwidth and copies {budget}{verify}")
+    say("together: " + ("peer copies" if len(indices) > 1 else "nothing, because there is only one device"))
     return 0
 
 

@@ -36,11 +36,11 @@ EXAMPLES = """examples:
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
   mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
   mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
-  mamf profile --dtypes train.py                        what autocast lowers: the dtypes of outputs, loss, gradients
+  mamf profile --dtypes train.py                        which dtypes autocast lowers: outputs, loss, gradients
   mamf profile --from trace.json.gz                     an existing Chrome trace
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
   torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
-The exit code is the script's; 1 if it ended well and nothing could be profiled.
+The exit code is that of the script, or 1 if the script succeeded but nothing could be profiled.
 """
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mamf.engine.launching import Launched
 
 EXAMPLES = """examples:
-  mamf run torch.mm --shape 256x256x256                             launched once and verified; any kernel
+  mamf run torch.mm --shape 256x256x256                             launch once and verify; works with any kernel
   mamf run sdpa-flash --seq-lens 4096 --causal --direction bwd
   mamf run eager --seq-lens 4096 --parts --launches 20              scores, softmax and values
   ncu --clock-control none --profile-from-start off mamf run torch.mm --shape 4096x4096x4096

@@ -166,7 +166,7 @@ def plan_for(
         grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
-        raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise it")
+        raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise the budget")
     first = tuple(shape for shape in find_priors(backend.info, problem) if fits(grid, shape))
     plan = Plan(
         FIND,

@@ -357,7 +357,9 @@ class _Pair:
         self._verify(every, whole=True)
         if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
-            raise UnsupportedError(slow if self.is_slow else "the device does not run the two at the same time")
+            raise UnsupportedError(
+                slow if self.is_slow else "the device does not run matmul and the other work at the same time"
+            )
         return [self._row(row) for row in ROWS]
 
     def _keeps_up(self, every: Sequence[_Work], is_last: bool) -> bool:

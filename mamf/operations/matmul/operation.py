@@ -233,7 +233,10 @@ def reference_kernels(
     """
     wanted, found = set(names), {each.name: each for each in map(kernel, given)}
     if unused := found.keys() - wanted:
-        raise UsageError(f"no ceiling was measured with {min(unused)}; measured: {', '.join(sorted(wanted)) or 'none'}")
+        raise UsageError(
+            f"no ceiling was measured with kernel {min(unused)}; the ceilings' "
+            f"kernels: {', '.join(sorted(wanted)) or 'none'}"
+        )
     for name in sorted(wanted - found.keys()):
         try:
             found[name] = installed_kernel(name)

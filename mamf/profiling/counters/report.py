@@ -72,7 +72,7 @@ def counters_document(log: RunLog) -> Document:
     for row in {step_of(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
     tables = [_table(rows, counts) for rows in groups.values()]
-    title = Lines([f"hardware counters by ncu, of {machine_line(log.header)}"])
+    title = Lines([f"hardware counters from ncu on {machine_line(log.header)}"])
     answers = Answer([line for table in tables for line in _answers(table)])
     data = {"header": log.header, "summary": log.summary}
     return Document("Hardware counters", [title, *tables, Lines([end_line(log.summary)]), answers], data)

@@ -172,7 +172,7 @@ class MeteredTraining:
         self._is_compiled = is_compiled or any(compiled)
         ranks = options.get("world_size", 1) // options.get("model_parallel", 1)
         if ranks > 1 and os.environ.get("RANK", "0") == "0":
-            warn(f"tokens and samples per second are those of rank 0 times {ranks} ranks")
+            warn(f"tokens and samples per second are those of rank 0, multiplied by {ranks} ranks")
         if "flops_per_step" in options:
             return
         try:

@@ -83,7 +83,8 @@ def parse(text: str, seen: Seen = lambda count: None) -> list[FinderRun]:
         seen(len(part))
     if not any(run.rows or run.best or run.tried is not None for run in runs):
         raise RunLogError(
-            "has no row or summary of mamf-finder 2 to 4: pass the text file that it wrote to its --output_file"
+            "has no row or summary of mamf-finder 2 to 4: pass the text file "
+            "that mamf-finder wrote to its --output_file"
         )
     if len(runs) > MAX_RUNS:
         raise RunLogError(f"has more than {MAX_RUNS} runs: split it")

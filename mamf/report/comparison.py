@@ -193,7 +193,7 @@ def slower_line(comparison: Comparison, tolerance: float) -> str:
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
         return (
-            f"slower by more than {percent_of(tolerance)}: {counted(len(regressions), 'row')}, the most "
+            f"slower by more than {percent_of(tolerance)}: {counted(len(regressions), 'row')}, above all "
             f"{worst.b.shape} by {worst.b.kernel} ({percent_of(round(worst.ratio - 1, 4))})"
         )
     if together:

@@ -100,7 +100,7 @@ def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
 
 def test_a_budget_that_ends_too_soon_says_how_to_continue(run, here):
     code, _, err = run("roofline", "--budget", "0.01s", "--output-folder", "short")
-    assert code == 2 and "'mamf roofline --output-folder short' continues" in err
+    assert code == 2 and "continue with 'mamf roofline --output-folder short'" in err
 
 
 def test_a_dry_run_names_each_find(run, here):

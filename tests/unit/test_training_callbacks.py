@@ -74,7 +74,7 @@ def test_tokens_and_flop_are_gathered_over_the_passes_of_a_step(causal):
 
 
 def test_ranks_that_share_a_batch_share_its_flop():
-    with pytest.warns(UserWarning, match="those of rank 0 times 2 ranks") as warned:
+    with pytest.warns(UserWarning, match="those of rank 0, multiplied by 2 ranks") as warned:
         found = trained(BATCH, module=FLOPS, world_size=4, model_parallel=2)
     assert len(warned) == 1
     assert found["tflops"] == 4 * 128 * FLOPS.per_token(128) / 2 / 1e12

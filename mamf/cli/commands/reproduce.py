@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (is_named or options.restart) or options.top == 0:
-        raise UsageError("give exactly one of LOG, --claim and --resume, and a --top of at least 1")
+        raise UsageError("give exactly one of LOG, --claim and --resume; --top must be at least 1")
     return run_session(options, ReproduceSession)
 
 

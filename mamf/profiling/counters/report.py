@@ -96,7 +96,7 @@ def _table(rows: Sequence[Measurement], counted: Mapping[Any, Counts]) -> Table[
 
 def _lines(row: Measurement, counts: Counts | None, base: float | None) -> Iterator[Line]:
     if counts is None or not counts.ok:
-        reason = row.reason or (counts.reason if counts else "the run ended before")
+        reason = row.reason or (counts.reason if counts else "the run ended earlier")
         yield Line(row, DeviceKernel("", "", "", {}), reason=f"{'not counted' if row.ok else row.status}: {reason}")
         return
     yield Line(row, counts.total, True, counts, base, bound=bound(counts, row.seconds if row.ok else None))

@@ -365,7 +365,7 @@ def make_log_source(log: RunLog) -> Source:
         header["command"],
         log,
         [
-            Fact(f"share of its own rate that {name} keeps", kept, "%")
+            Fact(f"share that {name} keeps of its rate alone", kept, "%")
             for name, kept in kept_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP

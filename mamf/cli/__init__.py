@@ -14,6 +14,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -94,13 +95,13 @@ def _end_without(code: int) -> None:
 
     def end() -> None:
         main = threading.main_thread()
+        main.join()  # until Python waits for the other threads: a profiled script or a test may call ``main`` and go on
+        time.sleep(_LONGEST_END_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
             os._exit(code)
 
-    timer = threading.Timer(_LONGEST_END_SECONDS, end)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _run(typed: Sequence[str], is_watched: bool) -> int:

@@ -364,3 +364,20 @@ def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
     assert ended.stderr == "mamf: exiting although a plugin left threads running: worker\n"
+
+
+def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():
+    code = (
+        "import sys, threading, mamf.cli as cli\n"
+        "done = threading.Event()\n"
+        "worker = threading.Thread(target=done.wait)\n"
+        "worker.start()\n"
+        "cli._LONGEST_END_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
+        "cli.main()\n"
+        "[each.join(0.1) for each in threading.enumerate() if each.daemon]\n"
+        "print('goes on')\n"
+        "done.set()\n"
+        "worker.join()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stderr == "goes on\n"  # stdout is only for what the command prints

@@ -141,7 +141,7 @@ class StepProfiler:
     - ``failure``: an error, in one line. Errors never end the script; after one, nothing more is profiled.
 
     A script may fork processes that train. The first process of this rank to end a step is profiled, and claims that by
-    a file in ``folder``, which exists until the profile is done.
+    a file in ``folder``.
     """
 
     def __init__(
@@ -178,10 +178,15 @@ class StepProfiler:
     def _claims_steps(self) -> bool:
         """Return whether this process is the one to profile: the first in which this is called."""
         if self._profiled_process is None and rank() == self._rank:
-            self._profiled_process = 0
-            with suppress(OSError):  # another process was first, or is done and has removed the folder
+            is_first = os.getpid() == self._process  # even if the script has removed the folder
+            try:
                 self._claim.touch(exist_ok=False)
-                self._profiled_process = os.getpid()
+                is_first = True
+            except FileExistsError:
+                is_first = False
+            except OSError:
+                pass  # only the first process can report without the folder
+            self._profiled_process = os.getpid() if is_first else 0
         return self._profiled_process == os.getpid()
 
     def step_ended(self) -> None:

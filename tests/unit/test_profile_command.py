@@ -240,6 +240,14 @@ def test_a_forked_child_has_its_own_exit_code_and_leaves_the_files_of_its_parent
     assert read_profile_or_none(tmp_path / "step.jsonl") is not None
 
 
+def test_a_script_that_removes_all_temporary_files_is_profiled(script, tmp_path, monkeypatch, capsys):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    cleaning = f"import shutil\nshutil.rmtree({str(temporary)!r})\n"
+    assert profiled(capsys, script(cleaning + TINY))["steps"] == 1
+
+
 @pytest.mark.parametrize(
     ("steps", "code", "printed", "error"),
     [(3, 3, True, ""), (2, 1, False, "the script forked a training process, which took fewer than 3 steps")],

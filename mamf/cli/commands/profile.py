@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -178,11 +179,13 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
     if options.ceiling:  # report wrong logs before the script runs
         _ceilings(options)
     terminal, is_kept = sys.stdout, False  # a script may replace sys.stdout
+    process, printed = os.getpid(), folder / "printed"
 
     def keep(code: int = 0) -> None:
         nonlocal is_kept
+        folder.mkdir(parents=True, exist_ok=True)  # a script may remove temporary files
         trace = profiler.read_trace(options.trace or folder / "trace.json")
-        if trace is None and not folder.exists():
+        if trace is None and printed.exists():
             return  # a process that the script forked has printed its profile
         if trace is None:
             raise NothingProfiledError(profiler.explain_nothing(options.calls), code)
@@ -191,7 +194,10 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
             profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
             _keep(options, Path(program.name).name, profile)
         is_kept = True
-        shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
+        else:
+            printed.touch()
 
     profiler.on_profiled = keep
     code = running.profile_program(program, profiler, options.calls)

@@ -5,6 +5,7 @@ The CPU computes the reference in float64, so a device never judges itself.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import secrets
@@ -207,7 +208,17 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
     chosen = select(tensor, dim, indices).cpu()
     with one_thread():
-        return chosen.to(torch.float64)
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize > 1:
+            return chosen.to(torch.float64)
+        # A table is 20 times faster than torch's conversion of 8-bit floats.
+        places = chosen.view(torch.uint8).flatten().to(torch.int32)
+        return _float8_values(tensor.dtype).index_select(0, places).view(chosen.shape)
+
+
+@functools.cache
+def _float8_values(dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of all 256 bit patterns of an 8-bit float dtype in float64."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float64)
 
 
 # -- scaled formats ----------------------------------------------------------------------------------------------------

@@ -32,14 +32,26 @@ class TwoQueues(SimulatedBackend):
 
 
 class Delayed(TwoQueues):
-    """A device that another process delays before every second idle mark."""
+    """A device that another process delays before every third idle mark."""
 
     marks = 0
+    #: Seconds by which idle marks come later, in turn.
+    delays = (0.0, 300e-6, 0.0)
 
     def idle_mark(self):
         mark = super().idle_mark()
         self.marks += mark is not None
-        return mark if mark is None else mark + 300e-6 * (self.marks % 2)
+        return mark if mark is None else mark + self.delays[self.marks % len(self.delays)]
+
+
+class ManyStreams(Delayed):
+    """A device whose idle marks come later, and less regularly, once a kernel has created streams."""
+
+    @property
+    def delays(self):
+        return (1e-6, 8e-6, 3e-6, 8.5e-6) if self.has_streams else (0.0,)
+
+    has_streams = False
 
 
 class WithoutIdleMarks(TwoQueues):
@@ -47,17 +59,20 @@ class WithoutIdleMarks(TwoQueues):
 
 
 class Aside(SimulatedMatmul):
-    """Leaves a part of its work in the second queue: ``seconds`` a launch."""
+    """Leaves a part of its work in the second queue: ``seconds`` a launch, but nothing in every ``rarely``-th launch."""
 
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, seconds, rarely=None):
+        self.seconds, self.rarely, self.count = seconds, rarely, 0
 
     def launch_function(self, device, problem, shape):
         run = super().launch_function(device, problem, shape)
+        device.has_streams = True
 
         def launch(operands):
             run(operands)
-            device.aside_until = max(device.aside_until, device.device_time) + self.seconds
+            self.count += 1
+            if not self.rarely or self.count % self.rarely:
+                device.aside_until = max(device.aside_until, device.device_time) + self.seconds
 
         return launch
 
@@ -74,7 +89,22 @@ def row_of(kernel, regime, backend):
 def test_a_launch_that_leaves_work_in_another_queue_is_refused(regime, seconds):
     row = row_of(Aside(seconds), regime, TwoQueues())
     assert row.status == "wrong_result"
-    assert row.reason.endswith("us after its end event: it works in a queue that is not timed")
+    assert "the kernel works in a queue that is not timed" in row.reason
+
+
+def test_a_train_that_leaves_nothing_in_another_queue_does_not_hide_the_others():
+    device = TwoQueues()
+    assert row_of(Aside(500e-6, rarely=7), "burst", device).status == "wrong_result"
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_work_in_another_queue_is_found_although_marks_of_many_streams_vary(regime):
+    assert row_of(Aside(50e-6), regime, ManyStreams()).status == "wrong_result"
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_new_streams_that_delay_idle_marks_refuse_no_launch(regime):
+    assert row_of(Aside(0.0), regime, ManyStreams()).ok
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -154,7 +154,7 @@ class Regime(ABC):
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
         taken.remarks += [self.caveat] if self.caveat else []
-        refuse_unseen_work(checked.unseen_work(min(taken.seconds, default=0.0)))
+        self.refuse_unseen_work(checked, min(taken.seconds, default=0.0))
         checked.verify(whole=True)
         self.visit_took = self.backend.now() - begun
         return taken
@@ -190,12 +190,44 @@ class Regime(ABC):
         return self.backend.mark(), self.idle_mark()
 
     def synchronize(self, checked: Checked, end: object, idle: object) -> None:
-        """Wait for the device, and note how long it worked after ``end``, the mark after the last launch. ``idle``: the
-        idle mark queued after that, or None.
+        """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle mark
+        queued after that, or None.
         """
         self.backend.synchronize()
         if idle is not None:
-            checked.note_unseen(self.backend.seconds_between(end, idle) - self._idle_mark_apart[0])
+            checked.gaps.append(self.backend.seconds_between(end, idle))
+
+    def refuse_unseen_work(self, checked: Checked, seconds: float) -> None:
+        """Raise WrongResultError if the device worked past the end marks of launches that took ``seconds``: work in a
+        queue that the marks do not wait for.
+
+        The median of the gaps counts, because another process delays only some marks. A longer gap than before the
+        visit may be due to new streams (on an H100 it then varies from 4 to 12 us), so it is compared with new pairs of
+        marks without a launch: with the longest median of as many pairs.
+        """
+        usual, gap = self._idle_mark_apart[0], statistics.median(checked.gaps or [0.0])
+        allowed = max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
+        if gap - usual <= allowed:
+            return
+        count = min(len(checked.gaps), _PAIRS_IN_MEDIAN)
+        medians = (statistics.median(self._measure_gaps(count) or [usual]) for _ in range(_MEDIANS))
+        unseen = gap - min(max(medians), usual + _MAX_NEW_GAP_SECONDS)
+        if unseen > allowed:
+            reason = (
+                f"the device is still busy {unseen * 1e6:.3g} us after the launch's end event: the kernel works in a queue "
+                "that is not timed, or another process uses the device"
+            )
+            raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
+
+    def _measure_gaps(self, count: int) -> list[float]:
+        """Return the device seconds from a mark to an idle mark, for up to ``count`` pairs that follow no launch."""
+        gaps = []
+        for _ in range(count):
+            mark, idle = self.marks_behind()
+            self.backend.synchronize()
+            if idle is not None:
+                gaps.append(self.backend.seconds_between(mark, idle))
+        return gaps
 
     @cached_property
     def _idle_mark_apart(self) -> tuple[float, float]:
@@ -237,6 +269,10 @@ _EQUAL_WORK = 2.0
 _MIN_CHECKED = 4
 #: A device may work this long after the end mark of an honest launch: seconds, and a share of the launch.
 _MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
+#: New streams of the process make the gap between marks longer, but not by more than this.
+_MAX_NEW_GAP_SECONDS = 20e-6
+#: How many medians of how many gaps show how long the gap is without a launch.
+_MEDIANS, _PAIRS_IN_MEDIAN = 8, 5
 
 
 class WrongResultError(MamfError):
@@ -278,16 +314,6 @@ def refuse_skipped_work(times: float) -> None:
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 
-def refuse_unseen_work(seconds: float) -> None:
-    """Raises WrongResultError unless ``seconds``, from ``Checked.unseen_work``, is 0."""
-    if seconds:
-        reason = (
-            f"the launch is still running {seconds * 1e6:.3g} us after its end "
-            "event: it works in a queue that is not timed"
-        )
-        raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
-
-
 class Checked:
     """A prepared kernel whose ``launches`` keep their results until verified. ``verdict``: the worst so far."""
 
@@ -295,7 +321,8 @@ class Checked:
         self.prepared = prepared
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
-        self._unseen: list[float] = []
+        #: Device seconds from the end mark of the last launch of each train, or of the visit, to an idle mark.
+        self.gaps: list[float] = []
         self.launches: Sequence[Callable[[], object]] = tuple(map(self._remembering, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
 
@@ -336,19 +363,6 @@ class Checked:
         backend.submit()
         backend.synchronize()
         return backend.now() - begun
-
-    def note_unseen(self, seconds: float) -> None:
-        """Note how many seconds the device worked after the end mark of a launch."""
-        self._unseen.append(seconds)
-
-    def unseen_work(self, seconds: float) -> float:
-        """Device seconds that a launch works past its end mark; 0 if negligible. ``seconds``: its measured time.
-
-        Work in another queue is there after each train. A busy host or another process delays only some of the marks,
-        so the least delay counts.
-        """
-        unseen = min(self._unseen, default=0.0)
-        return unseen if unseen > max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds) else 0.0
 
     def prepare_check(self) -> None:
         """Change the operands if the kernel can, and poison the outputs: only later launches can give right results."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -211,9 +212,9 @@ def shapes_anywhere(
     25 % of a leader's, because how full the waves are depends only on M and N.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
-    pairs = list(itertools.combinations_with_replacement(sizes, 2))
-    if len(pairs) > count:
-        pairs = chooser.sample(pairs, count)
+    pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
+    if math.comb(len(sizes) + 1, 2) > count:
+        pairs = [chooser.choices(sizes, k=2) for _ in range(count)]
     found = []
     for pair in pairs:
         m, n = chooser.sample(pair, 2)

@@ -22,7 +22,7 @@ from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, canonical_name
 from mamf.engine.measure import build_row, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, regime_class
-from mamf.engine.regimes.base import Checked, WrongResultError, refuse_unseen_work
+from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, plugin_errors
@@ -385,7 +385,7 @@ class _Pair:
 
     def _verify(self, works: Sequence[_Work], whole: bool = False) -> None:
         for work in works:
-            self._agreed(partial(refuse_unseen_work, work.checked.unseen_work(work.seconds)))
+            self._agreed(partial(self.regime.refuse_unseen_work, work.checked, work.seconds))
             self._agreed(partial(work.checked.verify, whole))
             if whole:
                 self._agreed(work.checked.require_unchanged_operands)

@@ -59,7 +59,7 @@ class WithoutIdleMarks(TwoQueues):
 
 
 class Aside(SimulatedMatmul):
-    """Leaves a part of its work in the second queue: ``seconds`` a launch, but nothing in every ``rarely``-th launch."""
+    """Leaves a part of its work in the second queue: ``seconds`` a launch, or none in every ``rarely``-th one."""
 
     def __init__(self, seconds, rarely=None):
         self.seconds, self.rarely, self.count = seconds, rarely, 0

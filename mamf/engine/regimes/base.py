@@ -190,8 +190,8 @@ class Regime(ABC):
         return self.backend.mark(), self.idle_mark()
 
     def synchronize(self, checked: Checked, end: object, idle: object) -> None:
-        """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle mark
-        queued after that, or None.
+        """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle
+        mark queued after that, or None.
         """
         self.backend.synchronize()
         if idle is not None:
@@ -214,8 +214,8 @@ class Regime(ABC):
         unseen = gap - min(max(medians), usual + _MAX_NEW_GAP_SECONDS)
         if unseen > allowed:
             reason = (
-                f"the device is still busy {unseen * 1e6:.3g} us after the launch's end event: the kernel works in a queue "
-                "that is not timed, or another process uses the device"
+                f"the device is still busy {unseen * 1e6:.3g} us after the launch's end event: the kernel works in a "
+                "queue that is not timed, or another process uses the device"
             )
             raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 

@@ -18,7 +18,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import package_version
 from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class
-from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, torch_dtype
+from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
 Answer = TypeVar("Answer")
 _NAME = "accelerator"
@@ -145,7 +145,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         self.timer = "host clock" if self.why_no_events else "device events"
 
     def _multiplies(self, dtype: str) -> bool:
-        square = _tried(lambda: torch.ones(32, 32, device=self.device, dtype=torch_dtype(dtype)))
+        square = _tried(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
         return square is not None and _tried(lambda: torch.mm(square, square)) is not None
 
     def _known_load(self) -> Callable[[], None]:
@@ -251,7 +251,7 @@ class AnyAcceleratorBackend(StreamedBackend):
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype == "tf32":
             return "torch.accelerator has no tf32"
-        if dtype in DTYPES and _tried(lambda: torch.zeros(16, device=self.device).to(torch_dtype(dtype))) is None:
+        if dtype in DTYPES and _tried(lambda: torch.zeros(16, device=self.device).to(to_torch_dtype(dtype))) is None:
             return f"{self.kind()} devices do not support {dtype}"
         return super().unsupported_dtype(dtype)
 

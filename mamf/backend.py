@@ -60,15 +60,15 @@ class DeviceInfo:
     is_accelerator: bool = True
 
 
-def shared_name(name: str, ways: Iterable[str]) -> str:
+def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
     """Return the name of a device that does not have its card alone, such as "NVIDIA H200 (shared: other processes)".
     It is the name of no whole card, so it has no peak, and neither ceilings nor tables mix the two.
     """
-    found = dict.fromkeys([*shared_ways(name), *ways])
+    found = dict.fromkeys([*parse_sharing(name), *ways])
     return f"{name.partition(_SHARED)[0]}{_SHARED}{', '.join(found)})" if found else name
 
 
-def shared_ways(name: str) -> tuple[str, ...]:
+def parse_sharing(name: str) -> tuple[str, ...]:
     """Return the ways in which a device of this name shares its card; empty for a whole card."""
     ways = name.partition(_SHARED)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
@@ -76,7 +76,7 @@ def shared_ways(name: str) -> tuple[str, ...]:
 
 def describe_sharing(device_name: str) -> str:
     """Say why the figures of a shared card are not those of its model. Return an empty string for a whole card."""
-    ways = ", ".join(shared_ways(device_name))
+    ways = ", ".join(parse_sharing(device_name))
     return (
         f"the card is shared ({ways}): its figures are not those of a whole card, and its peak is unknown"
         if ways

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.statistics import Repeatability
 
 #: The remark of rows whose regime uses traits that were neither calibrated nor measured.
@@ -89,7 +89,7 @@ def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
             usual_celsius=float(row["usual_celsius"] or 0),
             per_degree=float(row["per_degree"] or 0),
         )
-        for row in packaged_rows("repeatability.csv")
+        for row in read_packaged_rows("repeatability.csv")
     }
 
 

@@ -46,7 +46,7 @@ class Format:
         return max(16, self.b.rows), max(16, *blocks)
 
 
-def _same_scaling(scaling: Scaling, values_per_byte: int = 1) -> Format:
+def _make_symmetric_format(scaling: Scaling, values_per_byte: int = 1) -> Format:
     return Format(scaling, scaling, values_per_byte)
 
 
@@ -95,14 +95,14 @@ _ALL = (
     DType("float8_e5m2", 1, "bfloat16", "fp8", 4e-3),
     DType("int8", 1, "int32", "int8", 0.0),
     # The device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training (arXiv 2412.19437).
-    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _same_scaling(Scaling(1, None))),
+    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_symmetric_format(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, Format(Scaling(1, 128), Scaling(128, 128))),
-    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _same_scaling(Scaling(1, 128))),
+    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_symmetric_format(Scaling(1, 128))),
     # OCP Microscaling Formats (MX) 1.0: blocks of 32, scales are powers of two. Values are e4m3 and e2m1.
-    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"))),
-    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _same_scaling(Scaling(1, 32, "float8_e8m0fnu"), 2)),
+    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _make_symmetric_format(Scaling(1, 32, "float8_e8m0fnu"))),
+    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _make_symmetric_format(Scaling(1, 32, "float8_e8m0fnu"), 2)),
     # NVIDIA's format: blocks of 16, scales are e4m3. Its additional per-tensor scale stays 1, the libraries' default.
-    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _same_scaling(Scaling(1, 16, "float8_e4m3fn"), 2)),
+    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _make_symmetric_format(Scaling(1, 16, "float8_e4m3fn"), 2)),
     # Only for outputs and packed formats: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),
@@ -135,10 +135,10 @@ _SUMS_BOUND = 1e-3
 _FAST_SUMS_BOUND = 1e-2
 # A result that is 1.002 times the reference is wrong. The bound is half of that deviation, and more than the effect of
 # truncated tf32 (6.3e-4).
-_SLOPE = 1e-3
+_SLOPE_BOUND = 1e-3
 
 
-def canonical_name(name: str) -> str:
+def to_canonical_name(name: str) -> str:
     """Return the full name of a dtype, given any alias. ``fp8`` stays, because the backend resolves it. Raises
     UnknownNameError.
     """
@@ -149,7 +149,7 @@ def canonical_name(name: str) -> str:
     return key
 
 
-def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
+def compute_tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
     """Return the largest relative error of a correct result, given the operand and output dtypes."""
     operand = DTYPES[dtype]
     is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
@@ -157,8 +157,8 @@ def tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
     return max(bound, _FAST_SUMS_BOUND) if fast_accumulation else bound
 
 
-def slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
+def compute_slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
     """Return how far <C, reference> / <reference, reference> may be from 1. Rounding to nearest does not change this
     ratio; truncation does (tf32 operands, fast partial sums).
     """
-    return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE, DTYPES[dtype].tolerance)
+    return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE_BOUND, DTYPES[dtype].tolerance)

@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 #: How the reason of a failed row begins if its launch ended the process or lost the device.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
-_LONGEST_LINE = 1000
+_MAX_LINE_LENGTH = 1000
 #: The names of the signals of a crash, by exit code.
 CRASH_SIGNALS = {-each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"}
 
@@ -140,37 +140,37 @@ def plugin_errors() -> tuple[type[BaseException], ...]:
     return () if isinstance(sys.exc_info()[1], tuple(ENDING)) else (BaseException,)
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, shortened, because vendors' messages can fill pages."""
     try:
         lines = str.strip(str(error)).splitlines()
     except plugin_errors():
         lines = ["its message cannot be read"]
-    return lines[0].strip()[:_LONGEST_LINE] if lines else type(error).__name__
+    return lines[0].strip()[:_MAX_LINE_LENGTH] if lines else type(error).__name__
 
 
 def describe_error(error: BaseException) -> str:
     """Describe an exception in one line, with its type unless it is a MamfError: ``KeyError: 'x'``."""
-    line, kind = first_line(error), " ".join(type(error).__name__[:_LONGEST_LINE].split())
+    line, kind = get_first_line(error), " ".join(type(error).__name__[:_MAX_LINE_LENGTH].split())
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"
 
 
 #: The largest 64-bit index; no memory is this large.
-LARGEST_SIZE = 2**63 - 1
+MAX_SIZE = 2**63 - 1
 #: Random number generators take seeds of 64 bits, and each operand adds a 32-bit number to the seed.
-LARGEST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 #: The largest run log; its longest line (half a million samples), because a record takes several times its length in
 #: memory; and the deepest nesting of objects.
 MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTED = 512 << 20, 16 << 20, 32
 TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
-_MAX_DIGITS = len(str(LARGEST_SEED))
+_MAX_DIGITS = len(str(MAX_SEED))
 #: The most steps (combinations of kernel, problem, shape and regime) of a run.
 MAX_STEPS = 1_000_000
 # The number of characters that an error shows of a long value.
-_MAX_SHOWN = 24
+_MAX_CHARACTERS = 24
 
 
-def whole_number(what: str, value: object, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
+def require_whole_number(what: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
     """Return ``value`` (an int, or numpy's) as an int. Raises UsageError if it is below or above the bounds."""
     if type(value) is not int:
         try:
@@ -229,7 +229,7 @@ def require_seconds(what: str, value: object) -> None:
         raise UsageError(f"{what} {shorten(value)}: it must be a number of seconds above 0")
 
 
-def require_some(what: str, values: object, kind: type) -> None:
+def require_values(what: str, values: object, kind: type) -> None:
     """Raises UsageError unless ``values`` is a list of at least one ``kind``; a string is not a list of letters."""
     if isinstance(values, str) or not isinstance(values, Collection):
         raise UsageError(f"{what} {shorten(values)}: it must be a list")
@@ -264,7 +264,7 @@ def shorten(value: object) -> str:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python writes
         return "with thousands of digits"
-    return text if len(text) <= 2 * _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
+    return text if len(text) <= 2 * _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}... ({len(text)} characters)"
 
 
 class Sizes:
@@ -279,7 +279,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # derived classes are dataclasses
-            object.__setattr__(self, field.name, whole_number(field.name, getattr(self, field.name)))
+            object.__setattr__(self, field.name, require_whole_number(field.name, getattr(self, field.name)))
 
     @classmethod
     def parse(cls: type[SizesT], text: str) -> SizesT:

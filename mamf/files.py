@@ -24,7 +24,7 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", e
 Content = str | bytes | Iterable[str]
 
 
-def packaged_rows(name: str) -> list[dict[str, str]]:
+def read_packaged_rows(name: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file that ships with this package."""
     text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
@@ -38,7 +38,7 @@ def make_folder(folder: Path, advice: str = "") -> None:
         raise UsageError(f"cannot write {folder}: {error.strerror}{advice}") from None
 
 
-def write_whole(path: Path, content: Content) -> None:
+def write_atomically(path: Path, content: Content) -> None:
     """Replace a file atomically. ``content``: text (UTF-8) or bytes, or an iterable of text.
 
     Raises RunLogWriteError if the disk is full, UsageError if the file cannot be written for another reason.
@@ -50,23 +50,23 @@ def write_whole(path: Path, content: Content) -> None:
             return
         # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
-        with _write_beside(target, content) as part:
+        with _write_temporary(target, content) as part:
             part.replace(target)
 
 
-def create_whole(path: Path, content: Content, is_numbered: bool = False) -> Path:
-    """Like ``write_whole``, but raises UsageError if the file exists, or if ``is_numbered`` uses the first free name of
-    ``numbered``. Returns the path of the file.
+def create_atomically(path: Path, content: Content, is_numbered: bool = False) -> Path:
+    """Write a new file like ``write_atomically``, and return its path. If the file exists, raises UsageError or, if
+    ``is_numbered``, uses the first free name of ``number_path``.
     """
-    with _clarify_errors(path), _write_beside(path, content) as part:
-        for place in numbered(path) if is_numbered else (path,):
+    with _clarify_errors(path), _write_temporary(path, content) as part:
+        for place in number_path(path) if is_numbered else (path,):
             with contextlib.suppress(FileExistsError):
-                _give_name(part, place)
+                _rename_without_replacing(part, place)
                 return place
     raise UsageError(f"{path} already exists: choose another name")
 
 
-def numbered(path: Path) -> Iterator[Path]:
+def number_path(path: Path) -> Iterator[Path]:
     """Yield a path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
     yield path
     for number in itertools.count(2):
@@ -74,7 +74,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _write_beside(target: Path, content: Content) -> Iterator[Path]:
+def _write_temporary(target: Path, content: Content) -> Iterator[Path]:
     """Write a temporary file in the same folder, and remove it afterwards, even after Ctrl-C."""
     part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
@@ -94,7 +94,7 @@ def _encode(content: Content) -> Iterable[bytes]:
     return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))
 
 
-def _give_name(part: Path, target: Path) -> None:
+def _rename_without_replacing(part: Path, target: Path) -> None:
     """Rename a file without replacing another. Raises FileExistsError, as making a hard link does on every system."""
     try:
         os.link(part, target)

@@ -68,7 +68,7 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
     sides = sorted(product(_SIDES, _SIDES), key=lambda side: -side[0] * side[1])
     fitting = (side for side in sides if side == (1, 1) or (side[0] <= down and side[1] <= across))
-    height, width = next(side for side in fitting if _is_made_of(wrong, *side, down, across))
+    height, width = next(side for side in fitting if _forms_whole_tiles(wrong, *side, down, across))
     tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
     down, across = -(-down // height), -(-across // width)
     numbers = {
@@ -83,7 +83,7 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"
 
 
-def _is_made_of(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
+def _forms_whole_tiles(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
     """Whether wrong cells form whole tiles of ``height`` x ``width`` cells; the output has ``down`` x ``across``."""
     tiles = {(b, row // height * height, column // width * width) for b, row, column in wrong.cells}
     return all(
@@ -305,7 +305,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
 AnyKernel = Kernel[Any, Any]
 
 
-def operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
+def count_operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
     """Return the number of operand sets that together exceed twice the cache: at least 3, at most MAX_OPERAND_SETS.
 
     ``cache_bytes``: the size of the last-level cache, if known.

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mamf.dtypes import DTYPES
 from mamf.errors import CRASHED, GIVEN_UP, LOST, PeakSource
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.kernel import Work
 from mamf.plans import StepKey
 from mamf.statistics import (
@@ -37,7 +37,7 @@ MIN_ACCURACY_SECONDS = 1e-6
 #: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
 MAX_OVERHEAD_SECONDS = 20e-6
 #: The largest acceptable difference between the overhead measured after a run and the subtracted one, in seconds.
-LARGEST_SHIFT_SECONDS = 0.5e-6
+MAX_SHIFT_SECONDS = 0.5e-6
 #: Reports give the accuracy only of launches shorter than this, of which 1 us is 1 % or more.
 SHORT_LAUNCH_SECONDS = 100e-6
 
@@ -61,15 +61,15 @@ class Overhead(NamedTuple):
 
 
 @functools.cache
-def _timers() -> dict[str, Timer]:
+def _read_timers() -> dict[str, Timer]:
     columns = [f"{name}_us" for name in Timer._fields]
-    rows = packaged_rows("timers.csv")
+    rows = read_packaged_rows("timers.csv")
     return {row["backend"]: Timer(*(float(row[column]) * 1e-6 for column in columns)) for row in rows}
 
 
 def find_timer(backend: str) -> Timer | None:
     """Return the measured timer of a backend, or None if it has not been measured."""
-    return _timers().get(backend)
+    return _read_timers().get(backend)
 
 
 def is_credible(backend: str, overhead: float) -> bool:
@@ -79,7 +79,7 @@ def is_credible(backend: str, overhead: float) -> bool:
     return low <= overhead <= high
 
 
-def credible_overhead(backend: str, estimate: float | None) -> Overhead:
+def choose_overhead(backend: str, estimate: float | None) -> Overhead:
     """Return the estimate in seconds if it is plausible, else the timer's typical overhead (0 if unknown). Rounded to
     the nanosecond, like logged samples.
     """
@@ -88,7 +88,7 @@ def credible_overhead(backend: str, estimate: float | None) -> Overhead:
     if is_credible(backend, estimate):
         return Overhead(round(estimate, 9))
     timer = find_timer(backend)
-    if timer is None and -LARGEST_SHIFT_SECONDS < estimate < 0:  # noise of a timer without overhead
+    if timer is None and -MAX_SHIFT_SECONDS < estimate < 0:  # noise of a timer without overhead
         return Overhead(0.0)
     used = round(timer.typical, 9) if timer else 0.0
     return Overhead(
@@ -96,18 +96,18 @@ def credible_overhead(backend: str, estimate: float | None) -> Overhead:
     )
 
 
-def timer_accuracy(backend: str, overhead: float) -> float:
+def find_timer_accuracy(backend: str, overhead: float) -> float:
     """Return the error in seconds of short launches after subtraction of this overhead; 0 if unknown."""
     timer = find_timer(backend)
     return timer.accuracy if timer and overhead else 0.0
 
 
-def relative_accuracy(accuracy: float, seconds: float) -> float:
-    """Return the error of a figure as a share of its seconds, from ``timer_accuracy``; 0 if that is unknown."""
+def compute_relative_accuracy(accuracy: float, seconds: float) -> float:
+    """Return the error of a figure as a share of its seconds, from ``find_timer_accuracy``; 0 if that is unknown."""
     return max(accuracy / seconds, MIN_RELATIVE_ACCURACY) if accuracy else 0.0
 
 
-def corrected_window(window: float, overhead: float) -> float:
+def subtract_overhead(window: float, overhead: float) -> float:
     """Return the seconds of a launch, from its window: at least half the window, because shorter launches cannot be
     timed.
     """
@@ -255,7 +255,7 @@ class Measurement(Tabular):
         """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, at a statistic of the
         summary: mean, median, fastest or slowest. Raises ValueError if there is no summary.
         """
-        return self.amount / self._measured(statistic) / TERA
+        return self.amount / self._get_statistic(statistic) / TERA
 
     @property
     def best_rate(self) -> float:
@@ -302,7 +302,7 @@ class Measurement(Tabular):
     @property
     def seconds(self) -> float:
         """Seconds per launch at that statistic."""
-        return self._measured(self.figure)
+        return self._get_statistic(self.figure)
 
     @cached_property
     def interval(self) -> Interval:
@@ -335,14 +335,14 @@ class Measurement(Tabular):
         """The relative error of the timer that all repeats share. Repeat intervals do not include it. Comparisons with
         another instrument or with a launch of another length must.
         """
-        return relative_accuracy(self.timer_accuracy, self.seconds)
+        return compute_relative_accuracy(self.timer_accuracy, self.seconds)
 
     @property
     def relative_half_width(self) -> float:
         """Half the width of the interval, as a share of ``seconds``."""
         return self.interval.half_width / self.seconds
 
-    def _measured(self, statistic: str) -> float:
+    def _get_statistic(self, statistic: str) -> float:
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         return float(getattr(self.summary, statistic))

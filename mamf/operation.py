@@ -21,25 +21,25 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Union, get_args, get_origin, get_type_hints
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.dtypes import DTYPES, canonical_name
+from mamf.dtypes import DTYPES, to_canonical_name
 from mamf.errors import (
-    LARGEST_SEED,
-    LARGEST_SIZE,
+    MAX_SEED,
+    MAX_SIZE,
     UsageError,
     count_values,
     parse_digits,
     require_known,
     require_steps,
+    require_whole_number,
     shorten,
-    whole_number,
 )
 from mamf.kernel import DATA, AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
-from mamf.peaks import fastest_possible_flops, find_peak
+from mamf.peaks import compute_max_flops, find_peak
 from mamf.plans import BURST, CLASSIC, KERNEL_REGIMES, SWEEP, Plan
 
-_KEY = "mamf"
-_WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+_METADATA_KEY = "mamf"
+_BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Parameter:
     default: str = ""
     choices: Collection[Any] = ()
     minimum: int = 1
-    maximum: int = LARGEST_SIZE
+    maximum: int = MAX_SIZE
     keyword: str = ""
     metavar: str = ""
     read: Callable[[str], Any] | None = None
@@ -77,7 +77,7 @@ class Parameter:
     @property
     def is_readable(self) -> bool:
         """Whether its values can be given as text."""
-        return self.read is not None or _required(self.kind) in (str, int, float, bool) or bool(self.choices)
+        return self.read is not None or _strip_optional(self.kind) in (str, int, float, bool) or bool(self.choices)
 
     @property
     def is_switch(self) -> bool:
@@ -85,7 +85,7 @@ class Parameter:
 
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
-        return self.read(text) if self.read else _convert(self.kind, text)
+        return self.read(text) if self.read else _convert_text(self.kind, text)
 
     def parse(self, text: str) -> Any:
         """Convert text to an allowed value. Raises UsageError for any other text."""
@@ -102,25 +102,25 @@ class Parameter:
 
 def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
     """Make the ``metadata`` of a dataclass field: its help and ``more`` attributes of its Parameter."""
-    return {_KEY: {"help": help, **more}}
+    return {_METADATA_KEY: {"help": help, **more}}
 
 
 #: The metadata of the fields that every problem has.
-_OF_EVERY_PROBLEM: Mapping[str, Mapping[str, Any]] = {
+_COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
     "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",
         "minimum": 0,
-        "maximum": LARGEST_SEED,
+        "maximum": MAX_SEED,
         "is_rare": True,
     },
 }
 #: The metadata of a field that follows from other fields, so that it is not a parameter.
-DERIVED: Mapping[str, Any] = {_KEY: None}
+DERIVED: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
-def parameters_of(kind: Any) -> Mapping[str, Parameter]:
+def get_parameters(kind: Any) -> Mapping[str, Parameter]:
     """Return the parameters of a dataclass of shapes or problems, by name."""
     return _read_parameters(kind)
 
@@ -129,12 +129,12 @@ def parameters_of(kind: Any) -> Mapping[str, Parameter]:
 def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
     hints, found = get_type_hints(kind), dict[str, Parameter]()
     for declared in fields(kind):
-        more = declared.metadata.get(_KEY, _OF_EVERY_PROBLEM.get(declared.name, {}))
+        more = declared.metadata.get(_METADATA_KEY, _COMMON_METADATA.get(declared.name, {}))
         if not declared.init or more is None:
             continue
         if get_origin(hints[declared.name]) is Literal:
             more = {"choices": get_args(hints[declared.name]), **more}
-        default = "" if declared.default in (MISSING, None) else _write(declared.default)
+        default = "" if declared.default in (MISSING, None) else _format_default(declared.default)
         found[declared.name] = Parameter(declared.name, hints[declared.name], **{"default": default, **more})
     return found
 
@@ -147,11 +147,11 @@ class DeclaredProblem:
     def __post_init__(self) -> None:
         """Raises UsageError for a value that is not allowed."""
         require_known(("dtype", self.dtype, DTYPES))
-        for name, parameter in parameters_of(type(self)).items():
+        for name, parameter in get_parameters(type(self)).items():
             if parameter.choices:
                 require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
             elif parameter.kind is int:
-                whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
+                require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
             elif parameter.is_switch and not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
 
@@ -160,7 +160,7 @@ class DeclaredProblem:
         return self.dtype
 
 
-def combine(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values, by name. Raises UsageError if there are more than a run may have rows."""
     require_steps(*map(count_values, values.values()))
     return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
@@ -184,28 +184,28 @@ def parse_range(start: int, stop: int, step: int) -> range:
     return sizes
 
 
-def _write(value: object) -> str:
+def _format_default(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _required(kind: Any) -> Any:
+def _strip_optional(kind: Any) -> Any:
     """Return the type of a parameter without None."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))
 
 
-def _convert(kind: Any, text: str) -> Any:
+def _convert_text(kind: Any, text: str) -> Any:
     """Convert text to a value of a type: Literal, optional or plain. Raises UsageError."""
-    required = _required(kind)
+    required = _strip_optional(kind)
     if text.lower() == "none" and required is not kind:
         return None
     if get_origin(required) is Literal:
         return next((each for each in get_args(required) if str(each) == text), text)
     if required is bool:
-        if text.lower() not in _WORDS:
+        if text.lower() not in _BOOL_BY_WORD:
             raise UsageError(f"{shorten(text)!r} is not yes or no")
-        return _WORDS[text.lower()]
+        return _BOOL_BY_WORD[text.lower()]
     if required is int:
         digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit()):
@@ -307,7 +307,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
         """Every combination of the given sizes; other sizes are those of the default shapes."""
         bases: Sequence[Any] = self.default_shapes(backend)
-        return [replace(base, **chosen) for base in bases for chosen in combine(sizes)]
+        return [replace(base, **chosen) for base in bases for chosen in combine_values(sizes)]
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a preset, replaced by ``given`` ones and by fields that follow from these."""
@@ -317,7 +317,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """Return a problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid
         fields.
         """
-        dtype = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
+        dtype = backend.resolve_dtype(to_canonical_name(asked.get("dtype") or backend.default_dtype))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
@@ -373,7 +373,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def shape_record(self, shape: ShapeT) -> dict[str, Any]:
         """Convert a shape to JSON fields for the log."""
-        return plain_fields(shape)
+        return to_plain_dict(shape)
 
     def shape_from_record(self, record: Mapping[str, Any]) -> ShapeT:
         """Read a shape from the fields that ``shape_record`` returns."""
@@ -381,7 +381,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def problem_record(self, problem: ProblemT) -> dict[str, Any]:
         """Convert a problem to JSON fields for the log."""
-        return plain_fields(problem)
+        return to_plain_dict(problem)
 
     def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
         """Read a problem from the fields that ``problem_record`` returns."""
@@ -407,8 +407,8 @@ class Request:
         """Every combination of the fields, with the device's defaults. Raises UsageError."""
         others = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
         base = {name: values[0] for name, values in self.preset.fields.items()}
-        chosen = [{**base, **each} for each in combine(others)]
-        asked = (self.of.complete(preset, given) for preset in chosen for given in combine(self.fields))
+        chosen = [{**base, **each} for each in combine_values(others)]
+        asked = (self.of.complete(preset, given) for preset in chosen for given in combine_values(self.fields))
         return tuple(dict.fromkeys(self.of.problem_for(backend, each) for each in asked))
 
     def labeled_shapes(self, backend: Backend) -> dict[Any, str]:
@@ -419,7 +419,7 @@ class Request:
         return dict.fromkeys(self.of.shapes_of(sizes, backend) if sizes else self.of.default_shapes(backend), "")
 
 
-def plan_of(
+def make_operation_plan(
     of: Operation[Any, Any],
     kernels: Iterable[str],
     problems: Iterable[Any],
@@ -437,14 +437,14 @@ def plan_of(
     return Plan(kind, of.name, tuple(problems), tuple(kernels), tuple(shapes), names, **how)
 
 
-def sizes_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
+def get_size_parameters(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
     """Return the sizes of an operation's shapes, by name."""
-    return parameters_of(of.shape_type)
+    return get_parameters(of.shape_type)
 
 
-def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
+def get_field_parameters(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
     """Return the fields of an operation's problems, by name."""
-    return parameters_of(of.problem_type)
+    return get_parameters(of.problem_type)
 
 
 # Random shapes: the largest size, as a multiple of the size if all are equal; each size is a multiple of one of the
@@ -452,7 +452,7 @@ def fields_of(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
 _MAX_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
-def random_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
+def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
     """Draw ``count`` sizes whose product times ``equal`` is in the range ``terms``: aligned and unaligned ones, for
     even, skinny and huge shapes. If it finds none, all sizes are 1.
     """
@@ -469,7 +469,7 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
     """An operation whose rate counts FLOP and is limited by the device's peak for the dtype."""
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
-        return fastest_possible_flops(info, problem.dtype)
+        return compute_max_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
         """Return the datasheet's FLOP per second; the share of it is MFU."""
@@ -477,6 +477,6 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return None if found is None else found.flops
 
 
-def plain_fields(of: Any) -> dict[str, Any]:
+def to_plain_dict(of: Any) -> dict[str, Any]:
     """Like ``dataclasses.asdict`` for plain values, but five times as fast, because it runs for each row of a log."""
     return {field.name: getattr(of, field.name) for field in fields(of)}

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mamf.backend import DeviceInfo, shared_ways
+from mamf.backend import DeviceInfo, parse_sharing
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.measurement import DATASHEET, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
@@ -30,16 +30,16 @@ HEADROOM_UNKNOWN_CLOCK = 1.25
 # Headroom if it is listed, because clocks are read and set in steps of 15 MHz or more.
 _HEADROOM_KNOWN_CLOCK = 1.02
 # Headroom above the peak at the clock that was read during a row, and if that clock may have fallen during the row (see
-# fastest_at_clock).
+# compute_max_flops_at_clock).
 HEADROOM_OF_READ_CLOCK, HEADROOM_OF_FALLING_CLOCK = 1.02, 1.10
 # No device is faster in float64 than in float32.
 _BOUNDED_BY = {"fp64": "fp32"}
 # FLOP per cycle and unit are multiples of 16; a datasheet's rounding may shift them by 0.5 %.
-_FLOP_STEP, _ROUNDED_PEAK = 16, 0.005
+_FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
 # Upper bounds for a CPU core: FLOP per cycle, and clock. Two 512-bit FMA units do 32 FLOP in float64 and 64 in float32;
 # matrix units (Intel AMX: 1024 multiply-adds; Apple's) do up to 256 in float32 and 2048 in narrower dtypes.
 _CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
-_CORE_FLOP_PER_CYCLE_ELSE = 2048
+_CORE_FLOP_PER_CYCLE_OTHERS = 2048
 _CORE_HZ = 7e9
 
 
@@ -72,7 +72,7 @@ class DatasheetRate(Rate):
 
 
 @functools.cache
-def _rows() -> tuple[DatasheetRate, ...]:
+def _read_peak_rows() -> tuple[DatasheetRate, ...]:
     return tuple(
         DatasheetRate(
             rate=float(row["dense_tflops"] or 0),
@@ -87,7 +87,7 @@ def _rows() -> tuple[DatasheetRate, ...]:
             compute_units=frozenset(map(int, row["compute_units"].split())),
             verified=row["verified"],
         )
-        for row in packaged_rows("peaks.csv")
+        for row in read_packaged_rows("peaks.csv")
     )
 
 
@@ -95,10 +95,10 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
     """Return the peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices that have
     the same name.
     """
-    return _peak_among(_rows_of(device_name, compute_units), DTYPES[dtype].peak_name)
+    return _find_first_peak(_find_device_rows(device_name, compute_units), DTYPES[dtype].peak_name)
 
 
-def peak_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
+def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
     """Return the FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is
     unknown.
 
@@ -107,16 +107,16 @@ def peak_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> flo
     if peak is None or not peak.clock_hz or not compute_units:
         return None
     raw = peak.flops / peak.clock_hz / compute_units
-    whole = _FLOP_STEP * round(raw / _FLOP_STEP)
-    return float(whole) if abs(whole / raw - 1) <= _ROUNDED_PEAK else raw
+    whole = _FLOP_MULTIPLE * round(raw / _FLOP_MULTIPLE)
+    return float(whole) if abs(whole / raw - 1) <= _MAX_ROUNDING_ERROR else raw
 
 
-def listed_peak(device: str, dtype: str) -> DatasheetRate | None:
+def find_listed_peak(device: str, dtype: str) -> DatasheetRate | None:
     """Return the peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
-    return _peak_among((row for row in _rows() if row.device == device), DTYPES[dtype].peak_name)
+    return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].peak_name)
 
 
-def _peak_among(rows: Iterable[DatasheetRate], peak_name: str) -> DatasheetRate | None:
+def _find_first_peak(rows: Iterable[DatasheetRate], peak_name: str) -> DatasheetRate | None:
     return next((row for row in rows if row.dtype == peak_name and row.rate), None)
 
 
@@ -124,32 +124,32 @@ def find_bandwidth(
     device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
 ) -> float | None:
     """Return the theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
-    for row in _rows_of(device_name, compute_units):
+    for row in _find_device_rows(device_name, compute_units):
         if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
             return row.bandwidth_tb * 1e12
     return None
 
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
-def _rows_of(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
+def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
     """Return the rows of the first device whose pattern and units match. Empty for a shared card, because all figures
     are of whole cards.
     """
-    if shared_ways(device_name):
+    if parse_sharing(device_name):
         return ()
-    of_units = (row for row in _rows() if not row.compute_units or compute_units in row.compute_units)
+    of_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
     matching = [row for row in of_units if row.match.search(device_name)]
     return tuple(row for row in matching if row.device == matching[0].device)
 
 
-def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
+def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is
     listed. For a CPU, a bound that no current core exceeds.
     """
     if not info.is_accelerator:
-        per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_ELSE) * _CORE_HZ
+        per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_OTHERS) * _CORE_HZ
         return info.compute_units * per_core if info.compute_units else None
-    peak = _bounding_peak(info, dtype)
+    peak = _find_bounding_peak(info, dtype)
     if peak is None:
         return None
     if peak.clock_hz and info.max_clock_hz:
@@ -159,7 +159,9 @@ def fastest_possible_flops(info: DeviceInfo, dtype: str) -> float | None:
     return peak.flops * HEADROOM_UNKNOWN_CLOCK
 
 
-def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False) -> float | None:
+def compute_max_flops_at_clock(
+    info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False
+) -> float | None:
     """Return the FLOP/s that no row on the device can exceed at ``clock_hz``, the median clock that was read during the
     row; None if no verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
 
@@ -168,39 +170,41 @@ def fastest_at_clock(info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall:
     bursts at the power limit of an H100, with 102.1 and 105.1 %: if the clock falls during a burst, the median reading
     is lower than the clock of most launches. For such bursts the headroom is twice the largest excess.
     """
-    peak = _bounding_peak(info, dtype) if info.is_accelerator else None
+    peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
         return None
     headroom = HEADROOM_OF_FALLING_CLOCK if may_fall else HEADROOM_OF_READ_CLOCK
     return peak.flops * clock_hz / peak.clock_hz * headroom
 
 
-def listed_as(device_name: str) -> str | None:
+def find_listed_device(device_name: str) -> str | None:
     """Return the device of peaks.csv that a name means if it differs only in case or blanks; None if the name matches
     exactly or not at all.
     """
-    return None if any(row.match.search(device_name) for row in _rows()) else matching_device(device_name)
+    return (
+        None if any(row.match.search(device_name) for row in _read_peak_rows()) else match_device_pattern(device_name)
+    )
 
 
-def matching_device(device_name: str, *, by_name_alone: bool = False) -> str | None:
+def match_device_pattern(device_name: str, *, by_name_alone: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
     ``by_name_alone``: ignore devices that need their number of compute units to be recognized.
     """
     usual = " ".join(device_name.split())
-    rows = () if shared_ways(device_name) else _rows()
+    rows = () if parse_sharing(device_name) else _read_peak_rows()
     possible = (row for row in rows if not (by_name_alone and row.compute_units))
     return next((row.device for row in possible if re.search(row.match.pattern, usual, re.IGNORECASE)), None)
 
 
-def _bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
+def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
     """Return the verified peak that bounds a dtype: its own, or that of a dtype that is never slower.
 
     In fp16 and fp8 consumer boards are twice as fast with 16-bit accumulation, which a global flag enables, so the
     higher peak is the bound.
     """
-    own, rows = DTYPES[dtype].peak_name, _rows_of(info.name, info.compute_units)
+    own, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
     for name in (own, _BOUNDED_BY.get(own, own)):
-        listed = (_peak_among(rows, each) for each in (name, f"{name}_acc16"))
+        listed = (_find_first_peak(rows, each) for each in (name, f"{name}_acc16"))
         if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
             return max(verified, key=lambda peak: peak.flops)
     return None
@@ -222,14 +226,14 @@ class NamedDevice:
 
     @functools.cached_property
     def words(self) -> frozenset[str]:
-        return _words(" ".join(self.names))
+        return _split_words(" ".join(self.names))
 
 
 @functools.cache
-def named_devices() -> tuple[NamedDevice, ...]:
+def read_named_devices() -> tuple[NamedDevice, ...]:
     """Return all devices in peaks.csv, in its order."""
     return tuple(
-        NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in packaged_rows("device_names.csv")
+        NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in read_packaged_rows("device_names.csv")
     )
 
 
@@ -243,17 +247,17 @@ def find_devices(name: str) -> list[NamedDevice]:
 
     Raises UsageError with similar names if none applies.
     """
-    devices, words = named_devices(), _words(name)
-    if equal := [each for each in devices if _letters(name) in map(_letters, (each.device, *each.names))]:
+    devices, words = read_named_devices(), _split_words(name)
+    if equal := [each for each in devices if _normalize(name) in map(_normalize, (each.device, *each.names))]:
         return equal
-    if equal := [each for each in devices if words and _letters(name) == _letters(each.name.partition(" ")[2])]:
+    if equal := [each for each in devices if words and _normalize(name) == _normalize(each.name.partition(" ")[2])]:
         return equal
     if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
         return [each for each in having if all(each.words <= other.words for other in having)] or having
-    pattern = matching_device(name, by_name_alone=True)
+    pattern = match_device_pattern(name, by_name_alone=True)
     if matching := [each for each in devices if each.device == pattern]:
         return matching
-    if pattern or shared_ways(name):
+    if pattern or parse_sharing(name):
         raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
@@ -261,11 +265,11 @@ def find_devices(name: str) -> list[NamedDevice]:
     raise UsageError(f"unknown device {shorten(name)!r}{hint}")
 
 
-def _letters(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
-def _words(name: str) -> frozenset[str]:
+def _split_words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
 
 
@@ -295,7 +299,7 @@ class ContributedRate(Rate):
 
 
 @functools.cache
-def contributed_rates() -> tuple[ContributedRate, ...]:
+def read_contributed_rates() -> tuple[ContributedRate, ...]:
     """Return all contributed ceilings that ship with this package."""
     return tuple(
         ContributedRate(
@@ -311,11 +315,11 @@ def contributed_rates() -> tuple[ContributedRate, ...]:
             lowest=float(row["lowest"]),
             **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
         )
-        for row in packaged_rows(CONTRIBUTED)
+        for row in read_packaged_rows(CONTRIBUTED)
     )
 
 
-def contributed_for(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
+def find_contributed_rates(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
     """Return the contributed ceilings of such devices for a dtype, as named by ``label_dtype``."""
     wanted = device, compute_units, dtype
-    return [each for each in contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]
+    return [each for each in read_contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]

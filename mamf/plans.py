@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from mamf.errors import (
-    LARGEST_SEED,
+    MAX_SEED,
     UsageError,
     require_known,
     require_seconds,
     require_share,
-    require_some,
     require_steps,
-    whole_number,
+    require_values,
+    require_whole_number,
 )
 from mamf.statistics import FigureError, Interval
 
@@ -100,11 +100,11 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         require_known(("order", self.order, ORDERS))
-        whole_number("reference_every", self.reference_every)
-        whole_number("warmup_launches", self.warmup_launches, 0)
-        whole_number("timed_launches", self.timed_launches)
-        whole_number("ranks", self.ranks, 0)
-        whole_number("rank", self.rank, 0, max(0, self.ranks - 1))
+        require_whole_number("reference_every", self.reference_every)
+        require_whole_number("warmup_launches", self.warmup_launches, 0)
+        require_whole_number("timed_launches", self.timed_launches)
+        require_whole_number("ranks", self.ranks, 0)
+        require_whole_number("rank", self.rank, 0, max(0, self.ranks - 1))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class GuardOptions:
     rounds: int
 
     def __post_init__(self) -> None:
-        whole_number("rounds", self.rounds, 1, MAX_ROUNDS)
+        require_whole_number("rounds", self.rounds, 1, MAX_ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Claim:
                 "with the lower end first"
             )
         # Only a crafted log has more degrees of freedom, with which computing would take long.
-        whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
+        require_whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class VerifyOptions:
     operations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        whole_number("number", self.number, 0)
+        require_whole_number("number", self.number, 0)
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.options is None and self.kind == SWEEP:
             object.__setattr__(self, "options", SweepOptions())
-        require_some("problems", self.problems, object)
-        require_some("kernels", self.kernels, str)
-        require_some("regimes", self.regimes, str)
+        require_values("problems", self.problems, object)
+        require_values("kernels", self.kernels, str)
+        require_values("regimes", self.regimes, str)
         require_share("precision", self.precision)
         require_known(("clock", self.clock, CLOCKS))
         if self.budget_seconds is not None:
@@ -217,14 +217,14 @@ class Plan:
         if self.is_search:
             require_known(*(("regime for a ceiling", name, CEILINGS) for name in self.regimes))
         else:
-            require_some("shapes", self.shapes, object)
+            require_values("shapes", self.shapes, object)
         if self.seconds is not None:
             require_seconds("seconds", self.seconds)
         if self.layers and len(self.layers) != len(self.shapes):
             raise UsageError(f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one per shape, or none")
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
-            whole_number("seed", problem.seed, 0, LARGEST_SEED)
+            require_whole_number("seed", problem.seed, 0, MAX_SEED)
         for name in self.regimes:
             require_regime(name)
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.measurement import TERA, Measurement
-from mamf.peaks import fastest_at_clock, find_peak, peak_per_cycle
+from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
 from mamf.plans import BURST, CLASSIC
 
 #: If a larger share of samples is impossible, the others are not used either.
@@ -42,7 +42,7 @@ def split_impossible(
     return possible, impossible
 
 
-def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
+def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
     """Return why a row is implausible, or None. The row's status is ignored.
 
     ``limit``: the FLOP or bytes per second that the device cannot exceed for this work; None if unknown.
@@ -54,10 +54,10 @@ def why_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> 
         return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
     if not possible:
         return "it has no samples"
-    return _why_beyond_clock(row, info) if limit else _why_suspect(row, info, possible)
+    return _explain_beyond_clock(row, info) if limit else _explain_suspect(row, info, possible)
 
 
-def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
+def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     """Return why a row's rate is more than its clock allows; None if it is not, or if the clock is not known well
     enough.
 
@@ -71,7 +71,7 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None
     may_fall = row.regime == BURST and bool(conditions.throttle_reasons)
-    bound = fastest_at_clock(info, dtype, clock, may_fall=may_fall)
+    bound = compute_max_flops_at_clock(info, dtype, clock, may_fall=may_fall)
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None
     return (
@@ -80,7 +80,7 @@ def _why_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     )
 
 
-def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
+def _explain_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
     """Return why the timer may have missed launches on an accelerator without a known peak, or None. No sample is
     dropped, because the correct ones are not known. A host's timer cannot miss a launch.
 
@@ -91,21 +91,21 @@ def _why_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) 
     if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MAX_IMPOSSIBLE * len(possible)):
         return None
     return (
-        f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and without a "
-        f"known peak of {info.name} it is unclear which are correct"
+        f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and without "
+        f"a known peak of {info.name} it is unclear which are correct"
     )
 
 
 @functools.cache
-def _by_architecture() -> dict[tuple[str, str], float]:
+def _read_flop_per_cycle() -> dict[tuple[str, str], float]:
     return {
         (row["architecture"], dtype): float(row["flop"])
-        for row in packaged_rows("flop_per_cycle.csv")
+        for row in read_packaged_rows("flop_per_cycle.csv")
         for dtype in row["dtypes"].split()
     }
 
 
-def flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
+def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP that one compute unit can do in a clock cycle, or None if it is unknown.
 
     From ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out architectures whose products
@@ -115,21 +115,21 @@ def flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     known = DTYPES.get(dtype)
     if known is None:
         return None
-    listed = _by_architecture().get((info.architecture or "", known.peak_name))
-    return listed or peak_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
+    listed = _read_flop_per_cycle().get((info.architecture or "", known.peak_name))
+    return listed or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
 
 
-def rate_of_units(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
+def compute_max_rate(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
     """FLOP/s of all compute units at a clock, if they use every cycle; None if a factor is unknown."""
-    of_unit = flop_per_cycle(info, dtype)
+    of_unit = find_flop_per_cycle(info, dtype)
     return info.compute_units * of_unit * clock_hz if of_unit and info.compute_units and clock_hz else None
 
 
-def cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
+def compute_cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
     """Return the share of all compute units' cycles that a rate in FLOP/s takes at a clock, or None if a factor is
     unknown.
 
     Units that a launch leaves idle count as cycles that it does not use.
     """
-    possible = rate_of_units(info, dtype, clock_hz)
+    possible = compute_max_rate(info, dtype, clock_hz)
     return rate / possible if possible else None

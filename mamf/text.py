@@ -12,7 +12,7 @@ import unicodedata
 
 _NOT_PLAIN = re.compile(r"[^ -~]")
 # Control characters, invisible or direction-changing characters, lone surrogates, line separators.
-_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 # OWASP's rule against CSV injection, including full-width signs.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
@@ -46,25 +46,25 @@ class Link(str):
         return made
 
 
-def without_markup(text: str) -> str:
+def strip_markup(text: str) -> str:
     """``text`` as people read it: if it is Markup, without links, escapes and emphasis."""
     return _MARKED.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """``text`` in one line, with invisible characters escaped: ``\\x1b`` for Escape, ``\\n`` for a line end."""
-    return _NOT_PLAIN.sub(_escaped_if_unseen, text)
+    return _NOT_PLAIN.sub(_escape_if_invisible, text)
 
 
-def visible_lines(text: str) -> str:
+def escape_invisible_in_lines(text: str) -> str:
     """Like ``visible``, for text of several lines: line ends are kept."""
-    return "\n".join(map(visible, text.split("\n")))
+    return "\n".join(map(escape_invisible, text.split("\n")))
 
 
 _MIN_WIDTH = 8
 
 
-def wrapped(line: str, width: int | None, indent: int = 4) -> str:
+def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
     """Break a line at blanks if it is longer than ``width``, and indent the lines after the first."""
     if width is None or len(line) <= width:
         return line
@@ -79,28 +79,28 @@ def wrapped(line: str, width: int | None, indent: int = 4) -> str:
     return "\n".join(own + part for part in parts)
 
 
-def _escaped_if_unseen(found: re.Match[str]) -> str:
+def _escape_if_invisible(found: re.Match[str]) -> str:
     character = found[0]
-    is_unseen = unicodedata.category(character) in _UNSEEN
+    is_unseen = unicodedata.category(character) in _INVISIBLE_CATEGORIES
     return character.encode("unicode_escape").decode() if is_unseen else character
 
 
-def csv_cell(value: object) -> object:
+def to_csv_cell(value: object) -> object:
     """Convert a value for csv.writer: numbers unchanged, an apostrophe in front of text that looks like a formula."""
     if value is None or isinstance(value, (int, float)):
         return value
-    text = visible(str(value))
+    text = escape_invisible(str(value))
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
-def markdown_text(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """``text`` escaped for use within a line of markdown, such as a cell or part of a heading."""
     if isinstance(text, Markup):
         return text
-    escaped = _INLINE.sub(lambda found: "".join(f"\\{each}" for each in found[0]), visible(text))
+    escaped = _INLINE.sub(lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible(text))
     return _ENTITY.sub("&amp;", escaped).replace("<", "&lt;")
 
 
-def markdown_line(text: str) -> str:
+def escape_markdown_line(text: str) -> str:
     """``text`` escaped as a whole line of markdown that starts no block."""
-    return text if isinstance(text, Markup) else _BEGINS_BLOCK.sub(lambda found: f"{found[0]}\\", markdown_text(text))
+    return text if isinstance(text, Markup) else _BEGINS_BLOCK.sub(lambda found: f"{found[0]}\\", escape_markdown(text))

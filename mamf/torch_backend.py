@@ -17,7 +17,7 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry, Unavailable, shared_name
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry, Unavailable, add_sharing_to_name
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
@@ -33,7 +33,7 @@ _SPINS_IN_TRAIN = 8
 _FLUSHES_AHEAD = 20
 
 
-def torch_dtype(name: str) -> torch.dtype:
+def to_torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype that stores ``name``: tf32 is float32 in memory."""
     dtype = getattr(torch, "float32" if name == "tf32" else name)
     assert isinstance(dtype, torch.dtype)
@@ -54,11 +54,11 @@ class TorchOperandPool(OperandPool):
 
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> torch.Tensor:
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.dtype != torch_dtype(dtype) or buffer.numel() < elements:
+        if buffer is None or buffer.dtype != to_torch_dtype(dtype) or buffer.numel() < elements:
             buffer = None
             self._buffers.pop(name, None)
             require_memory(self._backend, elements * DTYPES[dtype].itemsize)
-            buffer = torch.empty(elements, dtype=torch_dtype(dtype), device=self._backend.device)
+            buffer = torch.empty(elements, dtype=to_torch_dtype(dtype), device=self._backend.device)
             if fill:
                 self._fill(buffer, name)
             self._buffers[name] = buffer
@@ -74,12 +74,12 @@ class TorchOperandPool(OperandPool):
             buffer.random_(-128, 128, generator=generator)
             return
         if buffer.dtype.itemsize > 1:
-            draw(buffer, self._data, generator)
+            fill_random(buffer, self._data, generator)
             return
         for chunk in buffer.split(_FILL_CHUNK):
             values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
-            draw(values, self._data, generator)
-            chunk.copy_(as_int8_range(values, self._data) if buffer.dtype == torch.int8 else values)
+            fill_random(values, self._data, generator)
+            chunk.copy_(scale_to_int8(values, self._data) if buffer.dtype == torch.int8 else values)
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
@@ -89,7 +89,7 @@ def require_memory(backend: Backend, nbytes: int) -> None:
         raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
 
-def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
+def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
     """Fill ``values`` in place. ``data``: normal (mean 0, deviation 1), wide (normal, times powers of two), uniform (-1
     to 1), integers (-2 to 2) or zeros.
     """
@@ -106,7 +106,7 @@ def draw(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
         values.zero_()
 
 
-def as_int8_range(values: torch.Tensor, data: str) -> torch.Tensor:
+def scale_to_int8(values: torch.Tensor, data: str) -> torch.Tensor:
     """Scale normal (to 4 sigma) and uniform values to -127..127 and round them; other data are integers already."""
     scale = {"normal": 127 / 4, "uniform": 127.0}.get(data, 1.0)
     return values.mul_(scale).round_().clamp_(-127, 127)
@@ -133,7 +133,7 @@ class TorchBackend(Backend):
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
-        self.info = replace(info, name=shared_name(info.name, self.sharing()))
+        self.info = replace(info, name=add_sharing_to_name(info.name, self.sharing()))
         # A cache size that is measured later (mamf.engine.traits) only enlarges the flush: a larger cache may exist.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
 
@@ -274,12 +274,12 @@ class AcceleratorBackend(TorchBackend):
         return int(free + cached)
 
     def allocated_memory(self) -> int | None:
-        return self._requested("current", self.vendor().memory_allocated)
+        return self._read_requested_bytes("current", self.vendor().memory_allocated)
 
     def peak_memory(self) -> int | None:
-        return self._requested("peak", self.vendor().max_memory_allocated)
+        return self._read_requested_bytes("peak", self.vendor().max_memory_allocated)
 
-    def _requested(self, moment: str, allocated: Callable[[int], int]) -> int:
+    def _read_requested_bytes(self, moment: str, allocated: Callable[[int], int]) -> int:
         """Return the bytes requested, which do not depend on the allocator's cache; if unknown, the bytes allocated."""
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)

@@ -20,8 +20,8 @@ from typing import Any
 
 from mamf.contribution.known_ceilings import FIGURES, SHIPPED
 from mamf.errors import UsageError
-from mamf.files import write_whole
-from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, listed_peak
+from mamf.files import write_atomically
+from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, find_listed_peak
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Accelerators that share rows of peaks.csv, or the name, with another device.
@@ -51,7 +51,7 @@ def checked(row: Mapping[str, Any]) -> Published:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    write_whole(ROOT / "mamf" / SHIPPED, csv_text(read_published(ROOT / "results")))
+    write_atomically(ROOT / "mamf" / SHIPPED, csv_text(read_published(ROOT / "results")))
 
 
 def read_published(results: Path) -> list[Published]:
@@ -94,7 +94,7 @@ def bounded(figures: Iterable[Published]) -> Iterator[tuple[NamedDevice, Publish
             devices = find_devices(figure["device"] or figure["accelerator"])
         except UsageError:  # not listed
             continue
-        peak = listed_peak(devices[0].device, figure["dtype"]) if len(devices) == 1 else None
+        peak = find_listed_peak(devices[0].device, figure["dtype"]) if len(devices) == 1 else None
         if peak and figure["tflops"] <= peak.rate * HEADROOM_UNKNOWN_CLOCK:
             yield devices[0], figure
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.measurement import Measurement, find_timer, relative_accuracy
+from mamf.measurement import Measurement, compute_relative_accuracy, find_timer
 from mamf.plugins.discovery import make_kernel, open_backend, operation
 
 # What a train queues beside the launch: the flush of the cache.
@@ -112,7 +112,7 @@ def compare_with_profiler(backend: Backend) -> bool:
     is_right = True
     for case, row in zip(CASES, rows, strict=True):
         theirs = profiled_seconds(backend, case)
-        allowed = theirs * relative_accuracy(timer.accuracy, theirs)
+        allowed = theirs * compute_relative_accuracy(timer.accuracy, theirs)
         difference = row.seconds - theirs
         is_right &= abs(difference) <= allowed
         figures = (theirs, row.seconds + row.timer_overhead, row.seconds)

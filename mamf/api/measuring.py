@@ -33,11 +33,11 @@ from mamf.engine.runner import Named
 from mamf.engine.search.grid import plan_for
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import fit_traits
-from mamf.errors import DeviceError, MamfWarning, UsageError, require_some
+from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
 from mamf.kinds.driver import Run
 from mamf.logs.found import cache_ceiling
 from mamf.measurement import Measurement
-from mamf.operation import Operation, Parameter, Request, fields_of, plan_of, sizes_of
+from mamf.operation import Operation, Parameter, Request, get_field_parameters, get_size_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, kernel_for, reference_kernels
@@ -263,7 +263,7 @@ def measure_kernels(
     else:
         one = kernel_for(opened, problems[0], *names or ())
         chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
-    plan = plan_of(
+    plan = make_operation_plan(
         found,
         dict(chosen),
         problems,
@@ -347,7 +347,7 @@ def as_tuple(name: str, given: Any, kind: type = str, max_values: int | None = N
     if given is None:
         return None
     values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
-    require_some(name, values, kind)
+    require_values(name, values, kind)
     if max_values is not None and len(values) > max_values:
         raise UsageError(f"{name} {', '.join(map(str, values))}: this call takes one value; call it once per value")
     return values
@@ -366,8 +366,10 @@ def problems_and_shapes(
     device's defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises
     UsageError, or TypeError for an unknown parameter.
     """
-    sizes, fields = _values_of(sizes_of(of), parameters), _values_of(fields_of(of), parameters)
-    known = {each.keyword or each.name for each in (*sizes_of(of).values(), *fields_of(of).values())}
+    sizes, fields = _values_of(get_size_parameters(of), parameters), _values_of(get_field_parameters(of), parameters)
+    known = {
+        each.keyword or each.name for each in (*get_size_parameters(of).values(), *get_field_parameters(of).values())
+    }
     for name in parameters.keys() - known:
         own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
         raise _unknown_keyword(call, name, sorted(known | own))
@@ -377,7 +379,7 @@ def problems_and_shapes(
     for name, values in fields.items():
         as_tuple(name, values, object, max_values)
     if whole:
-        require_some("shapes", whole, of.shape_type)
+        require_values("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):
         both = ("shapes", sizes) if whole and sizes else ("problem", fields)
         raise UsageError(f"{both[0]} cannot be combined with {', '.join(both[1])}: give one or the other")

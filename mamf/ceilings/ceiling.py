@@ -26,9 +26,9 @@ from mamf.measurement import (
     RateSource,
     RateT,
     Tabular,
+    compute_relative_accuracy,
     find_rate,
     label_dtype,
-    relative_accuracy,
 )
 from mamf.plans import SUSTAINED, Plan
 from mamf.statistics import (
@@ -343,7 +343,7 @@ def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
     ceiling = ceiling_of(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
         return 0.0
-    return math.hypot(row.accuracy, relative_accuracy(row.timer_accuracy, ceiling.seconds))
+    return math.hypot(row.accuracy, compute_relative_accuracy(row.timer_accuracy, ceiling.seconds))
 
 
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
@@ -353,7 +353,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     drift, ceiling = compute_drift(row, ceilings), ceiling_of(row, ceilings)
     if drift is None or ceiling is None:
         return False
-    return abs(drift) > STATE_TOLERANCE + relative_accuracy(row.timer_accuracy, ceiling.seconds)
+    return abs(drift) > STATE_TOLERANCE + compute_relative_accuracy(row.timer_accuracy, ceiling.seconds)
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:

@@ -25,7 +25,7 @@ from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
-from mamf.text import wrapped
+from mamf.text import wrap_line
 
 #: How long threads may keep running after a command has ended.
 _LONGEST_END_SECONDS = 5.0
@@ -240,9 +240,9 @@ def _parser(given: Sequence[str]) -> Parser:
 def _overview() -> str:
     """Return the list of commands in groups, one line each."""
     width = terminal_columns()
-    lines = ["usage: mamf COMMAND [OPTION ...]", "", wrapped(_DESCRIPTION, width, 0)]
+    lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
     for group, names in GROUPS.items():
-        lines += ["", f"{group}:", *(wrapped(f"  {name:<12} {COMMANDS[name]}", width, 15) for name in names)]
+        lines += ["", f"{group}:", *(wrap_line(f"  {name:<12} {COMMANDS[name]}", width, 15) for name in names)]
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 

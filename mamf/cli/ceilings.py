@@ -19,7 +19,7 @@ from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
-from mamf.operation import plan_of
+from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import CACHES_OF_MEMORY, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import operation_called
@@ -142,7 +142,7 @@ def _bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
     kernels = [name for name, _ in choose_kernels(of, backend)]
     seconds = _SECONDS[len(regimes)]
-    return plan_of(
+    return make_operation_plan(
         of, kernels, [problem], shapes[:1] or of.default_shapes(backend)[-1:], regimes, FIND, budget_seconds=seconds
     )
 

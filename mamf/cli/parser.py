@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mamf.cli.terminal import say_lines, say_wrapped, terminal_columns
-from mamf.text import wrapped
+from mamf.text import wrap_line
 
 #: Options that few people need: only --help-all prints them.
 RARE = {
@@ -182,7 +182,7 @@ def _narrowed(examples: str, width: int | None) -> str:
         command, comment = re.fullmatch(r"(\s*\S.*?)(?:\s{2,}(\S.*))?|", line).groups()  # type: ignore[union-attr]
         is_too_long = width is not None and len(line) > width
         lines += [f"    # {comment}", command] if is_too_long and comment else [line]
-    return "\n".join(wrapped(line, width) for line in lines)
+    return "\n".join(wrap_line(line, width) for line in lines)
 
 
 class NeededUnless(argparse._StoreAction):

@@ -18,7 +18,16 @@ from mamf.backend import Backend
 from mamf.cli.parser import Parser, filled, value_of
 from mamf.cli.terminal import OPTIONS, add, bound, read, warn
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
-from mamf.operation import Operation, Parameter, Preset, Request, fields_of, parse_range, plan_of, sizes_of
+from mamf.operation import (
+    Operation,
+    Parameter,
+    Preset,
+    Request,
+    get_field_parameters,
+    get_size_parameters,
+    make_operation_plan,
+    parse_range,
+)
 from mamf.plans import Plan, asked_regimes
 
 AnyOperation = Operation[Any, Any]
@@ -84,7 +93,7 @@ def add_parameters(
     parser.conflict_handler = "resolve"
     if has_shapes:
         group = parser.add_argument_group(f"shapes of {of.name}", "Several values are measured in every combination.")
-        for size in sizes_of(of).values():
+        for size in get_size_parameters(of).values():
             _add_parameter(group, size, "size", True, defaults.get(size.name))
         add(group, "--shapes", help=f"complete shapes, such as {of.shape_example}")
         if presets := of.presets():
@@ -95,7 +104,7 @@ def add_parameters(
         for action in group._group_actions:
             action.is_parameter = True  # type: ignore[attr-defined]
     group = parser.add_argument_group(f"problem of {of.name}")
-    for each in fields_of(of).values():
+    for each in get_field_parameters(of).values():
         if each.name == "dtype":
             usual = OPTIONS["--dtype"].default if each.default == "bfloat16" else each.default
             add(group, "--dtype", default_text=usual, nargs="+" if several else None)
@@ -159,10 +168,10 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
 
 def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
     """Return the request that the options describe. Raises UsageError for errors that show without a device."""
-    sizes = dict(_given(options, sizes_of(of).values(), "size"))
+    sizes = dict(_given(options, get_size_parameters(of).values(), "size"))
     shapes = tuple(dict.fromkeys(map(of.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _preset_of(of, options, sizes)
-    for parameter in sizes_of(of).values():
+    for parameter in get_size_parameters(of).values():
         if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
             named = "--shapes" if shapes else f"{of.preset_parameter.option} {options.preset}"
             raise UsageError(
@@ -172,7 +181,10 @@ def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
         raise UsageError(f"{of.preset_parameter.option} cannot be combined with --shapes: use one of them")
     require_steps(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
-    fields = {**({"dtype": dtypes} if dtypes else {}), **dict(_given(options, fields_of(of).values(), "field"))}
+    fields = {
+        **({"dtype": dtypes} if dtypes else {}),
+        **dict(_given(options, get_field_parameters(of).values(), "field")),
+    }
     texts = getattr(options, "set", None) or ()
     for name in {text.partition("=")[0] for text in texts} & fields.keys():
         if getattr(options, f"field_{name}", None) == getattr(options, "usual", {}).get(name):
@@ -198,7 +210,7 @@ def read_fields(
     of: AnyOperation, texts: Iterable[str], given: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> dict[str, Sequence[Any]]:
     """Read texts such as ``direction=fwd,bwd`` and add them to the ``given`` values. Raises UsageError."""
-    known, found = fields_of(of), dict(given)
+    known, found = get_field_parameters(of), dict(given)
     for text in texts:
         name, equals, values = text.partition("=")
         require_known((f"field of {of.name}", name, known))
@@ -253,7 +265,7 @@ def make_plan(
     labels = request.labeled_shapes(backend)
     names = {each.name for each in fields(Plan)} - {"operation", "shapes"}
     named = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    return plan_of(
+    return make_operation_plan(
         request.of,
         kernels,
         request.problems(backend),

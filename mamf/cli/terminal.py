@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from mamf.backend import Backend
 from mamf.errors import FORMATS, PATIENCE_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
 from mamf.plans import CEILINGS, CLOCKS
-from mamf.text import visible, visible_lines, wrapped
+from mamf.text import escape_invisible, escape_invisible_in_lines, wrap_line
 
 if TYPE_CHECKING:
     from mamf.report.document import Document
@@ -61,12 +61,12 @@ def reports_to(stream: TextIO) -> Iterator[None]:
 
 def say(line: str, to: TextIO | None = None) -> None:
     """Print a line, by default to the stream for reports."""
-    _write(f"{visible(line)}\n", to or stdout())
+    _write(f"{escape_invisible(line)}\n", to or stdout())
 
 
 def say_lines(text: str) -> None:
     """Print a text that consists of whole lines, such as a report."""
-    _write(visible_lines(text), stdout())
+    _write(escape_invisible_in_lines(text), stdout())
 
 
 def warn(line: str) -> None:
@@ -77,7 +77,7 @@ def warn(line: str) -> None:
 
 def say_wrapped(line: str, to: TextIO) -> None:
     """Print a line, broken at blanks where it is wider than the terminal."""
-    _write(f"{wrapped(visible(line), terminal_columns(to))}\n", to)
+    _write(f"{wrap_line(escape_invisible(line), terminal_columns(to))}\n", to)
 
 
 def _write(text: str, stream: TextIO) -> None:

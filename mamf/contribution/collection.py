@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import shared_ways
+from mamf.backend import parse_sharing
 from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
 from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -114,7 +114,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     ceiling, or all rows and ceilings of another operation. A log of a split or shared card has none.
     """
     plan = log.plan
-    if shared_ways(log.header["device"]["name"]):  # the tables compare whole cards
+    if parse_sharing(log.header["device"]["name"]):  # the tables compare whole cards
         return []
     if plan.is_search:
         return [_make_rate(log, place, PRODUCTS, *each) for each in _pair_with_rows(log, log.all_ceilings)]

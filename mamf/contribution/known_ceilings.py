@@ -20,7 +20,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.dtypes import canonical_name
+from mamf.dtypes import to_canonical_name
 from mamf.errors import (
     PEAK_SOURCES,
     IncomparableError,
@@ -32,7 +32,7 @@ from mamf.errors import (
     require_known,
     shorten,
 )
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.measurement import DATASHEET, PUBLISHED, Rate
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import is_of_products
@@ -40,11 +40,11 @@ from mamf.peaks import (
     ContributedRate,
     DatasheetRate,
     NamedDevice,
-    contributed_for,
-    contributed_rates,
+    find_contributed_rates,
     find_devices,
+    find_listed_peak,
     find_peak,
-    listed_peak,
+    read_contributed_rates,
 )
 from mamf.plans import CEILINGS
 from mamf.plugins.discovery import open_backend
@@ -97,7 +97,7 @@ def peak(
             raise UsageError("give a device or a name, not both")
         return peaks_by_name(name, dtype, regime, source)[0]
     backend = resolve_backend(device)
-    info, dtype = backend.info, backend.resolve_dtype(canonical_name(dtype or backend.default_dtype))
+    info, dtype = backend.info, backend.resolve_dtype(to_canonical_name(dtype or backend.default_dtype))
     finders = {
         "measured": lambda: _find_measured(backend, dtype, regime),
         "contributed": lambda: _find_contributed(info, dtype, regime, anyway),
@@ -117,7 +117,7 @@ def peaks_by_name(
 ) -> list[Rate]:
     """Return all known figures of a device by name, the one that :func:`peak` returns first. Raises the same errors."""
     devices = find_devices(name)
-    for each in [canonical_name(dtype)] if dtype else _USUAL_DTYPES:
+    for each in [to_canonical_name(dtype)] if dtype else _USUAL_DTYPES:
         known = [_known_rates(device, each, regime, source) for device in devices]
         if any(known):
             return _require_one_figure(name, devices, known)
@@ -134,7 +134,7 @@ def _known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSourc
     sources = [
         _first(_find_max_contributed(device, regime, each) for each in dtypes),
         _first(_find_published(device, each) for each in dtypes),
-        _first(_describe_datasheet_rate(listed_peak(device.device, each), device.name, each) for each in dtypes),
+        _first(_describe_datasheet_rate(find_listed_peak(device.device, each), device.name, each) for each in dtypes),
         _first(_find_max_contributed(device, other, each) for each in dtypes),
     ]
     known = [each for each in sources if each and source in (None, each.source)]
@@ -221,7 +221,7 @@ def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -
 
 def _contributed_rates_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
     """Return the contributed rates of these devices. Rates with fast accumulation only if there are no others."""
-    rows = [row for row in contributed_rates() if row.device in names and row.regime == regime]
+    rows = [row for row in read_contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
@@ -274,7 +274,7 @@ def published_rates() -> dict[tuple[str, str], dict[str, str]]:
     Column ``statistic``: how the figure was chosen and from how many. ``accelerator``: its publisher's name for it.
     The texts come from other people: escape them before use in a page.
     """
-    return {(row["device"], row["dtype"]): row for row in packaged_rows(SHIPPED)}
+    return {(row["device"], row["dtype"]): row for row in read_packaged_rows(SHIPPED)}
 
 
 def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
@@ -297,7 +297,7 @@ def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
     """Compare a ceiling with those of other cards of its model and power limit. Empty if none is known."""
     if not is_of_products(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""
-    for known in contributed_for(device["name"], device["compute_units"], ceiling.dtype):
+    for known in find_contributed_rates(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
             cards = f"{known.cards} cards from {known.lowest:.4g} to" if known.cards > 1 else "one card at"
             return f"{known.device} in results/: {cards} {known.rate:.4g} TFLOPS; this card {ceiling.rate:.4g}"

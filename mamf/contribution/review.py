@@ -23,7 +23,7 @@ from mamf.contribution.rules import (
     check_private_texts,
 )
 from mamf.errors import RunLogError, UsageError, shorten
-from mamf.files import numbered
+from mamf.files import number_path
 from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
@@ -222,7 +222,7 @@ def find_free_place(review: Review, root: Path) -> Path:
     """
     if review.place is None:
         raise UsageError(f"{review.path} has no place in {root.name}/: 'mamf results check' says why")
-    for target in (root / place for place in numbered(review.place)):
+    for target in (root / place for place in number_path(review.place)):
         if not target.exists():
             break
         if review_log(target).samples & review.samples:

@@ -19,7 +19,7 @@ from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
 from mamf.dtypes import DTYPES
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import STATISTICS, FinderRun
 from mamf.logs.recording import End, Header
@@ -32,9 +32,9 @@ from mamf.logs.run_log import (
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_credible
 from mamf.operations.unknown import is_of_products, operation_called
-from mamf.peaks import contributed_rates, fastest_possible_flops, listed_as, matching_device
+from mamf.peaks import compute_max_flops, find_listed_device, match_device_pattern, read_contributed_rates
 from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
-from mamf.plausibility import cycles_used, split_impossible, why_implausible
+from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
 
 TIERS = ("complete", "interrupted", "legacy")
 # Only rows of approximate kernels have these details: such a kernel skips work, or multiplies in another dtype.
@@ -174,7 +174,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
     for info in devices.values():
         if usual := _find_usual_spelling(info.name):
             yield Finding("device", f"{info.name} is usually spelled {usual}: keep the name that torch reports", 1)
-        facts = _read_device_facts().get(matching_device(info.name) or "")
+        facts = _read_device_facts().get(match_device_pattern(info.name) or "")
         if facts is None or not info.is_accelerator or info.backend == SIMULATED:
             continue
         if info.vendor.casefold() != facts["vendor"]:
@@ -190,14 +190,14 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
     """Read the vendor, backends and memory sizes in GB of each device in peaks.csv, by its name there."""
-    return {row["name"]: row for row in packaged_rows("devices.csv")}
+    return {row["name"]: row for row in read_packaged_rows("devices.csv")}
 
 
 def _find_usual_spelling(name: str) -> str | None:
     """Return the known name that differs from ``name`` only in case, blanks and punctuation, or None."""
-    known = {_keep_letters(each.device): each.device for each in contributed_rates()}
+    known = {_keep_letters(each.device): each.device for each in read_contributed_rates()}
     usual = known.get(_keep_letters(name), name)
-    return listed_as(name) if usual == name else usual
+    return find_listed_device(name) if usual == name else usual
 
 
 def _keep_letters(name: str) -> str:
@@ -237,7 +237,7 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
         yield Finding("missing-row", "the log has no figures")
     limit = None
     if run.dtype in DTYPES and run.device:
-        limit = fastest_possible_flops(DeviceInfo("legacy", 0, run.device, ""), run.dtype)
+        limit = compute_max_flops(DeviceInfo("legacy", 0, run.device, ""), run.dtype)
     for line, row in enumerate((*run.rows, *run.best.values()), start=2):
         for name, tflops in row.tflops.items():
             if name not in STATISTICS or not 0 < tflops < math.inf:
@@ -261,7 +261,7 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("row-mismatch", message, line)
         seen, info = row.conditions, evidence.log.device(row.device)
         if row.ok and seen.cycles_used is not None:
-            used = cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
+            used = compute_cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
             if not values_agree(seen.cycles_used, used):
                 message = f"{row.shape}: cycles_used differs from what the row's rate and true clock give"
                 yield Finding("row-mismatch", message, line)
@@ -348,7 +348,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
             yield Finding("implausible", message, line)
-        elif reason := why_implausible(row, info, limit):
+        elif reason := explain_implausible(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
 

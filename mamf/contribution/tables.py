@@ -31,7 +31,7 @@ from mamf.plans import CEILINGS
 from mamf.report.document import Column, Table, csv_text, interval_cell, sensor_columns, significant, work_line
 from mamf.report.formats import table_text
 from mamf.report.shares import described_title, share_of
-from mamf.text import Markup, markdown_line, markdown_text
+from mamf.text import Markup, escape_markdown, escape_markdown_line
 
 _NOTE = "`mamf results table` writes this page from the logs; do not edit it."
 _INTRODUCTION = f"""# Results
@@ -80,14 +80,14 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
     def column(dtype: str) -> Column[str]:
-        return Column("", markdown_text(dtype), lambda folder: _format_rates(rates.get((folder, dtype), {})), Markup)
+        return Column("", escape_markdown(dtype), lambda folder: _format_rates(rates.get((folder, dtype), {})), Markup)
 
     dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
     ranked = sorted(
         parts, key=lambda folder: [-max(rates.get((folder, dtype), {"": 0.0}).values()) for dtype in dtypes]
     )
     links = {
-        folder: f"[{markdown_text(_device_name(part))}]({quote(folder)}/README.md)" for folder, part in parts.items()
+        folder: f"[{escape_markdown(_device_name(part))}]({quote(folder)}/README.md)" for folder, part in parts.items()
     }
     table: Table[str] = Table([Column("", "accelerator", links.get, Markup, left=True), *map(column, dtypes)], ranked)
     return "\n".join([_INTRODUCTION, table_text(table), _PUBLISHED])
@@ -117,7 +117,7 @@ def _device_page(part: Collection) -> str:
     legacy = sorted(part.legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
-        f"# {markdown_text(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
+        f"# {escape_markdown(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
         _format_section("Ceilings", ceiling_columns(), find_leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
         _format_section(attention_title, [*attention_columns(), log_column()], select_attention(ranked[SHARES])),
         *(_kernel_section(operation, entries) for operation, entries in best.items()),
@@ -206,9 +206,9 @@ def attention_columns() -> list[Column[ResultRate]]:
 
 
 def _kernel_section(title: str, entries: Sequence[ResultRate]) -> str:
-    counts = markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
+    counts = escape_markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
     columns = [*kernel_columns(), log_column()]
-    return _format_section(markdown_text(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
+    return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
 
 def kernel_columns() -> list[Column[ResultRate]]:
@@ -217,7 +217,9 @@ def kernel_columns() -> list[Column[ResultRate]]:
 
     return [
         text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
-        Column("", "rate", lambda entry: f"**{significant(entry.rate)}** {markdown_text(entry.row.work.unit)}", Markup),
+        Column(
+            "", "rate", lambda entry: f"**{significant(entry.rate)}** {escape_markdown(entry.row.work.unit)}", Markup
+        ),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),

@@ -23,7 +23,7 @@ from mamf.kernel import Prepared
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.operation import kernels_for
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.peaks import contributed_for
+from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey, SweepOptions
 
 #: M = N = K of a probe's first and of its largest matmul. A CPU starts smaller: it emulates some dtypes, and would take
@@ -114,7 +114,7 @@ def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: Matm
     """Return the kernels that a quick search compares: all, unless results/ says which one won on such a card. Then
     only the default, the winner, and those that need no compilation.
     """
-    known = contributed_for(backend.info.name, backend.info.compute_units, label_dtype(problem))
+    known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
     winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
     if not any(each.name in winners for each in kernels):
         return list(kernels)

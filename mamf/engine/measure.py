@@ -13,10 +13,10 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status, timer_accuracy
+from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
 from mamf.operations.unknown import operation_called
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
-from mamf.plausibility import cycles_used, split_impossible, why_implausible
+from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
 from mamf.statistics import figure_of, known_median, summarize, two_levels
 
 #: Whether to measure the clock of a row with this rate (FLOP per second).
@@ -155,7 +155,7 @@ class _Run:
         # Round as the log does, so that figures computed from it are identical. No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
-        accuracy = timer_accuracy(self.regime.backend.name, taken.timer_overhead)
+        accuracy = find_timer_accuracy(self.regime.backend.name, taken.timer_overhead)
         possible, impossible = split_impossible(seconds, work.amount, self.fastest_possible, accuracy)
         levels, alternation = two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # the power controller alternates between two clocks
@@ -179,10 +179,10 @@ class _Run:
         info = self.regime.backend.info
         if taken.clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
             clock_hz = float(round(taken.clock_hz))
-            used = cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
+            used = compute_cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
-        if reason := why_implausible(row, info, self.fastest_possible):
+        if reason := explain_implausible(row, info, self.fastest_possible):
             return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.repeatability_of(self.problem))
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, resolve_backend
-from mamf.dtypes import canonical_name
-from mamf.errors import MamfError, MamfWarning, UsageError, shorten, whole_number
+from mamf.dtypes import to_canonical_name
+from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number, shorten
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
@@ -45,11 +45,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     if by_dtype is flops and "ceiling" in given:
         raise UsageError("ceiling is for one dtype: leave it out when flops_per_step is given by dtype")
     for dtype, each in by_dtype.items():
-        canonical_name(dtype)
+        to_canonical_name(dtype)
         _require_amount("flops_per_step", each)
     _require_amount("tokens_per_step", given.get("tokens_per_step", 1))
     for name in _MIN_VALUES.keys() & given.keys():
-        whole_number(name, given[name], _MIN_VALUES[name])
+        require_whole_number(name, given[name], _MIN_VALUES[name])
     if given.get("world_size", 1) % given.get("model_parallel", 1):
         raise UsageError(f"model_parallel {given['model_parallel']} must divide world_size")
     ceiling_flops(given.get("ceiling", TERA))
@@ -297,7 +297,7 @@ class Meter:
         return _to_number(tokens), _to_number(samples), total, at_peak, at_ceiling
 
     def _resolve_dtype(self, dtype: str) -> str:
-        return self.backend.resolve_dtype(canonical_name(dtype))
+        return self.backend.resolve_dtype(to_canonical_name(dtype))
 
     def _make_figures(
         self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error, shorten, whole_number
+from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error, require_whole_number, shorten
 from mamf.integrations.flop_counter import StepCounter
 from mamf.integrations.meter import Meter, check_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
-from mamf.text import visible
+from mamf.text import escape_invisible
 
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback does not take, because it finds the values itself.
@@ -38,7 +38,7 @@ _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 def warn(line: str) -> None:
     """Warn in one line. Raises nothing, even if warnings are turned into errors."""
     with suppress(Warning):
-        warnings.warn(visible(line), MamfWarning, stacklevel=2)
+        warnings.warn(escape_invisible(line), MamfWarning, stacklevel=2)
 
 
 def never_raises(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ class MeteredCallback:
         if not callable(tokens):
             require_tokens(tokens)
         if samples is not None and not callable(samples):
-            whole_number("samples", samples)
+            require_whole_number("samples", samples)
         self.options = {name: each for name, each in options.items() if each is not None}
         self.amounts = (tokens, samples)
         self.training: Any = None

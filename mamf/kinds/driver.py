@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mamf.backend import Advice
 from mamf.engine.runner import Setup, Strategy
-from mamf.errors import DeviceLostError, first_line
+from mamf.errors import DeviceLostError, get_first_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import kind_of
 from mamf.logs.recording import (
@@ -137,7 +137,7 @@ class Run(Setup):
                 reason = "by the user"
                 raise
             except Exception as error:
-                reason = first_line(error)
+                reason = get_first_line(error)
                 if isinstance(error, DeviceLostError):
                     self.on_lost(error.row)
                     self._write(error.row)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from mamf.backend import DeviceInfo, shared_ways
+from mamf.backend import DeviceInfo, parse_sharing
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.entries import (
@@ -340,7 +340,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_of_card=not any(map(shared_ways, names)))]
+    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Cards of one model differ by several percent.

@@ -20,8 +20,8 @@ from typing import Any
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.errors import MamfError, first_line
-from mamf.files import make_folder, write_whole
+from mamf.errors import MamfError, get_first_line
+from mamf.files import make_folder, write_atomically
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import version_in_use
 from mamf.measurement import label_dtype
@@ -53,7 +53,7 @@ def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
         for reason in _copy_to_cache(path):
             warn(f"not cached for mamf peak: {reason}")
     except (MamfError, OSError) as error:
-        warn(f"not cached for mamf peak: {first_line(error)}")
+        warn(f"not cached for mamf peak: {get_first_line(error)}")
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         if kept is None or _rank(own) >= _rank(kept):
             if target.is_symlink():
                 target.unlink()
-            write_whole(target, content)
+            write_atomically(target, content)
         else:
             reasons = ("its interval is unknown", "its find was interrupted", "it is older")
             differs = [ours != theirs for ours, theirs in zip(_rank(own), _rank(kept), strict=True)]

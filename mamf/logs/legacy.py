@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from mamf.errors import RunLogError
-from mamf.files import create_whole
+from mamf.files import create_atomically
 from mamf.logs.records import json_values, read_record
 from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.machine.environment import tool_version
@@ -90,7 +90,7 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
     Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full. No partial file is
     left.
     """
-    create_whole(path, (f"{_ENCODER.encode(record)}\n" for record in _records(run)))
+    create_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _records(run)))
 
 
 def _records(run: FinderRun) -> Iterator[dict[str, Any]]:

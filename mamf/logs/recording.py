@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Struct, defstruct
 from msgspec import UnsetType as Missing
 
-from mamf.backend import Backend, DeviceInfo, Unavailable, shared_ways
+from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, tool_version
-from mamf.measurement import LARGEST_SHIFT_SECONDS, Measurement
+from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
 from mamf.plans import (
@@ -227,7 +227,7 @@ def find_new_sharing(backend: Backend) -> dict[str, Any]:
         now = backend.sharing()
     except Exception:  # the device failed, which has already ended the run with a reason
         return {}
-    new = [way for way in now if way not in shared_ways(backend.info.name)]
+    new = [way for way in now if way not in parse_sharing(backend.info.name)]
     return {"shared_after": new} if new else {}
 
 
@@ -235,7 +235,7 @@ def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     """Return a warning if the timer's overhead after the run differs from the one subtracted, else an empty string."""
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
-    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= LARGEST_SHIFT_SECONDS:
+    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= MAX_SHIFT_SECONDS:
         return ""
     before = timed[-1].timer_overhead
     share = abs(after - before) / min(row.seconds for row in timed)

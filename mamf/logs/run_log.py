@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mamf.backend import DeviceInfo, shared_name
+from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LARGEST_SIZE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, TOO_LONG, MamfError, RunLogError
+from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, TOO_LONG, MamfError, RunLogError
 from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
@@ -288,7 +288,7 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
         read = read_record(header, Header)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
-        if any(isinstance(size, int) and abs(size) > LARGEST_SIZE for each in devices for size in each.values()):
+        if any(isinstance(size, int) and abs(size) > MAX_SIZE for each in devices for size in each.values()):
             raise ValueError("a number in the device's record has more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
@@ -352,7 +352,7 @@ def add_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> di
     if not summary or not summary.get("shared_after"):
         return header
     device = header["device"]
-    return header | {"device": device | {"name": shared_name(device["name"], summary["shared_after"])}}
+    return header | {"device": device | {"name": add_sharing_to_name(device["name"], summary["shared_after"])}}
 
 
 # -- several devices --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
-from mamf.files import create_whole, make_folder
+from mamf.files import create_atomically, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
@@ -50,7 +50,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         line = encode_record("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or --resume it")
-        writer = cls(create_whole(path, line, is_numbered))
+        writer = cls(create_atomically(path, line, is_numbered))
         writer._keep(line)
         try:
             writer._open()
@@ -136,7 +136,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         for folder in (self._place.parent, Path(tempfile.gettempdir())):
             try:
                 make_folder(folder)
-                self.path = self._place = create_whole(folder / self._place.name, whole, is_numbered=True)
+                self.path = self._place = create_atomically(folder / self._place.name, whole, is_numbered=True)
                 self._open()
                 return f"{change}: the whole log is now {self.path}"
             except (MamfError, OSError) as error:

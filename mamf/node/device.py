@@ -16,7 +16,7 @@ from mamf.errors import UnavailableError
 from mamf.kinds.driver import Run
 from mamf.measurement import Measurement
 from mamf.node.logs import ALONE, VERIFIED, log_path
-from mamf.operation import plan_of
+from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
@@ -122,7 +122,7 @@ class DeviceRun:
         shapes: Iterable[Any] = [self._sizes.copy]
         if part == "bandwidth":
             shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]
-        plan = plan_of(
+        plan = make_operation_plan(
             of,
             dict(chosen),
             problems,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from mamf.backend import Backend
-from mamf.errors import UnavailableError, UsageError, first_line
+from mamf.errors import UnavailableError, UsageError, get_first_line
 
 #: Each launcher's environment variables for the rank, the number of ranks, the rank within its node, and the node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
@@ -74,7 +74,9 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
             timeout=timedelta(seconds=seconds),
         )
     except Exception as error:
-        raise UnavailableError(f"the ranks did not connect: {first_line(error)}; start them with torchrun") from None
+        raise UnavailableError(
+            f"the ranks did not connect: {get_first_line(error)}; start them with torchrun"
+        ) from None
     try:
         yield
     finally:

@@ -15,12 +15,12 @@ from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM, Ceiling
 from mamf.errors import RunLogError, UsageError, describe_error
-from mamf.files import write_whole
+from mamf.files import write_atomically
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
 from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
-from mamf.peaks import contributed_for
+from mamf.peaks import find_contributed_rates
 
 #: The parts of a device's run in order, with one log each: first those of a single device, then those of all together.
 ALONE = ("find", "bandwidth", "copies")
@@ -57,7 +57,7 @@ class NodeRun:
             "not_together": scrub(self.not_together),
             "failures": {str(index): scrub(reason) for index, reason in self.failures.items()},
         }
-        write_whole(folder / RUN, json.dumps(record, indent=1) + "\n")
+        write_atomically(folder / RUN, json.dumps(record, indent=1) + "\n")
 
 
 def read_run(folder: Path) -> NodeRun | None:
@@ -278,7 +278,7 @@ def contributed_baseline(devices: Iterable[Device]) -> Baseline:
     """Return a baseline from the contributed ceilings for the names, builds and dtypes of these devices."""
     cards = []
     for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:
-        rows = contributed_for(name, build[0], dtype)
+        rows = find_contributed_rates(name, build[0], dtype)
         figures = {row.regime: row.rate for row in rows if row.power_limit_watts == build[1]}
         cards += [Device(0, name=name, dtype=dtype, figures=figures)] if figures else []
     return Baseline("the contributed ceilings of this model", cards)

@@ -41,7 +41,7 @@ from mamf.operations.whole_products import (
     verify_special_product,
     whole_verdict,
 )
-from mamf.torch_backend import torch_dtype
+from mamf.torch_backend import to_torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
 _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
@@ -274,7 +274,7 @@ def quantized_operand(
     backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
 ) -> Quantized:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports."""
-    e4m3, format = torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
+    e4m3, format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
     nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
     return quantize(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mamf.dtypes import slope_tolerance
+from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL, Verdict, WrongCells
 from mamf.operations.matmul.shapes import ProductProblem
 from mamf.operations.operand_sets import fresh_signs, one_thread, verify_beside_special
@@ -89,7 +89,7 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
     # The norm of A (B x) of a small matmul may be small by chance; on average it is that of C.
     slope = _ratio(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
-    steepest = slope_tolerance(problem.dtype, problem.fast_accumulation)
+    steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
     steepest += math.sqrt(2 * _RARITY / freedom) * max(problem.rounding, error)

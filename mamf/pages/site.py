@@ -18,7 +18,7 @@ from mamf.contribution.collection import ResultRate, kernel_title, select_attent
 from mamf.contribution.review import folder_name
 from mamf.contribution.tables import attention_columns, entry_columns, kernel_columns, text_column
 from mamf.errors import UsageError
-from mamf.files import make_folder, write_whole
+from mamf.files import make_folder, write_atomically
 from mamf.logs.records import significant_digits
 from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, SiteData, SiteLog, read_site_data
@@ -116,12 +116,12 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     make_folder(output / _DEVICES)
     # Write the list first, so that the next build can delete the files of an interrupted one.
-    write_whole(output / LIST, "\n".join(sorted(old | set(texts))))
+    write_atomically(output / LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
-        write_whole(output / name, text)
+        write_atomically(output / name, text)
     for name in old - set(texts):
         (output / name).unlink()
-    write_whole(output / LIST, "\n".join(sorted(texts)))
+    write_atomically(output / LIST, "\n".join(sorted(texts)))
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------

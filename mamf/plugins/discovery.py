@@ -31,7 +31,7 @@ from mamf.errors import (
     describe_error,
     plugin_errors,
     require_known,
-    require_some,
+    require_values,
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
@@ -353,7 +353,7 @@ def choose_kernels(
     """
     if names is None:
         return _find_available(of, backend)
-    require_some("kernels", names, str)
+    require_values("kernels", names, str)
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
         each = make_kernel(of, name)

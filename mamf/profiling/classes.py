@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.profiling.traces import ON_DEVICE, Event, Union, length, merge_intervals
 
 UNCLASSIFIED = "unclassified"
@@ -56,7 +56,7 @@ def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     - ``framework``: torch's own work, if no other rule gives a class.
     """
     by: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
-    for row in packaged_rows("profiling/classes.csv"):
+    for row in read_packaged_rows("profiling/classes.csv"):
         pattern = rf".*_({row['pattern']})_.*" if row["by"] == "word" else row["pattern"]
         by[row["by"]].append((re.compile(pattern), row["class"]))
     return by

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from mamf.errors import RunLogError, UsageError
-from mamf.files import create_whole
+from mamf.files import create_atomically
 from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.logs.writer import encode_record
@@ -89,7 +89,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
             values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
             lines.append(encode_record(record, values))
     lines.append(encode_record("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
-    return create_whole(path, b"".join(lines), is_numbered=True)
+    return create_atomically(path, b"".join(lines), is_numbered=True)
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mamf.errors import UnavailableError, describe_error, first_line
+from mamf.errors import UnavailableError, describe_error, get_first_line
 from mamf.profiling.classes import MODULE
 from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, fold_name
 
@@ -87,7 +87,7 @@ class MemoryWatch:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self.remark = f"no memory snapshot: {first_line(error)}"
+            self.remark = f"no memory snapshot: {get_first_line(error)}"
 
 
 def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:

@@ -25,7 +25,7 @@ from mamf.report.document import (
     significant,
 )
 from mamf.statistics import CONFIDENCE, Interval
-from mamf.text import visible
+from mamf.text import escape_invisible
 
 _HOST_CLOCK = "host clock"
 # An interval of a ratio whose ends lie further apart, one over the other, says nothing.
@@ -296,7 +296,7 @@ def junit(found: GuardResult, suite: str, seconds: float) -> str:
     counts = found.counts()
     top = ElementTree.Element(
         "testsuite",
-        name=visible(suite),
+        name=escape_invisible(suite),
         tests=str(len(found.rows)),
         failures=str(counts["regression"]),
         errors=str(counts["failed"]),
@@ -304,10 +304,10 @@ def junit(found: GuardResult, suite: str, seconds: float) -> str:
         time=f"{seconds:.3f}",
     )
     for row in found.rows:
-        case = ElementTree.SubElement(top, "testcase", classname=visible(f"{suite}.{row.entry.kernel}"))
-        case.set("name", visible(describe_row(row)))
+        case = ElementTree.SubElement(top, "testcase", classname=escape_invisible(f"{suite}.{row.entry.kernel}"))
+        case.set("name", escape_invisible(describe_row(row)))
         if row.outcome in _JUNIT:
-            ElementTree.SubElement(case, _JUNIT[row.outcome], message=visible(describe_outcome(row)))
-    ElementTree.SubElement(top, "system-out").text = visible(verdict_line(found))
+            ElementTree.SubElement(case, _JUNIT[row.outcome], message=escape_invisible(describe_outcome(row)))
+    ElementTree.SubElement(top, "system-out").text = escape_invisible(verdict_line(found))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

@@ -18,7 +18,7 @@ from mamf.backend import describe_sharing
 from mamf.kernel import Work
 from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
-from mamf.text import csv_cell, markdown_text, visible
+from mamf.text import escape_invisible, escape_markdown, to_csv_cell
 
 DASH = "-"
 #: In place of an interval that is wider than +-50 %.
@@ -82,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 def shortened(text: str) -> str:
     """Return the first 100 characters of a text, in one line."""
-    return textwrap.shorten(visible(text), 100, placeholder=" ...")
+    return textwrap.shorten(escape_invisible(text), 100, placeholder=" ...")
 
 
 def split_shared(titles: Sequence[str]) -> tuple[list[str], str]:
@@ -110,7 +110,7 @@ def whole(value: float | None) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """Aligned columns for a terminal."""
-    lines = [[visible(cell) for cell in line] for line in (columns, *rows)]
+    lines = [[escape_invisible(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
 
     def aligned(line: Sequence[str]) -> str:
@@ -139,7 +139,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned
 
 
 def _cell(text: str) -> str:
-    return " ".join(markdown_text(text).split())
+    return " ".join(escape_markdown(text).split())
 
 
 def label_kernel(name: str, header: Mapping[str, Any]) -> str:
@@ -184,8 +184,8 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     if rows:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(csv_cell, rows[0]))
-        writer.writerows([csv_cell(row.get(name)) for name in rows[0]] for row in rows)
+        writer.writerow(map(to_csv_cell, rows[0]))
+        writer.writerows([to_csv_cell(row.get(name)) for name in rows[0]] for row in rows)
     return text.getvalue()
 
 

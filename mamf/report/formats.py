@@ -9,7 +9,7 @@ from typing import Any
 
 from mamf.report.document import Column, Details, Document, Table, csv_text, table
 from mamf.report.document import markdown as markdown_table
-from mamf.text import Markup, markdown_line, visible, wrapped
+from mamf.text import Markup, escape_invisible, escape_markdown_line, wrap_line
 
 _GAP = 2
 
@@ -46,7 +46,7 @@ def _terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str
 
 
 def _lines(texts: Iterable[str], width: int | None) -> str:
-    return "".join(f"{wrapped(visible(text), width)}\n" for text in texts)
+    return "".join(f"{wrap_line(escape_invisible(text), width)}\n" for text in texts)
 
 
 def _cut(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
@@ -65,7 +65,7 @@ def shortened(text: str, room: int) -> str:
 
 
 def _width(column: Column[Any], rows: Sequence[Any]) -> int:
-    return max(len(visible(text)) for text in (column.title, *map(column.cell, rows)))
+    return max(len(escape_invisible(text)) for text in (column.title, *map(column.cell, rows)))
 
 
 def fitting(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
@@ -125,7 +125,7 @@ def table_text(table: Table[Any]) -> str:
 
 
 def _bold(text: str) -> str:
-    return f"**{markdown_line(text.strip())}**\n" if text else ""
+    return f"**{escape_markdown_line(text.strip())}**\n" if text else ""
 
 
 def _list(texts: Iterable[str]) -> str:
@@ -133,7 +133,7 @@ def _list(texts: Iterable[str]) -> str:
     lines = []
     for text in texts:
         indent = "  " if text.startswith(" ") else ""
-        lines.append(text if isinstance(text, Markup) else f"{indent}- {markdown_line(text.strip())}")
+        lines.append(text if isinstance(text, Markup) else f"{indent}- {escape_markdown_line(text.strip())}")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -31,7 +31,7 @@ from mamf.report.charts.picture import (
     with_visible_texts,
 )
 from mamf.report.document import Answer, Block, Document, Lines, Table
-from mamf.text import visible, without_markup
+from mamf.text import escape_invisible, strip_markup
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -147,7 +147,7 @@ def _template(name: str) -> Template:
 def _harmless(value: Any) -> Any:
     """Show the invisible characters of texts that are not our markup; the templates escape them."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
-    return visible(without_markup(value)) if is_text else value
+    return escape_invisible(strip_markup(value)) if is_text else value
 
 
 def _kind_of(part: Part) -> str:
@@ -161,7 +161,7 @@ def _table_parts(table: Table[Any]) -> dict[str, Any]:
     columns = table.top_columns
 
     def cell(text: str, column: Any) -> dict[str, Any]:
-        return {"text": without_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
+        return {"text": strip_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
 
     heads = [cell(column.title, column) for column in columns]
     return {"heads": heads, "rows": [[cell(column.cell(row), column) for column in columns] for row in table.top_rows]}

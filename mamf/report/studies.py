@@ -19,7 +19,7 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.overlap import OTHER, PRODUCTS
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
-from mamf.plausibility import flop_per_cycle, rate_of_units
+from mamf.plausibility import compute_max_rate, find_flop_per_cycle
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
 from mamf.report.charts.logs import failures, machine
 from mamf.report.document import (
@@ -117,13 +117,13 @@ def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> It
         clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
         yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.origin}{clock}")
     name, clock_hz = "units at the requested clock", row.conditions.clock_hz if row is not None else None
-    rate = rate_of_units(info, dtype, clock_hz)
+    rate = compute_max_rate(info, dtype, clock_hz)
     if rate is None or not clock_hz:
-        is_known = flop_per_cycle(info, dtype) and info.compute_units
+        is_known = find_flop_per_cycle(info, dtype) and info.compute_units
         missing = "no sensor reads the clock" if is_known else "their FLOP per cycle are unknown"
         yield WaterfallStep(name, None, missing)
         return
-    per_cycle = flop_per_cycle(info, dtype)
+    per_cycle = find_flop_per_cycle(info, dtype)
     product = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock_hz / 1e6:.0f} MHz that the driver requests"
     is_above = peak is not None and peak.clock_hz and clock_hz > peak.clock_hz
     yield WaterfallStep(name, rate / TERA, product + (", more than the datasheet's clock" if is_above else ""))
@@ -134,7 +134,7 @@ def _at_true_clock(name: str, row: Measurement | None, info: DeviceInfo, cause: 
     clock_hz = _true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
-    rate = rate_of_units(info, row.problem.dtype, clock_hz)
+    rate = compute_max_rate(info, row.problem.dtype, clock_hz)
     parts = [f"{clock_hz / 1e6:.0f} MHz", cause]
     return WaterfallStep(name, rate and rate / TERA, ": ".join(part for part in parts if part))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mamf.backend import Backend, Telemetry, Unavailable, shared_name, shared_ways
+from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import Checked
@@ -67,7 +67,7 @@ class BackendContract(_OnBackend):
     def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
-        assert info.name == shared_name(backend.device_name(backend.index), shared_ways(info.name))
+        assert info.name == add_sharing_to_name(backend.device_name(backend.index), parse_sharing(info.name))
         for bytes_ in (info.memory_bytes, info.cache_bytes):
             assert bytes_ is None or bytes_ > 1024
         assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11

@@ -6,10 +6,10 @@ import pytest
 
 from mamf.api.measuring import sweep
 from mamf.backend import DeviceInfo, Elapsed, Unavailable
-from mamf.files import packaged_rows
+from mamf.files import read_packaged_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.peaks import find_peak, peak_per_cycle
-from mamf.plausibility import cycles_used, flop_per_cycle, why_implausible
+from mamf.peaks import compute_flop_per_cycle, find_peak
+from mamf.plausibility import compute_cycles_used, explain_implausible, find_flop_per_cycle
 from mamf.testing import Physics, SimulatedBackend
 
 SHAPES = [MatmulShape(4096, 4096, 4096), MatmulShape(8192, 8192, 8192), MatmulShape(2048, 2048, 2048)]
@@ -61,7 +61,7 @@ def test_stamps_are_not_in_the_train_that_gives_the_figure():
     assert with_clock.samples == without.samples
 
 
-@pytest.mark.parametrize("row", packaged_rows("flop_per_cycle.csv"), ids=lambda row: row["dtypes"])
+@pytest.mark.parametrize("row", read_packaged_rows("flop_per_cycle.csv"), ids=lambda row: row["dtypes"])
 def test_the_table_agrees_with_datasheets(row):
     """Where a datasheet's clock is listed, its peak is the table's figure times clock and units."""
     units = {"sm_80": ("NVIDIA A100-SXM4-80GB", 108), "sm_90": ("NVIDIA H100 80GB HBM3", 132)}
@@ -70,23 +70,23 @@ def test_the_table_agrees_with_datasheets(row):
     name, count = units[row["architecture"]]
     dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32", "fp64": "float64"}
     for dtype in row["dtypes"].split():
-        listed = peak_per_cycle(find_peak(name, dtypes.get(dtype, dtype), count), count)
+        listed = compute_flop_per_cycle(find_peak(name, dtypes.get(dtype, dtype), count), count)
         assert listed is None or listed == pytest.approx(float(row["flop"]), rel=0.01)
 
 
 def test_an_architecture_that_is_not_listed_takes_its_datasheets_clock():
     card = replace(H100, architecture="sm_99")
-    assert flop_per_cycle(card, "bfloat16") == 4096
-    assert flop_per_cycle(replace(card, name="Nobody's"), "bfloat16") is None
-    assert cycles_used(800e12, replace(card, name="Nobody's"), "bfloat16", 1.6e9) is None
-    assert cycles_used(800e12, H100, "bfloat16", None) is None
+    assert find_flop_per_cycle(card, "bfloat16") == 4096
+    assert find_flop_per_cycle(replace(card, name="Nobody's"), "bfloat16") is None
+    assert compute_cycles_used(800e12, replace(card, name="Nobody's"), "bfloat16", 1.6e9) is None
+    assert compute_cycles_used(800e12, H100, "bfloat16", None) is None
 
 
 def test_a_rate_that_the_true_clock_excludes_is_implausible():
     (row,) = sweep([SHAPES[1]], backend=SimulatedBackend(), kernel=KERNEL, problem=MatmulProblem(), clock="all")
-    assert why_implausible(row, H100, 1e15) is None
+    assert explain_implausible(row, H100, 1e15) is None
     slow = replace(row, conditions=replace(row.conditions, true_clock_hz=1.2e9))
-    assert "its clock of 1200 MHz allows" in why_implausible(slow, H100, 1e15)
+    assert "its clock of 1200 MHz allows" in explain_implausible(slow, H100, 1e15)
 
 
 class Broken:

@@ -745,7 +745,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
         contributed(info.name, info.compute_units, None, 1.0, regime=regime, kernel=kernel)
         for regime, kernel in won.items()
     ]
-    monkeypatch.setattr("mamf.peaks.contributed_rates", lambda: rows)
+    monkeypatch.setattr("mamf.peaks.read_contributed_rates", lambda: rows)
     plan, kernels = plan_for(backend, MatmulProblem(), is_quick=True)
     assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
     _, kernels = plan_for(backend, MatmulProblem())

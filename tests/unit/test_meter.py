@@ -153,7 +153,7 @@ def test_a_device_that_nobody_knows_stops_nothing(card):
 
 def test_a_warning_recommends_a_call_that_gives_a_ceiling(card, monkeypatch):
     row = contributed(card.info.name, 66, 350.0, 700.0)
-    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: [row])
+    monkeypatch.setattr(known_ceilings, "read_contributed_rates", lambda: [row])
     with pytest.warns(UserWarning, match=re.escape("mamf.peak(anyway=True)")):
         meter_of(card, ceiling=None)
     found = train(card, meter_of(card, ceiling=mamf.peak(card, anyway=True)))

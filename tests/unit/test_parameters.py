@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from mamf.errors import MAX_STEPS, UsageError, parse_size
-from mamf.operation import DERIVED, DeclaredProblem, combine, describe, parameters_of
+from mamf.operation import DERIVED, DeclaredProblem, combine_values, describe, get_parameters
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Problem(DeclaredProblem):
     dtype: str = "bfloat16"
 
 
-PARAMETERS = parameters_of(Problem)
+PARAMETERS = get_parameters(Problem)
 
 
 def test_a_field_declares_its_option_and_default():
@@ -75,7 +75,7 @@ def test_a_problem_has_allowed_values(fields, message):
 
 
 def test_values_are_combined_but_not_without_bound():
-    assert list(combine({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
-    assert list(combine({})) == [{}]
+    assert list(combine_values({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
+    assert list(combine_values({})) == [{}]
     with pytest.raises(UsageError, match="rows exceed the limit of"):
-        combine({"a": range(MAX_STEPS), "b": [1, 2]})
+        combine_values({"a": range(MAX_STEPS), "b": [1, 2]})

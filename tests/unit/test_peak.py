@@ -13,7 +13,7 @@ from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError
 from mamf.logs import found
 from mamf.logs.run_log import read_run_log
-from mamf.peaks import contributed_rates
+from mamf.peaks import read_contributed_rates
 from mamf.testing import SimulatedBackend
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -151,8 +151,10 @@ def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
 
 
 def test_fast_accumulation_counts_where_nothing_else_is_known_and_is_told(monkeypatch):
-    rows = [row for row in contributed_rates() if (row.device, row.dtype) != ("NVIDIA H100 80GB HBM3", "float8_e4m3fn")]
-    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: rows)
+    rows = [
+        row for row in read_contributed_rates() if (row.device, row.dtype) != ("NVIDIA H100 80GB HBM3", "float8_e4m3fn")
+    ]
+    monkeypatch.setattr(known_ceilings, "read_contributed_rates", lambda: rows)
     alone = mamf.peak(device(name="NVIDIA H100 80GB HBM3"), "float8_e4m3fn")
     assert alone.tflops == pytest.approx(1390.39)
     assert "fast accumulation" in alone.description
@@ -171,7 +173,7 @@ def test_another_build_or_power_limit_is_refused_unless_told(change, told):
 
 def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch):
     row = contributed("AMD EPYC", 2, None, 0.13, "float32", "burst")
-    monkeypatch.setattr(known_ceilings, "contributed_rates", lambda: [row])
+    monkeypatch.setattr(known_ceilings, "read_contributed_rates", lambda: [row])
     cpu = device(name="AMD EPYC", compute_units=2, power_limit_watts=None, uuid_hash=None, is_accelerator=False)
     with pytest.raises(UnavailableError, match="no float32 peak is known for AMD EPYC"):
         mamf.peak(cpu, "float32", regime="burst", anyway=True)

@@ -11,7 +11,7 @@ from mamf import peaks
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
-from mamf.peaks import fastest_possible_flops, find_bandwidth, find_peak, named_devices
+from mamf.peaks import compute_max_flops, find_bandwidth, find_peak, read_named_devices
 from mamf.plugins.discovery import operation
 
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
@@ -31,7 +31,7 @@ BY_UNITS = {
 
 def devices():
     """Every device in peaks.csv with the name that its driver reports, which is listed first."""
-    for each in named_devices():
+    for each in read_named_devices():
         own = [known for start, known in BY_UNITS.items() if each.device.startswith(start)]
         yield each.device, *(own[0] if own else (each.names[0], None))
 
@@ -40,7 +40,7 @@ DEVICES = list(devices())
 
 
 def rows_found(name, units=None):
-    return peaks._rows_of(name, units)
+    return peaks._find_device_rows(name, units)
 
 
 @pytest.mark.parametrize(("device", "name", "units"), DEVICES)
@@ -88,7 +88,7 @@ def test_an_unverified_figure_is_shown_as_such_and_bounds_nothing(device, name, 
             continue
         assert peak.is_verified is (known.peak_name not in unverified)
         assert peak.is_verified is ("unverified" not in peak.origin) is ("unverified" not in peak.tier)
-        bound = fastest_possible_flops(info, dtype)
+        bound = compute_max_flops(info, dtype)
         assert (bound is not None) is (peak.is_verified or (dtype == "float64" and "fp32" not in unverified))
 
 
@@ -106,7 +106,7 @@ def test_an_unverified_bandwidth_bounds_nothing():
 
 
 def test_physics_allow_what_boards_were_seen_to_do_above_their_datasheet():
-    limit = fastest_possible_flops(DeviceInfo("cuda", 0, "NVIDIA GeForce RTX 4090", "NVIDIA"), "bfloat16")
+    limit = compute_max_flops(DeviceInfo("cuda", 0, "NVIDIA GeForce RTX 4090", "NVIDIA"), "bfloat16")
     assert limit is not None
     assert limit > 178.8e12
 

@@ -11,8 +11,8 @@ from mamf.contribution.rules import Evidence, is_exact
 from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.peaks import HEADROOM_OF_FALLING_CLOCK, HEADROOM_OF_READ_CLOCK, fastest_at_clock, fastest_possible_flops
-from mamf.plausibility import split_impossible, why_implausible
+from mamf.peaks import HEADROOM_OF_FALLING_CLOCK, HEADROOM_OF_READ_CLOCK, compute_max_flops, compute_max_flops_at_clock
+from mamf.plausibility import explain_implausible, split_impossible
 from mamf.statistics import summarize
 
 H100 = DeviceInfo("cuda", 0, "NVIDIA H100 80GB HBM3", "NVIDIA", compute_units=132, max_clock_hz=1980e6)
@@ -46,15 +46,15 @@ def seconds_at(tflops):
 
 def test_the_samples_of_a_quiet_moment_on_a_busy_cpu_are_kept():
     quiet, busy = [0.010] * 9, [0.025 + 0.001 * number for number in range(20)]
-    limit = fastest_possible_flops(CPU, "float32")
+    limit = compute_max_flops(CPU, "float32")
     assert split_impossible([*busy, *quiet], SHAPE.flop / 100, limit) == ([*busy, *quiet], [])
-    assert why_implausible(row_of([*busy, *[0.001] * 9]), CPU, None) is None
+    assert explain_implausible(row_of([*busy, *[0.001] * 9]), CPU, None) is None
 
 
 @pytest.mark.parametrize(("impossible", "is_ok"), [(0, True), (2, True), (3, False), (10, False)])
 def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_ok):
     row = row_of([seconds_at(700)] * (20 - impossible), [seconds_at(7000)] * impossible)
-    reason = why_implausible(row, H100, fastest_possible_flops(H100, "bfloat16"))
+    reason = explain_implausible(row, H100, compute_max_flops(H100, "bfloat16"))
     assert (reason is None) is is_ok
     assert is_ok or reason == f"{impossible} of 20 samples are impossibly fast (7000 TFLOPS)"
 
@@ -72,7 +72,7 @@ def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_
 def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(suspect, best_by, device, is_ok):
     samples = [1e-3] * (20 - suspect) + [2e-6] * suspect
     assert split_impossible(samples, SHAPE.flop, None) == (samples, [])
-    reason = why_implausible(row_of(samples, best_by=best_by), device, None)
+    reason = explain_implausible(row_of(samples, best_by=best_by), device, None)
     assert (reason is None) is is_ok
     assert is_ok or "without a known peak of Some New Card" in reason
 
@@ -84,7 +84,7 @@ def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(s
 def test_no_figure_is_more_than_its_clock_allows(above, is_ok):
     bound = 989 * 1320 / 1830 * HEADROOM_OF_READ_CLOCK
     row = row_of([seconds_at(bound * above)] * 20, clock_hz=1320e6)
-    reason = why_implausible(row, H100, fastest_possible_flops(H100, "bfloat16"))
+    reason = explain_implausible(row, H100, compute_max_flops(H100, "bfloat16"))
     assert (reason is None) is is_ok
     assert is_ok or "that its clock of 1320 MHz allows" in reason
 
@@ -94,27 +94,27 @@ def test_no_figure_is_more_than_its_clock_allows(above, is_ok):
 )
 def test_a_device_that_switches_between_clocks_is_not_bounded_by_one_of_them(reasons, is_ok):
     row = row_of([seconds_at(989 * 990 / 1830 * 1.2)] * 20, clock_hz=990e6, reasons=reasons)
-    assert (why_implausible(row, H100, fastest_possible_flops(H100, "bfloat16")) is None) is is_ok
+    assert (explain_implausible(row, H100, compute_max_flops(H100, "bfloat16")) is None) is is_ok
 
 
 def test_the_clock_of_a_classic_loop_bounds_nothing():
     row = row_of([seconds_at(900)] * 20, regime="classic", best_by="fastest", clock_hz=1000e6)
-    assert why_implausible(row, H100, fastest_possible_flops(H100, "bfloat16")) is None
+    assert explain_implausible(row, H100, compute_max_flops(H100, "bfloat16")) is None
 
 
 def test_float64_has_a_gate_of_its_own_or_that_of_float32():
     a10g = dataclasses.replace(H100, name="NVIDIA A10G", max_clock_hz=None)  # its float64 is not listed
-    assert fastest_possible_flops(H100, "float64") == pytest.approx(67e12, rel=0.03)
-    assert fastest_possible_flops(a10g, "float64") == fastest_possible_flops(a10g, "float32")
-    assert fastest_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * HEADROOM_OF_READ_CLOCK)
+    assert compute_max_flops(H100, "float64") == pytest.approx(67e12, rel=0.03)
+    assert compute_max_flops(a10g, "float64") == compute_max_flops(a10g, "float32")
+    assert compute_max_flops_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * HEADROOM_OF_READ_CLOCK)
     row = row_of([seconds_at(70)] * 20, dtype="float64", clock_hz=1980e6)
-    kept, aside = split_impossible(row.samples, row.amount, fastest_possible_flops(H100, "float64"))
+    kept, aside = split_impossible(row.samples, row.amount, compute_max_flops(H100, "float64"))
     assert (len(kept), len(aside)) == (0, 20)
 
 
 def test_the_headroom_holds_for_every_row_in_results():
-    """Recompute the evidence in the docstring of ``fastest_at_clock`` from two logs: the one with the largest excess,
-    and a sustained one.
+    """Recompute the evidence in the docstring of ``compute_max_flops_at_clock`` from two logs: the one with the largest
+    excess, and a sustained one.
     """
     names = ("find-float64-burst-sustained-20261121-052457", "find-bfloat16-burst-sustained-20261121-065802")
     ratios = {name: max(clock_ratios(RESULTS / "nvidia-h100-80gb-hbm3" / f"{name}.jsonl")) for name in names}
@@ -128,6 +128,6 @@ def clock_ratios(path: Path):
     evidence = Evidence(records, build_run_log(path, records))
     for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
-        bound = fastest_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
+        bound = compute_max_flops_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
         if bound and is_exact(row):
             yield row.best_rate * 1e12 / bound * HEADROOM_OF_READ_CLOCK

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mamf.ceilings.ceiling import summarize_conditions
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
-from mamf.kernel import operand_sets
+from mamf.kernel import count_operand_sets
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
@@ -159,7 +159,7 @@ def test_sustained_rotates_operands_past_twice_the_cache():
 @given(st.integers(16, 8192), st.integers(16, 8192), st.integers(1, 10**9))
 def test_operand_sets_exceed_twice_the_cache(m, k, cache):
     shape = MatmulShape(m, m, k)
-    sets = operand_sets(MatmulProblem(), shape, cache)
+    sets = count_operand_sets(MatmulProblem(), shape, cache)
     assert 3 <= sets <= 64
     assert sets == 64 or sets * MatmulProblem().nbytes(shape) >= 2 * cache
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from mamf.cli import terminal
 from mamf.report.document import csv_text, markdown, table
-from mamf.text import Markup, csv_cell, markdown_line, markdown_text, visible, visible_lines, wrapped
+from mamf.text import (
+    Markup,
+    escape_invisible,
+    escape_invisible_in_lines,
+    escape_markdown,
+    escape_markdown_line,
+    to_csv_cell,
+    wrap_line,
+)
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202egnp.exe\u2066\u200b\u2028\ud800\n"
 HONEST = ("NVIDIA H100 80GB HBM3", "cublaslt[0]", "float8_e4m3fn", "Übergröße 加速器 😀", "4.5 +-1.5 %", "81.3 % of 9")
@@ -34,21 +42,21 @@ def is_number(text):
 @given(anything)
 @example(HOSTILE)
 def test_nothing_in_a_terminal_is_unseen(text):
-    shown = visible(text)
+    shown = escape_invisible(text)
     assert not re.search("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", shown)
-    assert visible(shown) == shown
-    assert visible_lines(text).count("\n") == text.count("\n")
+    assert escape_invisible(shown) == shown
+    assert escape_invisible_in_lines(text).count("\n") == text.count("\n")
     assert table(["a", "b"], [[text, text]], ()).count("\n") == 2
     shown.encode()
 
 
 @pytest.mark.parametrize("text", HONEST)
 def test_honest_text_is_itself_everywhere(text):
-    assert visible(text) == csv_cell(text) == markdown_text(text) == text
+    assert escape_invisible(text) == to_csv_cell(text) == escape_markdown(text) == text
 
 
 def test_what_is_unseen_is_shown_by_its_number():
-    assert visible("a\x1b[31m\x9b\u202e\n") == "a\\x1b[31m\\x9b\\u202e\\n"
+    assert escape_invisible("a\x1b[31m\x9b\u202e\n") == "a\\x1b[31m\\x9b\\u202e\\n"
 
 
 @given(st.lists(anything | st.floats(allow_nan=False) | st.integers() | st.none(), min_size=1))
@@ -74,7 +82,7 @@ def test_no_text_in_markdown_is_markup(text):
     cells = re.split(r"(?<!\\) \| ", f" {_ESCAPED.sub(',', lines[2]).removeprefix('|').removesuffix('|')} ")
     assert len(cells) == 2
     assert not _MARKUP.search(cells[0])
-    line = markdown_line(text)
+    line = escape_markdown_line(text)
     assert "\n" not in line
     assert not _MARKUP.search(_ESCAPED.sub(",", line))
     assert not re.match(r"\s*(?:[#>+=*\[:-]|\d+[.)](?:\s|$))", _ESCAPED.sub(",", line))
@@ -95,7 +103,7 @@ def test_markup_of_our_own_stays():
     ],
 )
 def test_a_line_is_broken_at_blanks(line, width, shown):
-    assert wrapped(line, width) == shown
+    assert wrap_line(line, width) == shown
 
 
 @pytest.mark.parametrize(("named", "size", "columns"), [("", 0, 80), ("", 132, 132), ("100", 132, 100), ("x", 132, 80)])

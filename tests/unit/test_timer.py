@@ -7,7 +7,7 @@ import pytest
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.measurement import credible_overhead, find_timer
+from mamf.measurement import choose_overhead, find_timer
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -33,7 +33,7 @@ SWEEP = (
     ],
 )
 def test_an_overhead_that_no_timer_has_is_refused(backend, estimate, seconds, refused):
-    overhead = credible_overhead(backend, estimate)
+    overhead = choose_overhead(backend, estimate)
     assert overhead.seconds == pytest.approx(seconds)
     assert ("assumed" in overhead.remark) is refused
 

@@ -16,9 +16,9 @@ from mamf.cli import call
 from mamf.cli.terminal import add, add_device_options, say, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
-from mamf.files import make_folder, write_whole
+from mamf.files import make_folder, write_atomically
 from mamf.plans import BURST, SUSTAINED
-from mamf.text import Markup, markdown_text
+from mamf.text import Markup, escape_markdown
 
 if TYPE_CHECKING:
     from mamf.report.document import Block, Document
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         commands.trace_step()
     except KeyboardInterrupt:
         code = EXIT_CODE
-    write_whole(folder / SUMMARY, summary(folder, commands.left_out | left_out))
+    write_atomically(folder / SUMMARY, summary(folder, commands.left_out | left_out))
     say(f"summary: {folder / SUMMARY}")
     return code
 
@@ -199,9 +199,9 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
 
     logs = (folder / name for name in LOGS)
     name, machine = next((_device(path) for path in logs if path.exists()), ("This device", ""))
-    yield f"# {markdown_text(name)}: what it can do, and what kernels reach"
+    yield f"# {escape_markdown(name)}: what it can do, and what kernels reach"
     if machine:
-        yield markdown_text(machine)
+        yield escape_markdown(machine)
     for name, title in LOGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")

@@ -18,7 +18,7 @@ from mamf.cli.terminal import add, add_device_options, add_output_options, add_r
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.measurement import find_rate
-from mamf.operation import Request, plan_of
+from mamf.operation import Request, make_operation_plan
 from mamf.plans import BURST, CEILINGS, EXPLAIN, Plan
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class ExplainSession(Session):
         problem, shape, kernel = self.product
         problems = [replace(problem, data=data) for data in DATA]
         budget = self.options.budget or _SECONDS
-        return plan_of(self.of, [kernel], problems, [shape], CEILINGS, EXPLAIN, budget_seconds=budget)
+        return make_operation_plan(self.of, [kernel], problems, [shape], CEILINGS, EXPLAIN, budget_seconds=budget)
 
     def label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"

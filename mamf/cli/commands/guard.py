@@ -24,8 +24,8 @@ from mamf.cli.terminal import (
     share,
     warn,
 )
-from mamf.errors import IncomparableError, UsageError, require_known, require_some, whole_number
-from mamf.files import write_whole
+from mamf.errors import IncomparableError, UsageError, require_known, require_values, require_whole_number
+from mamf.files import write_atomically
 from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def read_guard_file(path: Path) -> GuardFile:
         found = tomllib.loads(content.decode())
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)
-        require_some("shapes", given.shapes, str)
+        require_values("shapes", given.shapes, str)
         require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes), ("by", given.by, BY))
         tolerance = share(str(given.tolerance))
-        rounds = whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
+        rounds = require_whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
         options = _sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -226,9 +226,9 @@ class _GuardSession(Session):
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
-            write_whole(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
+            write_atomically(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_whole(self.options.markdown, markdown(guard_document(found)))
+            write_atomically(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
@@ -245,5 +245,5 @@ class _GuardSession(Session):
                 f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:
-            write_whole(baseline, log.path.read_bytes())
+            write_atomically(baseline, log.path.read_bytes())
             say(f"baseline: {baseline}", note_stream(self.options))

@@ -125,11 +125,11 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
 
 def _field_of(word: str, of: AnyOperation) -> str:
     """Return the name of the field that a word of a claim sets: the one that allows this value, or else the dtype."""
-    from mamf.operation import fields_of
+    from mamf.operation import get_field_parameters
 
     if word in _REGIMES:
         return "regime"
-    return next((each.name for each in fields_of(of).values() if word in each.choices), "dtype")
+    return next((each.name for each in get_field_parameters(of).values() if word in each.choices), "dtype")
 
 
 def _operation_of(kernel: str, shape: str) -> AnyOperation:
@@ -214,10 +214,10 @@ class ReproduceSession(Session):
             return None
 
     def new_plan(self) -> Plan:
-        from mamf.operation import plan_of
+        from mamf.operation import make_operation_plan
 
         asked, before, steps = self.options, self.source and self.source.plan, [each.step for each in self.asked.claims]
-        return plan_of(
+        return make_operation_plan(
             self.of,
             (name for name, _ in self.kernels),
             dict.fromkeys(step.problem for step in steps),

@@ -25,7 +25,7 @@ from mamf.cli.terminal import (
 )
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import EXPORTS, UsageError
-from mamf.files import create_whole, make_folder, write_whole
+from mamf.files import create_atomically, make_folder, write_atomically
 from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     header = logs[0].header
     if export:
         content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
-        (write_whole if options.overwrite else create_whole)(export, content.encode())
+        (write_atomically if options.overwrite else create_atomically)(export, content.encode())
         say(f"{options.export}: {export}", note_stream(options))
     if options.picture:
         save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)

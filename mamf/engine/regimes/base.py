@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.errors import MamfError, PluginError, plugin_errors
-from mamf.kernel import Prepared, Problem, Verdict, describe_wrong_cells, operand_sets
+from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES, Conditions
 from mamf.statistics import Repeatability, figure_of, interval_of
 
@@ -112,7 +112,7 @@ class Regime(ABC):
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
         """Return the number of operand sets that the launches of a shape use."""
-        return operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
+        return count_operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
 
     def start(self) -> None:
         """Called once before the first shape."""

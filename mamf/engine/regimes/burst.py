@@ -12,7 +12,7 @@ from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule, refuse_skipped_work, skipped_work
 from mamf.kernel import Problem
 from mamf.machine.environment import no_garbage_collection
-from mamf.measurement import Overhead, corrected_window, credible_overhead
+from mamf.measurement import Overhead, choose_overhead, subtract_overhead
 from mamf.statistics import Repeatability
 
 
@@ -79,7 +79,7 @@ class Burst(Regime):
         self._is_cold = True
         self._time_flush()
         self._placing_seconds = self._idle_mark_apart[1] if self.backend.has_idle_marks else 0.0
-        self._overhead = credible_overhead(self.backend.name, self.backend.timer_overhead())
+        self._overhead = choose_overhead(self.backend.name, self.backend.timer_overhead())
 
     def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._overhead.seconds)
@@ -142,7 +142,9 @@ class Burst(Regime):
                 around.append((stamps.stamp(), *self.timed(launch), stamps.stamp()))
             idle = [stamps.stamp() for _ in range(self.idle_stamps)]
             backend.synchronize()
-        windows = [corrected_window(backend.seconds_between(*marks), self._overhead.seconds) for _, *marks, _ in around]
+        windows = [
+            subtract_overhead(backend.seconds_between(*marks), self._overhead.seconds) for _, *marks, _ in around
+        ]
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
         gap, clocks = stamps.between(idle[0], idle[-1]), []
@@ -257,7 +259,7 @@ class Burst(Regime):
         traits = backend.burst_traits
         self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify()  # during the rest
-        return [corrected_window(window, self._overhead.seconds) for window in seconds], reading
+        return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
 
     def _timed_launch(self, launch: Launch) -> tuple[object, object]:
         if self.flush:

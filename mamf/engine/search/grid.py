@@ -16,7 +16,7 @@ from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.found import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
-from mamf.peaks import contributed_for
+from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
@@ -27,7 +27,7 @@ def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
         with suppress(MamfError, OSError):  # the log of that find cannot be read
             if left := find_cached_ceiling(info, problem, regime):
                 shapes.append(left.shape)
-    for ceiling in contributed_for(info.name, info.compute_units, label_dtype(problem)):
+    for ceiling in find_contributed_rates(info.name, info.compute_units, label_dtype(problem)):
         shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
 

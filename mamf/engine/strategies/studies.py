@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
-from mamf.dtypes import OPERAND_DTYPES, canonical_name
+from mamf.dtypes import OPERAND_DTYPES, to_canonical_name
 from mamf.engine.measure import build_row, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, regime_class
 from mamf.engine.regimes.base import Checked, WrongResultError
@@ -30,7 +30,7 @@ from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.entries import Entry, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
-from mamf.operation import plan_of
+from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
@@ -184,13 +184,13 @@ def verify_plan(
     number: int = 0,
 ) -> Plan:
     """Return the plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
-    names = dict.fromkeys(map(canonical_name, dtypes or OPERAND_DTYPES))
+    names = dict.fromkeys(map(to_canonical_name, dtypes or OPERAND_DTYPES))
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
     options = VerifyOptions(number, tuple(own))
     of = operation_called(problems[0].operation)
-    return plan_of(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
+    return make_operation_plan(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
 
 
 class VerifyStrategy(PlanStrategy):

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from mamf.backend import Backend, DeviceInfo, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, whole_number
+from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
 from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine, describe, random_sizes
+from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
@@ -113,13 +113,13 @@ class AttentionShape:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+            object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
             )
         if self.window is not None:
-            object.__setattr__(self, "window", whole_number("window", self.window))
+            object.__setattr__(self, "window", require_whole_number("window", self.window))
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
@@ -366,7 +366,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
         return [
             _complete_shape(tokens, **chosen)
-            for chosen in combine({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
+            for chosen in combine_values({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
         ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -386,7 +386,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         """Draw a random problem with at most two kv heads, so that all of its output and gradients are verified."""
         batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
         heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
-        queries, keys = sorted(random_sizes(chooser, 2, terms, 2 * batch * heads * width))
+        queries, keys = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
         masks = chooser.choice((False, True)), chooser.choice((None, None, None, 128))
         shape = AttentionShape(batch, heads, kv_heads, queries, keys, width, width, *masks)
         direction, data = chooser.choice(DIRECTIONS), chooser.choice(("normal", "uniform"))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.errors import first_line
+from mamf.errors import get_first_line
 from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import package_version
 from mamf.operations.attention.attention_reference import (
@@ -383,7 +383,7 @@ class Library:
         if missing and f"{self.module}.".startswith(f"{missing}."):
             return Unavailable(f"{self.library} is not installed", self.install)
         return Unavailable(
-            f"{self.library} is installed but cannot be loaded: {first_line(error)}", self.repair_command(error)
+            f"{self.library} is installed but cannot be loaded: {get_first_line(error)}", self.repair_command(error)
         )
 
     def repair_command(self, error: Exception) -> str:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.errors import first_line
+from mamf.errors import get_first_line
 from mamf.operations.attention.attention_reference import row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
@@ -209,7 +209,7 @@ def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
     except Exception as error:  # a build of torch without its compiler
-        return Unavailable(f"FlexAttention cannot be loaded: {first_line(error)}", "pip install --upgrade torch")
+        return Unavailable(f"FlexAttention cannot be loaded: {get_first_line(error)}", "pip install --upgrade torch")
     return None
 
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
 from mamf.kernel import Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DeclaredProblem, Operation, describe
@@ -74,7 +74,7 @@ class BandwidthShape:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", whole_number("bytes of an array", self.nbytes))
+        object.__setattr__(self, "nbytes", require_whole_number("bytes of an array", self.nbytes))
 
     def __str__(self) -> str:
         for unit, size in _UNITS.items():

@@ -22,7 +22,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.compilation import check_triton
 from mamf.operations.operand_sets import OperandSet, TorchKernel, as_words, sample_indices
-from mamf.torch_backend import torch_dtype
+from mamf.torch_backend import to_torch_dtype
 
 #: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
 SCALAR = 3.0
@@ -63,7 +63,7 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         (count, dtype), device = self.sums(backend, problem), next(iter(flat.values())).device
-        sums = torch.empty(count, dtype=torch_dtype(dtype), device=device)
+        sums = torch.empty(count, dtype=to_torch_dtype(dtype), device=device)
         arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
         launch, times = self.bind(backend, problem, arrays, sums)
         operands, output = [arrays[name] for name in READS[problem.pattern]], arrays.get("a", sums)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mamf.errors import UnsupportedError, first_line
+from mamf.errors import UnsupportedError, get_first_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import output_of
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
@@ -34,7 +34,7 @@ class _FlashKvcache(LibraryDecode):
                 return call(operands)
             except RuntimeError as error:
                 if is_refusal(error) and ("build" in str(error) or "built" in str(error)):
-                    raise UnsupportedError(f"{first_line(error)}; to build all of it: {self.install}") from None
+                    raise UnsupportedError(f"{get_first_line(error)}; to build all of it: {self.install}") from None
                 raise
 
         return BoundKernel(attend)

@@ -16,7 +16,7 @@ import torch
 
 from mamf.operations.decode.operation import SAME, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
-from mamf.torch_backend import TorchBackend, torch_dtype
+from mamf.torch_backend import TorchBackend, to_torch_dtype
 
 #: The size that vLLM uses. Splitting a long cache over many compute units needs more than the library's examples use.
 _WORKSPACE_BYTES = 384 * 2**20
@@ -67,7 +67,7 @@ class _FlashInfer(LibraryDecode):
 
 
 def _dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
-    return {"q_data_type": torch_dtype(problem.dtype), "kv_data_type": torch_dtype(problem.stored_dtype)}
+    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.stored_dtype)}
 
 
 class FlashInferDecode(_FlashInfer):

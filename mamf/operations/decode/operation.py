@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError, parse_digits, parse_size, whole_number
+from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
 from mamf.kernel import Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine, describe, random_sizes
+from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine_values, describe, draw_sizes
 from mamf.operations.attention.operation import HeadDims, equal_widths
-from mamf.peaks import fastest_possible_flops, find_bandwidth
+from mamf.peaks import compute_max_flops, find_bandwidth
 
 #: Distributions of sequence lengths, by their letter in the text of a shape.
 LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
@@ -105,9 +105,9 @@ class DecodeShape:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+            object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
-            object.__setattr__(self, "page_size", whole_number("page size", self.page_size))
+            object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
         new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len}"
         known, fits_latent = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
         refusals = (
@@ -363,7 +363,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """Return a shape for every combination of sizes. The defaults are a layer of Llama 8B."""
         usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_CPU_SIZES}
         shapes = []
-        for chosen in combine({**usual, **sizes}):
+        for chosen in combine_values({**usual, **sizes}):
             keys, values = chosen.pop("head_dim")
             shapes.append(DecodeShape(**chosen, head_dim=keys, head_dim_v=values))
         return shapes
@@ -380,7 +380,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
             return None
         from mamf.operations.bandwidth.operation import fastest_memory  # not for --help
 
-        work, flops = problem.work(shape), fastest_possible_flops(info, problem.dtype)
+        work, flops = problem.work(shape), compute_max_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop
         return min(filter(None, (compute, fastest_memory(info, work.nbytes))), default=None)
 
@@ -405,7 +405,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """Draw a random problem with few sequences, so that the reference can compute all of its output."""
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
-        queries, cache = sorted(random_sizes(chooser, 2, terms, 2 * batch * heads * width))
+        queries, cache = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
         lengths, page = chooser.choice(tuple(LENGTHS.values())), chooser.choice((None, 16, 256))
         shape = DecodeShape(batch, heads, kv_heads, min(queries, 16), cache, width, width, lengths, page)
         return {"data": chooser.choice(("normal", "uniform")), "shape": shape}

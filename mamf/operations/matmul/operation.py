@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.dtypes import DTYPES, canonical_name
-from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_some
+from mamf.dtypes import DTYPES, to_canonical_name
+from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_values
 from mamf.measurement import Measurement
-from mamf.operation import FlopOperation, Parameter, Preset, random_sizes
+from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
     LAYOUT_OF,
     LAYOUTS,
@@ -46,10 +46,10 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
         """Return the problem, as in Operation. The output dtype defaults to that of the operand dtype."""
-        operand = backend.resolve_dtype(canonical_name(asked.get("dtype") or backend.default_dtype))
+        operand = backend.resolve_dtype(to_canonical_name(asked.get("dtype") or backend.default_dtype))
         output = asked.get("out_dtype") or DTYPES[operand].default_output
         if output not in DTYPES:
-            output = backend.resolve_dtype(canonical_name(output))
+            output = backend.resolve_dtype(to_canonical_name(output))
         return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -76,7 +76,7 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
             chooser.choice(chooser.choice((_KNOWN_DEPTHS, _KNOWN_DEPTHS, _DEPTHS))),
         ]
         if chooser.random() > _DEEP_SHARE or math.prod(counts + sizes) not in terms:
-            sizes = random_sizes(chooser, 3, terms, *counts)
+            sizes = draw_sizes(chooser, 3, terms, *counts)
         return {"layout": layout, "data": data, "shape": self.shape_type(*counts, *sizes)}
 
     def axis(self, shape: ProductShapeT) -> float:
@@ -173,7 +173,7 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
         has_default = any(each.is_default and reason is None for each, reason in usable)
         default = others[0] if others and not has_default else _choose_default(backend, usable)
         return [default, *(other for other in others if other.name != default.name)]
-    require_some("kernels", names, str)
+    require_values("kernels", names, str)
     chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
         reason = each.unsupported(backend, problem)

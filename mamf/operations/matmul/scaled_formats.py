@@ -24,7 +24,7 @@ from mamf.operations.products import (
 )
 from mamf.operations.quantization import Quantized, swizzle
 from mamf.operations.whole_products import Part
-from mamf.torch_backend import torch_dtype
+from mamf.torch_backend import to_torch_dtype
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
 _RECIPES = {
@@ -151,7 +151,7 @@ class ScaledMm(TorchMatmul):
         scale = torch.tensor(1 / math.sqrt(a.shape[1]), dtype=torch.float32).item()
         scale_a = torch.ones((), dtype=torch.float32, device=a.device)
         scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
-        out_dtype = torch_dtype(problem.out_dtype)
+        out_dtype = to_torch_dtype(problem.out_dtype)
         fast = problem.fast_accumulation
         return (
             lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast, out=c),

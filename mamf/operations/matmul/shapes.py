@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
-from mamf.dtypes import DTYPES, tolerance
-from mamf.errors import LARGEST_SIZE, Sizes, count_values, parse_size, require_known, require_steps, whole_number
+from mamf.dtypes import DTYPES, compute_tolerance
+from mamf.errors import MAX_SIZE, Sizes, count_values, parse_size, require_known, require_steps, require_whole_number
 from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
 from mamf.operation import DeclaredProblem, describe
 from mamf.plans import Shape
@@ -34,10 +34,10 @@ class MatmulShape(Sizes):
 
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
-        if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= LARGEST_SIZE:
+        if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= MAX_SIZE:
             return  # fast path for the thousands of shapes of a grid
         for name in ("m", "n", "k"):
-            object.__setattr__(self, name, whole_number(name.upper(), getattr(self, name)))
+            object.__setattr__(self, name, require_whole_number(name.upper(), getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
@@ -98,8 +98,8 @@ class SearchOptions:
     is_quick: bool = False
 
     def __post_init__(self) -> None:
-        whole_number("scouts", self.scouts)
-        whole_number("refinements", self.refinements, 0)
+        require_whole_number("scouts", self.scouts)
+        require_whole_number("refinements", self.refinements, 0)
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
@@ -262,7 +262,7 @@ class ProductProblem(DeclaredProblem):
 
     @property
     def tolerance(self) -> float:
-        return tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
+        return compute_tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
 
     @property
     def rounding(self) -> float:

@@ -30,7 +30,7 @@ from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShap
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
 from mamf.operations.unknown import operation_called
 from mamf.plugins.discovery import make_kernel
-from mamf.torch_backend import TorchBackend, require_memory, torch_dtype
+from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
 
 #: The number of batches that launches rotate over. All launches share the parameters, so more would evict nothing.
 _MAX_BATCHES = 3
@@ -127,7 +127,7 @@ def autocast(
     """Wrap a forward pass in torch.autocast, as training code does. Its backward pass uses the same dtypes."""
 
     def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device.type, torch_dtype(problem.dtype)):
+        with torch.autocast(device.type, to_torch_dtype(problem.dtype)):
             return run(tokens, targets)
 
     return call
@@ -141,7 +141,7 @@ def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
 def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
     """Make a network on the device, with random parameters that depend on the seed only."""
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch_dtype(problem.parameter_dtype))
+    torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = Network(problem, shape, attend)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, UsageError
-from mamf.files import create_whole, write_whole
-from mamf.text import visible
+from mamf.files import create_atomically, write_atomically
+from mamf.text import escape_invisible
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -134,7 +134,7 @@ def with_visible_texts(part: PartT) -> PartT:
     """Copy a picture, or a part of one, with invisible characters of its texts escaped."""
     shown: Any = part
     if isinstance(part, str):
-        shown = visible(part)
+        shown = escape_invisible(part)
     elif isinstance(part, tuple):
         shown = tuple(map(with_visible_texts, part))
     elif is_dataclass(part) and not isinstance(part, type):
@@ -284,7 +284,7 @@ def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
         raise exists(path)
     with laid_out(figure):
         figure.savefig(image, format=kind)
-    write = write_whole if overwrite else create_whole
+    write = write_atomically if overwrite else create_atomically
     write(path, image.getvalue())
 
 

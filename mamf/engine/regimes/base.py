@@ -14,11 +14,14 @@ from mamf.backend import Backend, Reading, Unavailable
 from mamf.errors import MamfError, PluginError, plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES, Conditions
+from mamf.plans import Plan
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
 # Even the coarsest clock advances within this many rounds of launches.
 _MANY_ROUNDS = 20
+#: Seconds of a row without a time limit: the 150 launches and flushes of classic usually take less.
+_UNLIMITED_ROW_SECONDS = 1.0
 #: This many flushes keep the device busy for longer than the host needs to place two marks.
 _FLUSHES_AHEAD = 16
 #: The flushes ahead of each pair of marks that shows how far apart they are. A slow host needs the most.
@@ -94,7 +97,8 @@ class Regime(ABC):
     - ``best_by``: the statistic that ranks rows.
     - ``rotates``: whether launches rotate over several operand sets.
     - ``needs_rewrite``: whether C is overwritten before each launch.
-    - ``default_seconds``: the time limit per shape; None: no limit.
+    - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: that of a row of a plan.
+    - ``warmup_seconds``: device seconds of load before the first row.
     """
 
     name: ClassVar[str]
@@ -102,12 +106,31 @@ class Regime(ABC):
     rotates: ClassVar[bool] = False
     needs_rewrite: ClassVar[bool] = False
     default_seconds: ClassVar[float | None] = None
+    usual_seconds: ClassVar[float | None] = None
+    warmup_seconds: ClassVar[float] = 0.0
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._looked_at = 0.0
         #: Host seconds of the latest visit, including rest and settling.
         self.visit_took = 0.0
+
+    @classmethod
+    def of_plan(cls, backend: Backend, plan: Plan) -> Regime:
+        """Return the regime as the rows of a plan are measured."""
+        return cls(backend)
+
+    @classmethod
+    def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
+        """Return the longest time that sampling a row of a plan takes, in seconds."""
+        return plan.seconds or cls.usual_seconds or _UNLIMITED_ROW_SECONDS
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        """Estimate the seconds that the rows of a plan take, without preparing and verifying each. ``launches``: the
+        seconds of one launch of each row.
+        """
+        return cls.warmup_seconds + len(launches) * cls.max_row_seconds(backend, plan)
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:

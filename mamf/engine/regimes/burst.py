@@ -5,6 +5,7 @@ controller (20 to 50 ms) reacts.
 from __future__ import annotations
 
 import statistics as stdlib_statistics
+from collections.abc import Sequence
 from typing import ClassVar
 
 from mamf.backend import Backend, ClockStamps, Reading, Unavailable
@@ -13,6 +14,7 @@ from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingR
 from mamf.kernel import Problem
 from mamf.machine.environment import no_garbage_collection
 from mamf.measurement import Overhead, choose_overhead, subtract_overhead
+from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
 
@@ -22,10 +24,12 @@ class Burst(Regime):
     """
 
     name = "burst"
-    default_seconds = 1.0
+    default_seconds = usual_seconds = 1.0
     #: Launches of the first train, whose kernel's duration is not known yet; no other train is shorter.
     min_in_train: ClassVar[int] = 3
     max_in_train: ClassVar[int] = 8
+    #: How many launches a row usually takes.
+    usual_launches: ClassVar[int] = 12
     #: A kernel shorter than this varies more between trains than within one, so its median needs at least
     #: ``min_short_trains`` trains.
     short_launch_seconds: ClassVar[float] = 0.00025
@@ -56,6 +60,16 @@ class Burst(Regime):
         self._host_seconds = 100e-6
         #: Host seconds to queue an idle mark. It must be queued before the launch in front of it ends.
         self._placing_seconds = 0.0
+
+    @classmethod
+    def of_plan(cls, backend: Backend, plan: Plan) -> Burst:
+        return cls(backend, plan.flush)
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        traits, longest = backend.burst_traits, plan.seconds or cls.default_seconds
+        of_rows = (min(cls.usual_launches * launch, max(3 * launch, longest)) for launch in launches)
+        return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
 
     def repeatability_of(self, problem: Problem) -> Repeatability:
         return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, problem)

@@ -14,6 +14,7 @@ from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingR
 from mamf.kernel import Problem
 from mamf.machine.environment import no_garbage_collection
 from mamf.measurement import Conditions
+from mamf.plans import Plan
 from mamf.statistics import Repeatability, relative_slope
 
 #: From this share of the maximum clock on, a device counts as not throttled.
@@ -66,6 +67,8 @@ class Sustained(Regime):
     rotates = True
     default_seconds = 6.0
     shortest_seconds: ClassVar[float] = 2.0
+    # A row is one visit: the visits to the ceiling's matmul around it take as long again.
+    usual_seconds = shortest_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_blocks`` blocks (``min_blocks`` at least)
     #: rises or falls by at most ``settled_slope``, as a share of the mean.
@@ -82,6 +85,15 @@ class Sustained(Regime):
         self.anew = anew
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
+
+    @classmethod
+    def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
+        return backend.sustained_traits.settle_seconds + cls.shortest_seconds
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        visit = cls.max_row_seconds(backend, plan)
+        return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launches)
 
     def repeatability_of(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.engine.regimes import Burst, Classic, Regime, StoppingRule, Sustained, regime_class
+from mamf.engine.regimes import Regime, StoppingRule, regime_class
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer, Problem
@@ -165,15 +165,10 @@ class RowsStrategy(PlanStrategy):
                 return
 
     def rule(self, regime: Regime) -> StoppingRule:
-        # In sustained a row is one visit of 2 s: the visits to the ceiling's matmul around it take as long again.
-        usual = Sustained.shortest_seconds if regime.name == Sustained.name else regime.default_seconds
-        return StoppingRule(self.plan.precision, self.plan.seconds or usual)
+        return StoppingRule(self.plan.precision, self.plan.seconds or regime.usual_seconds)
 
     def regime(self, name: str) -> Regime:
-        kind = regime_class(name)
-        if kind is Classic:
-            return Classic(self.backend, self.options.warmup_launches, self.options.timed_launches)
-        return Burst(self.backend, self.plan.flush) if kind is Burst else kind(self.backend)
+        return regime_class(name).of_plan(self.backend, self.plan)
 
 
 class OneKernelStrategy(RowsStrategy):

@@ -74,7 +74,7 @@ def find_entry_points(group: str) -> Sequence[EntryPoint]:
 @functools.lru_cache  # each call reads a file per installed distribution, and a command calls this many times
 def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
-    return tuple(find_entry_points(group=group))
+    return tuple(entry_points(group=group))
 
 
 def find_registered(group: str) -> dict[str, EntryPoint]:

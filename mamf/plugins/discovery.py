@@ -73,6 +73,7 @@ def find_entry_points(group: str) -> Sequence[EntryPoint]:
 
 @functools.lru_cache  # each call reads a file per installed distribution, and a command calls this many times
 def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # imported here because --help does not need it
 
     return tuple(entry_points(group=group))
 

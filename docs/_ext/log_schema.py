@@ -20,9 +20,10 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from mamf.backend import DeviceInfo
+from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.legacy import OF_HEADER, OF_SUMMARY, FinderRun, Reported
 from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
-from mamf.logs.records import RECORDS, RepeatabilityRecord, Tool
+from mamf.logs.records import RECORDS, Tool
 from mamf.logs.run_log import SCHEMA
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.statistics import Repeatability
@@ -35,7 +36,7 @@ SHARED: Mapping[str, type] = {
     "tool": Tool,
     "device": DeviceInfo,
     "product": MatmulProblem,
-    "repeatability": RepeatabilityRecord,
+    "repeatability": Repeatability,
     "plan": PlanRecord,
     "search": SearchRecord,
     "options": PlanOptions,
@@ -89,7 +90,8 @@ def fields(of: type, only: tuple[str, ...] = (), prefix: str = "") -> Iterator[t
     for each in found.fields:
         types = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
         kinds = [getattr(inner.item_type if isinstance(inner, _LISTS) else inner, "cls", None) for inner in types]
-        if (only and each.name not in only) or Repeatability in kinds:  # traits are written without theirs
+        is_of_traits = of in (BurstTraits, SustainedTraits) and Repeatability in kinds  # traits are written without it
+        if (only and each.name not in only) or is_of_traits:
             continue
         yield prefix + each.name, each
         for kind in kinds:

@@ -10,6 +10,7 @@ import argparse
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -257,19 +258,21 @@ def make_plan(
     kernels: Sequence[str],
     how: Any = None,
 ) -> Plan:
-    """Make the plan of a request. ``kernels``: their names in the options. ``how``: SweepOptions, or None."""
+    """Make the plan of a request. ``kernels``: their names in the options. ``how``: SweepOptions, or None.
+
+    An option whose dest is the name of a field of Plan sets that field.
+    """
     labels = request.labeled_shapes(backend)
+    names = {each.name for each in fields(Plan)} - {"operation", "shapes"}
+    named = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     return make_operation_plan(
         request.of,
         kernels,
         request.problems(backend),
         labels,
         asked_regimes(options.regime, (request.of.default_regime,), request.of.regimes),
-        precision=options.precision or Plan.precision,
-        seconds=options.time_limit,
         budget_seconds=options.budget,
-        flush=not getattr(options, "no_flush", None),
-        clock=getattr(options, "clock", None) or Plan.clock,
         layers=tuple(labels.values()) if any(labels.values()) else (),
         options=how,
+        **named,
     )

@@ -56,10 +56,14 @@ def run_kernels(
 def _require_effect(options: argparse.Namespace) -> None:
     """Raises UsageError for an option that has no effect on the run."""
 
-    of_regimes = {"no_flush": BURST, "num_iterations": CLASSIC, "num_warmup_iterations": CLASSIC}
+    of_regimes = {
+        "flush": ("--no-flush", BURST),
+        "num_iterations": ("--num-iterations", CLASSIC),
+        "num_warmup_iterations": ("--num-warmup-iterations", CLASSIC),
+    }
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
-        if (regime := of_regimes[name]) not in (options.regime or CEILINGS):
-            option = f"--{name.replace('_', '-')}"
+        option, regime = of_regimes[name]
+        if regime not in (options.regime or CEILINGS):
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
         raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")

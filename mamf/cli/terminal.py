@@ -281,7 +281,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--time-limit": Shared(
         "maximum time per row; when it is up, 3 launches are enough",
         "1s in burst, 6s in sustained",
-        {"type": duration, "metavar": "TIME"},
+        {"type": duration, "metavar": "TIME", "dest": "seconds"},
     ),
     "--top": Shared(
         "number of rows to print per table, best first, or 'all'",
@@ -347,7 +347,11 @@ def add_measuring_options(
     add(group, "--regime", default_text=regimes, choices=known)
     add(group, "--precision", "--time-limit")
     group.add_argument(
-        "--no-flush", action="store_true", default=None, help="burst: do not flush the cache between launches"
+        "--no-flush",
+        dest="flush",
+        action="store_false",
+        default=None,
+        help="burst: do not flush the cache between launches",
     )
     group.add_argument(
         "--clock",

@@ -23,7 +23,7 @@ from mamf.files import read_packaged_rows
 from mamf.kinds.registry import kind_of
 from mamf.logs.legacy import STATISTICS, FinderRun
 from mamf.logs.recording import End, Header
-from mamf.logs.records import RECORDS, ceiling_from_record, ceiling_record, is_of_old_calibration, measurement_record
+from mamf.logs.records import RECORDS, ceiling_from_record, ceiling_record, measurement_record
 from mamf.logs.run_log import (
     OwnCeilings,
     RunLog,
@@ -309,8 +309,7 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
                 )
             continue
         expected = ceiling_record(again[key])
-        skipped = {"gain_over_default", *(_OF_INTERVAL if is_of_old_calibration(record) else ())}
-        for name in sorted(expected.keys() & record.keys() - skipped):
+        for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
             if not values_agree(record[name], expected[name], _POWER_ROUNDING if name in _OF_POWER else _ROUNDING):
                 message = f"{record['regime']}: {name} is {record[name]}, but the rounds give {expected[name]}"
                 yield Finding("ceiling-mismatch", message, line)

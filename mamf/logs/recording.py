@@ -65,10 +65,10 @@ OPTIONS: Mapping[str, type] = {
 _KIND = "command"
 #: The type of a value in a log, by its type in a plan.
 _LOGGED_TYPES = {Shape: str, Problem: Fields, int: Whole}
-#: Fields with another type in a log: JSON has no infinity, and claims in earlier logs have no cycles.
+#: Fields with another type in a log, because JSON has no infinity and cycles have a limit.
 _LOGGED_OTHERWISE: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
-    Claim: {"cycles_used": CyclesUsed | Missing | None},
+    Claim: {"cycles_used": CyclesUsed | None},
 }
 
 
@@ -88,7 +88,12 @@ def _logged_type(kind: Any) -> Any:
     if not is_dataclass(kind) and not hasattr(kind, "_fields"):
         return kind
     declared = {name: _logged_type(each) for name, each in _types(kind).items()} | _LOGGED_OTHERWISE.get(kind, {})
-    return kind if declared == _types(kind) else _declare(kind.__name__, declared)
+    return kind if declared == _types(kind) else _declare(kind.__name__, _allow_missing(kind, declared))
+
+
+def _allow_missing(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Allow fields with a default to be missing: logs from before such a field was added do not have it."""
+    return {name: each | Missing if hasattr(kind, name) else each for name, each in declared.items()}
 
 
 def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:
@@ -105,11 +110,11 @@ PlanOptions = _declare(
 
 
 #: The fields of a plan, without its kind.
-_PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches")}
-_PLAN |= {_KIND: str, "options": PlanOptions, "clock": str | Missing}
+_PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches", "options")}
+_PLAN = {_KIND: str, **_allow_missing(Plan, _PLAN), "options": PlanOptions | Missing}
 #: The plan of a search that a run begins with. It has no searches itself.
 SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
-PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord]})  # type: ignore[valid-type]
+PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
 
 class Header(Struct, kw_only=True):
@@ -278,7 +283,7 @@ def plan_from_record(record: Mapping[str, Any]) -> Plan:
     """Convert JSON values to a plan. Raises KeyError, TypeError or ValueError if they are not one."""
     of = operation_called(record["operation"])
     given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
-    options = record["options"] and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
+    options = record.get("options") and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
     return Plan(**{**given, "kind": record[_KIND], "options": options or None})
 
 

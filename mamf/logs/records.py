@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Annotated, Any, TypeVar
 
@@ -16,14 +16,12 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 from msgspec import UnsetType as Missing
 
-from mamf.calibration import ANEW, find_calibration
 from mamf.ceilings.ceiling import Ceiling
-from mamf.measurement import MAX_OVERHEAD_SECONDS, MIN_ACCURACY_SECONDS, Conditions, Measurement, Rate, Status
+from mamf.measurement import MAX_OVERHEAD_SECONDS, Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import operation_called
 from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 
-_OLD_ANEW_DEGREES = 6
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 RecordT = TypeVar("RecordT")
 
@@ -54,19 +52,6 @@ class Tool(Struct, kw_only=True):
 
 
 # -- rows and ceilings -------------------------------------------------------------------------------------------------
-
-
-class RepeatabilityRecord(Struct, kw_only=True):
-    run: float
-    launch_seconds: float | Missing = UNSET
-    ignores_within: bool | Missing = UNSET
-    usual_celsius: float | Missing = UNSET
-    per_degree: float | Missing = UNSET
-    # Only in earlier logs.
-    visit: float | Missing = UNSET
-    degrees: Whole | Missing = UNSET
-    is_whole: bool | Missing = UNSET
-    common: float | Missing = UNSET
 
 
 class MeasurementRecord(Struct, kw_only=True):
@@ -105,7 +90,7 @@ class MeasurementRecord(Struct, kw_only=True):
     details: dict[str, Any]
     peak_memory_bytes: Whole | None
     peak_reserved_bytes: Whole | Missing | None = UNSET
-    repeatability: RepeatabilityRecord | None
+    repeatability: Repeatability | None
     phase: str
     round: Whole
     device: Whole | Missing = UNSET
@@ -129,7 +114,7 @@ class CeilingRecord(Struct, kw_only=True):
     rounds: Whole
     tied: list[dict[str, str]]
     gain_over_default: float | None
-    repeatability: RepeatabilityRecord | None
+    repeatability: Repeatability | None
     joules_per_tflop: float | Missing | None = UNSET
     clock_mhz: Sensor
     watts: Sensor
@@ -227,7 +212,7 @@ def read_record(record: object, kind: type[RecordT], prefix: str = "") -> Record
 def json_values(record: Struct) -> dict[str, Any]:
     """Convert a record to JSON values, without the fields that are UNSET."""
     return {
-        name: json_values(value) if isinstance(value, Struct) else value
+        name: asdict(value) if isinstance(value, Repeatability) else value
         for name in record.__struct_fields__
         if (value := getattr(record, name)) is not UNSET
     }
@@ -270,7 +255,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         details=dict(row.details),
         peak_memory_bytes=row.peak_memory_bytes,
         peak_reserved_bytes=row.peak_reserved_bytes,
-        repeatability=_repeatability_record(row.repeatability),
+        repeatability=row.repeatability,
         phase=row.phase,
         round=row.round,
         device=UNSET if row.device is None else row.device,
@@ -298,8 +283,6 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     require_regime(read.regime)
     of = operation_called(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
-    # Early logs of schema 5 state a better accuracy than the timer has.
-    accuracy = read.timer_accuracy_seconds and max(read.timer_accuracy_seconds, MIN_ACCURACY_SECONDS)
     return Measurement(
         shape=of.shape_from_record(read.shape),
         kernel=read.kernel,
@@ -313,7 +296,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         implausible_samples=tuple(read.implausible_samples_seconds),
         launches=read.launches,
         timer_overhead=read.timer_overhead_seconds,
-        timer_accuracy=accuracy,
+        timer_accuracy=read.timer_accuracy_seconds,
         error=read.relative_error,
         conditions=_conditions(read, read.throttle_shares or {}),
         remarks=tuple(read.remarks),
@@ -321,7 +304,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         details=read.details,
         peak_memory_bytes=read.peak_memory_bytes,
         peak_reserved_bytes=None if read.peak_reserved_bytes is UNSET else read.peak_reserved_bytes,
-        repeatability=_repeatability(read, header, problem),
+        repeatability=read.repeatability,
         phase=read.phase,
         round=read.round,
         device=None if read.device is UNSET else read.device,
@@ -357,7 +340,7 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         rounds=ceiling.rounds,
         tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
-        repeatability=_repeatability_record(ceiling.repeatability),
+        repeatability=ceiling.repeatability,
         **own,
         **_conditions_fields(ceiling.conditions),
     )
@@ -389,7 +372,7 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
         conditions=_conditions(read),
         gain_over_default=read.gain_over_default,
-        repeatability=_repeatability(read, header, problem),
+        repeatability=read.repeatability,
     )
 
 
@@ -406,32 +389,6 @@ def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Ra
         raise ValueError(f"known ceiling of {read.tflops} TFLOPS is not positive")
     origin: dict[str, Any] = {"source": read.source, "description": read.told}
     return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
-
-
-def is_of_old_calibration(record: Mapping[str, Any]) -> bool:
-    """Return whether a row or a ceiling has a calibration of an old form. Readers replace it by today's."""
-    return record["repeatability"] is not None and "per_degree" not in record["repeatability"]
-
-
-def _repeatability_record(known: Repeatability | None) -> RepeatabilityRecord | None:
-    return None if known is None else RepeatabilityRecord(**vars(known))
-
-
-def _repeatability(
-    read: MeasurementRecord | CeilingRecord, header: Mapping[str, Any], problem: Any
-) -> Repeatability | None:
-    """Return the calibration of a row or a ceiling; today's if the record has an old form of it.
-
-    None for a row without a figure, and in converted logs, whose intervals cover one visit or its rounds only.
-    """
-    stored = read.repeatability
-    if stored is None:
-        return None
-    if stored.per_degree is not UNSET:
-        return Repeatability(**json_values(stored))
-    # Fresh visits were first marked by the flag only, later by the degrees of freedom too.
-    is_anew = stored.is_whole and (stored.launch_seconds is UNSET or stored.degrees == _OLD_ANEW_DEGREES)
-    return find_calibration(header["device"]["backend"], ANEW if is_anew else read.regime, problem)
 
 
 def _conditions_fields(conditions: Conditions) -> dict[str, Any]:

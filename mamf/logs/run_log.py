@@ -28,12 +28,10 @@ from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
     ceiling_from_record,
-    is_of_old_calibration,
     known_ceiling_from_record,
     measurement_from_record,
     measurement_record,
     read_record,
-    round_as_logged,
 )
 from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_of_products
@@ -248,39 +246,17 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
     """
     numbered = iter(records)
     header = _header(path, next(numbered)[1])
-    log, has_old_ceilings = RunLog(path, header), False
+    log = RunLog(path, header)
     for number, record in numbered:
         try:
             add_record(log, record)
-            has_old_ceilings |= record["record"] == "ceiling" and is_of_old_calibration(record)
         except MALFORMED as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
-    if has_old_ceilings:
-        log.all_ceilings = _recalibrate(log.all_ceilings, log.measurements)
-        log.own_ceilings = _recalibrate(log.own_ceilings, log.measurements)
     log.header = add_sharing(log.header, log.summary)
     every_row = log.measurements
     log.every_row = with_device_speeds(every_row)
     log.measurements = with_device_speeds(latest_rows(every_row))
     return log
-
-
-def _recalibrate(ceilings: Mapping[Any, Ceiling], rows: Iterable[Measurement]) -> dict[Any, Ceiling]:
-    """Replace the intervals of ceilings by those of today's calibration, computed from their rounds in ``rows``.
-
-    A ceiling stays as recorded if its rounds are in another log, or its interval is unknown.
-    """
-    latest = latest_rows(rows)
-
-    def calibrated(ceiling: Ceiling) -> Ceiling:
-        own = [row for row in latest if (row.problem, row.regime) == (ceiling.problem, ceiling.regime)]
-        again = confirm_ceiling(own, ceiling.device, ceiling.uuid_hash)
-        is_same = again and (again.shape, again.kernel) == (ceiling.shape, ceiling.kernel)
-        if again is None or not is_same or ceiling.repeatability is None or not ceiling.interval.is_known:
-            return ceiling
-        return replace(ceiling, interval=round_as_logged(again).interval)
-
-    return {key: calibrated(ceiling) for key, ceiling in ceilings.items()}
 
 
 def describe_error(error: Exception) -> str:

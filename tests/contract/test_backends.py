@@ -124,10 +124,7 @@ def test_marks_enclose_the_launch_alone_and_the_train_ends_in_a_synchronize(name
     train = [*3 * ["flush", "record", "launch", "record"], "synchronize"]
     idle = {"cuda": ["record", "record"]}.get(name, [])
     expected = [*train[:-1], *idle, train[-1]]
-    assert names[: len(expected)] == expected
-    # Behind the train, pairs of marks show how far apart a mark and an idle mark are.
-    pairs = [each for each in names[len(expected) :] if each != "flush"]
-    assert pairs == 5 * (idle and ["record", *idle, "synchronize"])
+    assert names == expected
 
 
 def test_where_the_host_clock_times_each_mark_waits_for_the_device(mps, calls):

@@ -76,9 +76,8 @@ def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bf
     first["started"] = day + first["started"][10:]
     records = [json.loads(record) for record in (records if is_whole else records[:-1])]
     for record in records:
-        if record.get("phase") == "confirm" and not is_known:  # rounds from a third to three times the figure
-            factor = 3.0 ** ((record["round"] % 3) - 1)
-            record["samples_seconds"] = [each * factor for each in record["samples_seconds"]]
+        if record["record"] == "ceiling" and not is_known:
+            record["interval_tflops"] = [record["tflops"] / 9, record["tflops"] * 9]
     path.write_text("".join(json.dumps(record) + "\n" for record in (first, *records)))
     return path
 

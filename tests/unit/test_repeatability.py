@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.calibration import ANEW, find_calibration
+from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import measurement_from_record, measurement_record
-from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.statistics import (
@@ -211,23 +210,9 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
     assert quiet.half_width < 0.01
 
 
-def log_of_a_find():
-    return next(RESULTS.rglob("find-bfloat16-burst-sustained-20261121-213216.jsonl"))
-
-
-def test_rows_of_an_old_log_get_the_calibration_of_today():
-    log = read_run_log(log_of_a_find())
-    visits = {row.phase: row for row in log.measurements if row.regime == "sustained"}
-    assert next(row for row in log.measurements if row.regime == "burst").repeatability == BOOST
-    assert visits["visit"].repeatability == CAPPED
-    assert visits["confirm"].repeatability == find_calibration("cuda", ANEW, MatmulProblem())
-
-
 def test_a_log_keeps_the_calibration_that_it_holds():
     row = row_of(Burst)
     kept = replace(row, repeatability=replace(row.repeatability, run=0.1))
     record = json.loads(json.dumps(measurement_record(kept)))
     header = {"device": {"backend": "cuda"}}
     assert measurement_from_record(record, header).repeatability == kept.repeatability
-    record["repeatability"] = {"visit": 0.0008, "run": 0.0012, "degrees": 16, "launch_seconds": 1e-7, "common": 0.0011}
-    assert measurement_from_record(record, header).repeatability == find_calibration("cuda", "burst", MatmulProblem())

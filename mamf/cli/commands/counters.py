@@ -43,7 +43,7 @@ def configure(parser: Parser) -> None:
     add_device_options(parser)
     add_run_options(parser)
     add(parser, "--format", "--wide")
-    parser.set_defaults(regime=None, precision=None, no_flush=None)
+    parser.set_defaults(regime=None, precision=None, flush=None)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -122,8 +122,8 @@ def _sweep_options(given: GuardKeys) -> dict[str, Any]:
         "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
         "regime": given.regimes,
         "precision": None if given.precision is None else share(str(given.precision)),
-        "time_limit": None if given.time_limit is None else duration(str(given.time_limit)),
-        "no_flush": None if given.flush else True,
+        "seconds": None if given.time_limit is None else duration(str(given.time_limit)),
+        "flush": None if given.flush else False,
     }
 
 

@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.quick:
-        given = {"size_batch": (1,), "size_context": (256,), "time_limit": 0.5, "budget": _QUICK_BUDGET}
+        given = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_BUDGET}
         for name, value in given.items():
             if name not in options.given and getattr(options, name) in (None, (1024,)):
                 setattr(options, name, value)

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     if own is not None and own.rank:
         return 0 if list(ranked(OverlapStrategy(open_backend(name, options.device), Pair(), ()), own)) else 1
     options.operation = OVERLAP
-    vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "no_flush")))
+    vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [
         *(f"other={','.join(beside)}", f"timed={','.join(TIMED)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",

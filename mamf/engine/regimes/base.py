@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -209,9 +209,10 @@ class Regime(ABC):
         allowed = max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
         if gap - usual <= allowed:
             return
-        count = min(len(checked.gaps), _PAIRS_IN_MEDIAN)
-        medians = (statistics.median(self._measure_gaps(count) or [usual]) for _ in range(_MEDIANS))
-        unseen = gap - min(max(medians), usual + _MAX_NEW_GAP_SECONDS)
+        flushes = [_FLUSHES_AHEAD] * min(len(checked.gaps), _PAIRS_IN_MEDIAN)
+        pairs = [list(self._measure_gaps(flushes)) for _ in range(_MEDIANS)]
+        medians = [statistics.median(seconds for seconds, _ in each) for each in pairs if each]
+        unseen = gap - min(max(medians, default=usual), usual + _MAX_NEW_GAP_SECONDS)
         if unseen > allowed:
             reason = (
                 f"the device is still busy {unseen * 1e6:.3g} us after the launch's end event: the kernel works in a "
@@ -219,32 +220,25 @@ class Regime(ABC):
             )
             raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
-    def _measure_gaps(self, count: int) -> list[float]:
-        """Return the device seconds from a mark to an idle mark, for up to ``count`` pairs that follow no launch."""
-        gaps = []
-        for _ in range(count):
-            mark, idle = self.marks_behind()
+    def _measure_gaps(self, flushes: Iterable[int]) -> Iterator[tuple[float, float]]:
+        """Yield the device seconds from a mark to an idle mark that follow no launch, and the host seconds to queue
+        both: a pair for each number of flushes ahead of it, unless the host was too slow.
+        """
+        for count in flushes:
+            begun = self.backend.now()
+            mark, idle = self.marks_behind(count)
+            queueing = self.backend.now() - begun
             self.backend.synchronize()
             if idle is not None:
-                gaps.append(self.backend.seconds_between(mark, idle))
-        return gaps
+                yield self.backend.seconds_between(mark, idle), queueing
 
     @cached_property
     def _idle_mark_apart(self) -> tuple[float, float]:
         """Device seconds from a mark to an idle mark on an otherwise idle device, the fewest of several pairs; and the
         host seconds that it takes to queue both.
         """
-        backend = self.backend
-        apart, placing = [], []
-        for flushes in _FLUSHES_OF_PAIRS:
-            begun = backend.now()
-            mark, idle = self.marks_behind(flushes)
-            took = backend.now() - begun
-            backend.synchronize()
-            if idle is not None:
-                apart.append(backend.seconds_between(mark, idle))
-                placing.append(took)
-        return (min(apart), statistics.median(placing)) if apart else (0.0, 0.0)
+        pairs = list(self._measure_gaps(_FLUSHES_OF_PAIRS)) or [(0.0, 0.0)]
+        return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
     def require_clock_advances(self, rounds: int) -> None:
         """Call this before each round of a loop that ends by time, with the number of the round from 0.

@@ -43,7 +43,7 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, kernel_for, reference_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
-from mamf.plugins.discovery import choose_kernels, open_backend, operation
+from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
 from mamf.report.document import counted
 
 _Value = TypeVar("_Value")
@@ -252,7 +252,7 @@ def measure_kernels(
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, found, how = opened_backend(backend, device), operation(of), SweepOptions()
+    opened, found, how = opened_backend(backend, device), make_operation(of), SweepOptions()
     given, max_values, call = {"dtype": dtype, **parameters}, None, of
     if not found.compares_kernels:
         max_values, call = 1, found.own_command

@@ -64,7 +64,7 @@ from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
 from mamf.operations.matmul.operation import kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
-from mamf.plugins.discovery import first_backend_name, load_backend_class, open_backend
+from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
 #: Sends a record to the parent.
 Send = Callable[[Mapping[str, Any]], None]
@@ -114,7 +114,7 @@ def _asked_devices(options: argparse.Namespace) -> list[int]:
         raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
     if options.command == VERIFY and not asked and options.device is None and options.resume is None:
         asked = [ALL]
-    return device_indices(options.backend or first_backend_name(), asked) if asked else []
+    return device_indices(options.backend or find_first_backend(), asked) if asked else []
 
 
 def _listed(devices: Iterable[int]) -> str:
@@ -291,7 +291,7 @@ def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
         make_folder(folder)
         options.begins = options.begins or (options.resume is not None and not path.exists())
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
-    count = load_backend_class(options.backend or first_backend_name()).device_count()
+    count = load_backend_class(options.backend or find_first_backend()).device_count()
     if options.resume is None:
         options.device = own.index if count > 1 else 0  # a launcher may hide the devices of other ranks
     options.share = [own.rank, own.ranks]
@@ -382,7 +382,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     """
     for name in options.kernel or ():
         kernel(name)
-    options.backend = options.backend or first_backend_name()
+    options.backend = options.backend or find_first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (own := find_rank_place(os.environ)) is not None:
         if options.overlap:

@@ -41,9 +41,9 @@ _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both
 def asked_operation(words: Sequence[str]) -> AnyOperation:
     """Return the operation of --operation, or matmul, before the command line is parsed. Raises UnknownNameError."""
     if name := value_of("--operation", words):
-        from mamf.plugins.discovery import operation
+        from mamf.plugins.discovery import make_operation
 
-        return operation(name)
+        return make_operation(name)
     return default_operation()
 
 

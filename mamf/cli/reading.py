@@ -19,7 +19,7 @@ from mamf.errors import MAX_LOG_BYTES, TOO_LONG, RunLogError
 from mamf.logs.compare import build_log_roofs
 from mamf.logs.run_log import RunLog, Seen
 from mamf.logs.shared_runs import read_run
-from mamf.machine.environment import no_garbage_collection
+from mamf.machine.environment import disable_garbage_collection
 
 _PATIENCE_SECONDS = 30.0
 
@@ -49,7 +49,7 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
     )
-    with bar, no_garbage_collection():
+    with bar, disable_garbage_collection():
         yield bar.update
 
 

@@ -46,10 +46,10 @@ def run_kernels(
     Reports wrong options before it opens a device. Returns the exit code.
     """
     from mamf.cli.planning import request_of
-    from mamf.plugins.discovery import operation
+    from mamf.plugins.discovery import make_operation
 
     _require_effect(options)
-    of = of or operation(getattr(options, "operation", None) or options.command)
+    of = of or make_operation(getattr(options, "operation", None) or options.command)
     return run_session(options, session, request_of(of, options))
 
 

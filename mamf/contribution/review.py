@@ -38,7 +38,7 @@ from mamf.logs.run_log import (
 )
 from mamf.operations.unknown import is_of_products
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
-from mamf.plugins.discovery import own_operation_names
+from mamf.plugins.discovery import list_builtin_operations
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted
 
 # Windows reserves these names, so no folder can have them.
@@ -139,7 +139,7 @@ def _apply_rules(path: Path, seen: Seen | None) -> Review:
         findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # a profile has none
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
-    if foreign := sorted(named - own_operation_names()):
+    if foreign := sorted(named - list_builtin_operations()):
         message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from mamf.backend import MIB, Advice, Backend
 from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, plugin_errors
-from mamf.machine.environment import no_garbage_collection
+from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import kernel_for, problem_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.plugins.discovery import choose_kernels, operation
+from mamf.plugins.discovery import choose_kernels, make_operation
 
 Launch = Callable[[], object]
 _SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -86,7 +86,7 @@ def _measured_or_assumed(backend: Backend) -> MeasuredTraits:
 def measure_traits(backend: Backend) -> MeasuredTraits:
     """Measure the traits with the device's default matmul and copies. Raises what these raise."""
     cache = backend.info.cache_bytes or measure_cache(backend)
-    with _product(backend) as launch, no_garbage_collection():
+    with _product(backend) as launch, disable_garbage_collection():
         probe = _Probe(backend, launch)
         wake, reaction = probe.wake(), probe.reaction()
         recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
@@ -118,7 +118,7 @@ def _sustained(assumed: SustainedTraits, settled: float | None) -> SustainedTrai
 
 def measure_cache(backend: Backend) -> int | None:
     """Return the size in bytes of the largest copies that are clearly faster than copies in memory, or None."""
-    of = operation("bandwidth")
+    of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
     problem = of.problem_for(backend, {"pattern": "copy"})
     pool, free = backend.operand_pool(problem.data, problem.seed), backend.free_memory()

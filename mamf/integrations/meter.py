@@ -52,10 +52,10 @@ def check_options(options: Mapping[str, Any]) -> None:
         require_whole_number(name, given[name], _MIN_VALUES[name])
     if given.get("world_size", 1) % given.get("model_parallel", 1):
         raise UsageError(f"model_parallel {given['model_parallel']} must divide world_size")
-    ceiling_flops(given.get("ceiling", TERA))
+    to_ceiling_flops(given.get("ceiling", TERA))
 
 
-def ceiling_flops(ceiling: Any) -> float:
+def to_ceiling_flops(ceiling: Any) -> float:
     """Return a ceiling in FLOP/s. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
 
     Raises UsageError for anything else, for a Rate in another unit, and for one whose interval is unknown.
@@ -165,7 +165,7 @@ class Meter:
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel
-        self._given = None if ceiling is None else ceiling_flops(ceiling)
+        self._given = None if ceiling is None else to_ceiling_flops(ceiling)
         self._tokens = tokens_per_step
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:

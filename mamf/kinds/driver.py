@@ -27,7 +27,7 @@ from mamf.logs.recording import (
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
 from mamf.logs.run_log import RunLog, add_record, add_sharing, with_device_speeds
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import diagnose, format_finding, tool_version
+from mamf.machine.environment import diagnose, format_finding, get_tool_version
 from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM
 
@@ -150,7 +150,7 @@ class Run(Setup):
     def _open(self) -> RunLogWriter:
         self.findings = [*diagnose(self.backend), *self.advice]
         if self.resumed is not None:
-            again = {"tool": tool_version(), "command": self.command, "started": utc_now(), "notes": self.notes}
+            again = {"tool": get_tool_version(), "command": self.command, "started": utc_now(), "notes": self.notes}
             self.resumed.writer.write_resume(self.resumed.log, again)
             return self.resumed.writer
         assert self.path is not None, "a run without a path has no log to open"

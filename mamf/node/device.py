@@ -21,7 +21,7 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.copies import CopyShape
 from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
-from mamf.plugins.discovery import choose_kernels, operation
+from mamf.plugins.discovery import choose_kernels, make_operation
 
 # Seconds per row of bandwidth and copies.
 _ROW_SECONDS = 0.3
@@ -115,7 +115,7 @@ class DeviceRun:
         return self._measure(part, plan, list(kernels.items()))
 
     def _measure_kernels(self, part: str) -> Iterator[Measurement]:
-        of = operation("bandwidth" if part == "bandwidth" else "copies")
+        of = make_operation("bandwidth" if part == "bandwidth" else "copies")
         available = choose_kernels(of, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
         problems = [of.problem_for(self.backend, fields) for fields in self._requested_fields(part)]

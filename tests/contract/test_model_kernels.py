@@ -14,7 +14,7 @@ from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
 from mamf.operations.model.operation import ModelProblem, ModelShape
 from mamf.operations.model.torch_model import TorchModel, get_known_answers
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.testing.contracts import AnyKernelContract
 
 attention_kernel = functools.partial(make_kernel, Attention())
@@ -45,7 +45,7 @@ class TestModelKernel(AnyKernelContract):
 
     @pytest.fixture
     def kernel(self):
-        return make_kernel(operation("model"), "torch[sdpa-math]")
+        return make_kernel(make_operation("model"), "torch[sdpa-math]")
 
     @pytest.fixture
     def problem(self):
@@ -206,14 +206,14 @@ def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda network, **options: asked.append(options) or network)
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
-    checked(GPT2, make_kernel(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+    checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert asked == ["reset", {"dynamic": False}]
 
 
 def test_a_compiled_model_is_held_to_the_same_reference(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda network, **options: lambda *batch: network(*batch) * 1.5)
     with pytest.raises(WrongResultError):
-        checked(GPT2, make_kernel(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+        checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
 
 
 def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
@@ -221,7 +221,7 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
     compiled = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(torch, "compile", compiled)
     problem = replace(GPT2, phase="forward-backward", layers=1, dtype="bfloat16", autocast=True)
-    checked(problem, make_kernel(operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+    checked(problem, make_kernel(make_operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
     assert len(graphs) == 1
 
 

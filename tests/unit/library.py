@@ -38,13 +38,13 @@ def short(planned, sizes=(4096, 8192), scouts=6):
 
 def install(monkeypatch):
     """Make the simulated accelerator the only one of this machine, and its search a short one."""
-    others = discovery.entry_points
+    others = discovery.find_entry_points
 
     def points(group):
         own = POINTS.get(group)
         return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
 
-    monkeypatch.setattr(discovery, "entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(FindStrategy, "fine_shapes", 1)
     monkeypatch.setattr("mamf.api.measuring.plan_for", short(grid.plan_for))

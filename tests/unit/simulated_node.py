@@ -61,13 +61,13 @@ def short_plan(*arguments, **options):
 
 def install(patch):
     """Make it the only accelerator here, and the search a short one."""
-    others = discovery.entry_points
+    others = discovery.find_entry_points
 
     def points(group):
         own = POINTS.get(group)
         return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
 
-    patch.setattr(discovery, "entry_points", points)
+    patch.setattr(discovery, "find_entry_points", points)
     patch.setattr(FindStrategy, "fine_shapes", 1)
     patch.setattr("mamf.node.device.plan_for", short_plan)
     patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))

@@ -9,7 +9,7 @@ from test_compare import attention_row
 
 from mamf.ceilings.ceiling import ceiling_of, known_share, mamfu
 from mamf.errors import UsageError
-from mamf.integrations.meter import ceiling_flops
+from mamf.integrations.meter import to_ceiling_flops
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Rate, find_rate, label_dtype
 from mamf.operations.attention.operation import AttentionProblem
@@ -75,5 +75,5 @@ def test_a_ceiling_of_bytes_is_none_of_a_meter():
     copy = ceiling(4.0, problem=BandwidthProblem(), shape=BandwidthShape(2**30))
     assert copy.unit == "TB/s"
     with pytest.raises(UsageError, match="TB/s"):
-        ceiling_flops(copy)
-    assert ceiling_flops(PLAIN) == 1000e12
+        to_ceiling_flops(copy)
+    assert to_ceiling_flops(PLAIN) == 1000e12

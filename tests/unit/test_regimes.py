@@ -23,7 +23,7 @@ QUIET = dataclasses.replace(Physics(), thermal_drift=0.0, noise=0.0)
 
 
 def rate(backend, shape, clock_hz):
-    return backend._flop_per_cycle(shape) * clock_hz / 1e12
+    return backend._compute_flop_per_cycle(shape) * clock_hz / 1e12
 
 
 def take(regime, shape=FAT, **rule):

@@ -33,8 +33,8 @@ class TwoStates(SimulatedBackend):
         if seconds >= 0.3 and self.is_capped:
             self._slower = self.random.choice((1.0, 1.013))
 
-    def _time_factor(self):
-        return super()._time_factor() * (self._slower if self.is_capped else 1.0)
+    def _compute_time_factor(self):
+        return super()._compute_time_factor() * (self._slower if self.is_capped else 1.0)
 
 
 class Swinging(SimulatedBackend):
@@ -47,9 +47,9 @@ class Swinging(SimulatedBackend):
             self.loaded_from = moment
         return super()._idle_until(moment)
 
-    def _time_factor(self):
+    def _compute_time_factor(self):
         loaded = self.device_time - self.loaded_from
-        return super()._time_factor() * (1 + 0.04 * math.exp(-loaded / 3) * math.sin(2 * math.pi * loaded))
+        return super()._compute_time_factor() * (1 + 0.04 * math.exp(-loaded / 3) * math.sin(2 * math.pi * loaded))
 
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():

@@ -18,7 +18,7 @@ from mamf.logs.shared_runs import find_shared_logs, read_run
 from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, read_device, read_device_logs
 from mamf.node.verdict import Device
-from mamf.plugins.discovery import operation
+from mamf.plugins.discovery import make_operation
 from mamf.report.verification import counts, max_wrong_share, wrong_share_range
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
@@ -207,7 +207,7 @@ def test_the_same_number_is_the_same_problem():
 
 @pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])
 def test_each_operation_draws_problems_within_the_bound(name):
-    of, chooser, terms = operation(name), random.Random(1), range(1, 256**3 + 1)
+    of, chooser, terms = make_operation(name), random.Random(1), range(1, 256**3 + 1)
     cases = [of.random_case(chooser, terms) for _ in range(50)]
     assert all(case["shape"].flop <= 2 * 256**3 for case in cases)
     assert len({case["shape"] for case in cases}) > 40
@@ -215,7 +215,7 @@ def test_each_operation_draws_problems_within_the_bound(name):
 
 @pytest.mark.parametrize("name", ["matmul", "batched"])
 def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
-    of, chooser, terms = operation(name), random.Random(1), range(1, 4096**3 + 1)
+    of, chooser, terms = make_operation(name), random.Random(1), range(1, 4096**3 + 1)
     shapes = [of.random_case(chooser, terms)["shape"] for _ in range(400)]
     deep = [shape.k for shape in shapes if shape.k >= 8192 and max(shape.m, shape.n) <= 512]
     assert 60 < len(deep) < 140

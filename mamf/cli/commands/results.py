@@ -186,11 +186,11 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
-    from mamf.machine.environment import no_garbage_collection
+    from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.site import INDEX, build_site
     from mamf.report.document import counted
 
-    with no_garbage_collection():
+    with disable_garbage_collection():
         data = build_site(_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
     say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")

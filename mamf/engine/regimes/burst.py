@@ -11,7 +11,7 @@ from mamf.backend import Backend, ClockStamps, Reading, Unavailable
 from mamf.calibration import find_calibration
 from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule, refuse_skipped_work, skipped_work
 from mamf.kernel import Problem
-from mamf.machine.environment import no_garbage_collection
+from mamf.machine.environment import disable_garbage_collection
 from mamf.measurement import Overhead, choose_overhead, subtract_overhead
 from mamf.statistics import Repeatability
 
@@ -133,7 +133,7 @@ class Burst(Regime):
         back-to-back stamps after the train measure that clock, and its cycles are subtracted.
         """
         backend = self.backend
-        with no_garbage_collection():
+        with disable_garbage_collection():
             self._get_ahead(launch, self.longest_lead_seconds)
             around = []
             for _ in range(size):
@@ -239,7 +239,7 @@ class Burst(Regime):
     def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:
         """Launch a train, then verify its last launch. Returns the seconds of each launch and the sensor reading."""
         backend, launch = self.backend, checked.launches[0]
-        with no_garbage_collection():
+        with disable_garbage_collection():
             self._get_ahead(launch, lead)
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size - 1)]

@@ -12,7 +12,7 @@ from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import ANEW, find_calibration
 from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
-from mamf.machine.environment import no_garbage_collection
+from mamf.machine.environment import disable_garbage_collection
 from mamf.measurement import Conditions
 from mamf.statistics import Repeatability, relative_slope
 
@@ -145,7 +145,7 @@ class Sustained(Regime):
         if self._is_cold():
             self._loaded_seconds = 0.0
         taken = Samples()
-        with no_garbage_collection():
+        with disable_garbage_collection():
             blocks = _Blocks(self, checked)
             if not self._settle(blocks, rule):
                 taken.remarks.append("clock and power had not settled")

@@ -36,7 +36,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
 from mamf.operations.unknown import operation_called
 from mamf.plans import CHECKING, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
-from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, operation
+from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, make_operation
 
 
 class GuardStrategy(RowsStrategy):
@@ -164,12 +164,15 @@ def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str
     found = dict[str, AnyKernel]()
     for of, own in (groups or dict.fromkeys(find_registered(OPERATIONS))).items():
         with suppress(*(() if names else (UnavailableError,))):
-            found |= choose_kernels(operation(of), backend, own)
+            found |= choose_kernels(make_operation(of), backend, own)
     return {
         name: each
         for name, each in found.items()
         if names
-        or (each.is_tried_unasked and operation(each.operation).random_case(random.Random(0), range(1, 2)) is not None)
+        or (
+            each.is_tried_unasked
+            and make_operation(each.operation).random_case(random.Random(0), range(1, 2)) is not None
+        )
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import Burst, Classic, Sustained
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import (
     DeviceError,
     MamfError,
@@ -78,7 +78,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         pool.release()
 
 
-def working_kernels(
+def choose_working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """Return the kernels of a search, as ``kernels_for`` chooses them.
@@ -122,7 +122,7 @@ def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: Matm
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
-    Checked(prepared).rehearse(backend)
+    CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):
         start = backend.mark()
@@ -144,9 +144,9 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
-def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
+def estimate_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Return the longest time that sampling these rows can take, in seconds, without preparation and verification."""
-    visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
+    visit = backend.sustained_traits.settle_seconds + Sustained.min_visit_seconds
     a_row = {
         Burst.name: plan.seconds or Burst.default_seconds,
         Sustained.name: visit,
@@ -160,7 +160,7 @@ def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend:
     shapes, once = len(launches), sum(launches)
     overhead = shapes * _OVERHEAD_SECONDS + once
     if regime == Sustained.name:
-        visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
+        visit = backend.sustained_traits.settle_seconds + Sustained.min_visit_seconds
         longest = sum(max(visit, 4 * launch) for launch in launches)
         return overhead + backend.sustained_traits.soak_seconds + longest
     if regime == Classic.name:

@@ -25,7 +25,7 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, regime
 from mamf.engine.regimes.base import Checked, WrongResultError
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, failed_row
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.errors import UnavailableError, UnsupportedError, UsageError, plugin_errors
+from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.entries import Entry, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
@@ -302,7 +302,7 @@ class OverlapStrategy:
                 return _Pair(self, problem, shape, regime).measured()
         except WrongResultError as error:
             outcome: tuple[Status, str] = ("wrong_result", str(error))
-        except plugin_errors() as error:
+        except get_plugin_errors() as error:
             outcome = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
         steps = [Step(self.kernel, row_of(problem, row), shape, regime, StoppingRule()) for row in ROWS]

@@ -384,10 +384,10 @@ def problems_and_shapes(
         both = ("shapes", sizes) if whole and sizes else ("problem", fields)
         raise UsageError(f"{both[0]} cannot be combined with {', '.join(both[1])}: give one or the other")
     request = Request(of, whole, sizes, fields)
-    return problems or request.problems(backend), tuple(request.labeled_shapes(backend))
+    return problems or request.make_problems(backend), tuple(request.make_labeled_shapes(backend))
 
 
 def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Return the values of the parameters whose keyword is not None, by name."""
     values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
-    return {name: known[name].values_of(value) for name, value in values.items() if value is not None}
+    return {name: known[name].parse_values(value) for name, value in values.items() if value is not None}

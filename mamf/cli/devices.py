@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import LEADER
+from mamf.backend import LEADER_PID_VARIABLE
 from mamf.cli.progress import Phases, heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
@@ -39,7 +39,7 @@ from mamf.errors import (
     UnsupportedError,
     UsageError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
 )
 from mamf.files import make_folder
 from mamf.kinds.kind import View
@@ -340,7 +340,7 @@ def watch_children(
         on_event(event)
         phases.show(watch.phases)
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
     with Children(commands, environment) as children, Phases(names) as phases:
         watch_until_end(watch, children.processes, children.next, lambda: release(children), show)
@@ -363,7 +363,7 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
             return work(send)
         except KeyboardInterrupt:
             return EXIT_CODE
-        except plugin_errors() as error:  # including any error of a vendor's library
+        except get_plugin_errors() as error:  # including any error of a vendor's library
             send({FAILURE: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 

@@ -92,7 +92,7 @@ class Session:
         from mamf.machine.environment import quote_command_line
         from mamf.plugins.discovery import open_backend
 
-        self.request, self.of, self.command = request, request.of, str(options.command)
+        self.request, self.of, self.command = request, request.operation, str(options.command)
         self.options, self.interruption = options, interruption
         self.log: RunLog | None = resumed and resumed.log
         self.before = require_kind(self.log, self.kind, self.of.name, self.command) if self.log else None

@@ -17,7 +17,7 @@ from mamf.errors import (
     PluginWarning,
     UnsupportedError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
 )
 from mamf.kernel import Prepared
 from mamf.measurement import label_dtype
@@ -62,7 +62,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
                 size *= 2
     except PluginError:
         raise
-    except plugin_errors() as error:
+    except get_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         if flops and status != "failed":
             return flops

@@ -13,8 +13,8 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.base import CheckedKernel
-from mamf.errors import DeviceError, MamfError, UnsupportedError, plugin_errors
+from mamf.engine.regimes.base import Checked
+from mamf.errors import DeviceError, MamfError, UnsupportedError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 
 #: Runs a launch and returns the names of the kernels that ran on the device.
@@ -65,7 +65,7 @@ def launch_in_window(
             return _launched(kernel, problem, shape, backend, asked)
     except MamfError:
         raise
-    except plugin_errors() as error:
+    except get_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
 

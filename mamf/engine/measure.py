@@ -10,8 +10,8 @@ from typing import Any
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.ceilings.ceiling import CONFIRM
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.engine.regimes.base import CheckedKernel, WrongResultError
-from mamf.errors import UnsupportedError, describe_error, plugin_errors
+from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
 from mamf.operations.unknown import operation_called
@@ -73,7 +73,7 @@ def measure(
     """Prepare and verify a kernel, then take samples. ``fastest_possible``: the device's limit in work per second.
     ``wants_clock``: given the rate in FLOP/s, whether to measure the true clock too.
 
-    Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING).
+    Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING_EXCEPTIONS).
     """
     run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
     backend = regime.backend
@@ -81,7 +81,7 @@ def measure(
         return run.take()
     except WrongResultError as error:
         return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
-    except plugin_errors() as error:  # whatever a vendor's library raises becomes a status
+    except get_plugin_errors() as error:  # whatever a vendor's library raises becomes a status
         status, reason = classify_error(error, kernel, backend)
     # Outside the handler, because its traceback keeps the operands alive.
     if status == "out_of_memory":
@@ -101,7 +101,7 @@ def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) ->
             "out_of_memory" if isinstance(error, Exception) and backend.is_out_of_memory(error) else "failed",
             describe_error(error),
         )
-    except plugin_errors() as another:
+    except get_plugin_errors() as another:
         return "failed", describe_error(another)
 
 

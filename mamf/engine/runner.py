@@ -27,7 +27,7 @@ from mamf.errors import (
     DeviceLostError,
     PluginError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
 )
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import Record
@@ -174,7 +174,7 @@ class Runner:
         """Start a regime and return it. Raises DeviceError if the device fails."""
         try:
             regime.start()
-        except plugin_errors() as error:
+        except get_plugin_errors() as error:
             raise DeviceError(
                 f"{self._device} failed before the first shape in {regime.name}: {describe_error(error)}"
             ) from error
@@ -192,7 +192,7 @@ class Runner:
         try:
             for name, buffer in largest.items():
                 pool.take(name, *buffer)
-        except plugin_errors() as error:
+        except get_plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(f"{self._device} failed while allocating: {describe_error(error)}") from error
             pool.release()
@@ -254,7 +254,7 @@ class Runner:
         try:
             self.backend.synchronize()
             self.backend.wait(self.backend.mark())
-        except plugin_errors() as error:
+        except get_plugin_errors() as error:
             raise DeviceLostError(
                 f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
             ) from error

@@ -22,13 +22,13 @@ from mamf.operations.matmul.shapes import LAYOUTS, MatmulKernel, MatmulProblem, 
 from mamf.plugins.contracts import check_attribute, guard_method
 
 
-class _OnBackend:
+class _BackendFixture:
     @pytest.fixture
     def backend(self) -> Backend:
         raise NotImplementedError("define a fixture that opens the backend")
 
 
-class BackendContract(_OnBackend):
+class BackendContract(_BackendFixture):
     """Tests what every backend must do. Define the fixture ``backend``, an open device."""
 
     #: The error that the vendor's library raises when memory is exhausted.
@@ -159,7 +159,7 @@ class BackendContract(_OnBackend):
         assert backend.resolve_dtype("bfloat16") == "bfloat16"
 
 
-class _OfKernel(_OnBackend):
+class _KernelFixture(_BackendFixture):
     @pytest.fixture
     def kernel(self) -> AnyKernel:
         raise NotImplementedError("define a fixture that returns the kernel, or a kernel of the operation")
@@ -169,7 +169,7 @@ class _OfKernel(_OnBackend):
         return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
-class AnyKernelContract(_OfKernel):
+class AnyKernelContract(_KernelFixture):
     """Tests what a kernel of any operation must do.
 
     Define the fixtures ``backend``, ``kernel``, and a ``problem`` and a ``shape`` that the kernel supports.
@@ -273,7 +273,7 @@ class AttentionKernelContract(AnyKernelContract):
         assert reason and "\n" not in reason
 
 
-class OperationContract(_OfKernel):
+class OperationContract(_KernelFixture):
     """Tests what every operation must do. Define the fixtures ``backend``, ``operation`` and one ``kernel`` of it."""
 
     @pytest.fixture

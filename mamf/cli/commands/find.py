@@ -97,7 +97,7 @@ def _search(options: argparse.Namespace) -> int:
     def work(interruption: Interruption, resumed: Resumed | None) -> int:
         if len(dtypes) > 1:  # report a wrong dtype before the first one is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in request_of(options.of, options).problems(backend):
+            for problem in request_of(options.of, options).make_problems(backend):
                 kernels_for(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
@@ -127,7 +127,7 @@ class _SearchSession(Session):
     kind = FIND
 
     def _problems(self) -> tuple[Any, ...]:
-        return request_of(self.of, self.options).problems(self.backend)
+        return request_of(self.of, self.options).make_problems(self.backend)
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.cli.resuming import require_same_kernels

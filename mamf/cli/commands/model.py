@@ -76,8 +76,8 @@ def _profile(options: argparse.Namespace) -> int:
 
     backend = open_backend(options.backend or "auto", options.device or 0)
     request = request_of(Model(), options)
-    rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.problems(backend)
-            for shape in request.labeled_shapes(backend)]  # fmt: skip
+    rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.make_problems(backend)
+            for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
         raise UsageError(
             f"--nvtx, --dtypes and --memory need a single row, not {len(rows)}: name one phase and context"

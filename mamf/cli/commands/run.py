@@ -67,8 +67,8 @@ def run(options: argparse.Namespace) -> int:
     request = request_of(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
-    shape = _only_one("shape", tuple(request.labeled_shapes(backend)), f"--shape {of.shape_example}")
-    problem = _only_one("problem", request.problems(backend), "each value once")
+    shape = _only_one("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
+    problem = _only_one("problem", request.make_problems(backend), "each value once")
     if options.parts:
         from mamf.engine.launching import time_parts
 

@@ -114,7 +114,7 @@ class _OneKernelSession(Session):
         from mamf.cli.resuming import require_same_kernels
 
         before, backend = self.before, self.backend
-        (problem,) = before.problems if before else self.request.problems(backend)
+        (problem,) = before.problems if before else self.request.make_problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = kernel_for(backend, problem, name)
         # Older logs contain the kernel's own name instead of the path that it was loaded by.

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.errors import MamfError, PluginError, plugin_errors
+from mamf.errors import MamfError, PluginError, get_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES, Conditions
 from mamf.statistics import Repeatability, figure_of, interval_of
@@ -395,7 +395,7 @@ class CheckedKernel:
         """Return where the output of a set is wrong, if the kernel can locate it."""
         try:
             wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
-        except plugin_errors():  # the result is wrong in any case
+        except get_plugin_errors():  # the result is wrong in any case
             wrong = None
         return {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
 

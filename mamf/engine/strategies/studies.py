@@ -25,7 +25,7 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_re
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.errors import UnavailableError, UnsupportedError, UsageError, plugin_errors
+from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.entries import Entry, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
@@ -306,7 +306,7 @@ class OverlapStrategy:
                 return _Pair(self, problem, shape, regime).measured()
         except WrongResultError as error:
             outcome: tuple[Status, str] = ("wrong_result", str(error))
-        except plugin_errors() as error:
+        except get_plugin_errors() as error:
             outcome = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
         steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in ROWS]

@@ -13,7 +13,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import DeviceError, MamfError, UnsupportedError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 

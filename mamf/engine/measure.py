@@ -10,7 +10,7 @@ from typing import Any
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.ceilings.ceiling import CONFIRM
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy

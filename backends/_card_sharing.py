@@ -16,37 +16,37 @@ from typing import Any
 
 import psutil
 
-from mamf.backend import LEADER, Advice
+from mamf.backend import LEADER_PID_VARIABLE, Advice
 
-_SLICE = re.compile(r"\bMIG \S+")
-_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
+_MIG_SLICE = re.compile(r"\bMIG \S+")
+_VGPU_MODE = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _WHOLE_PARTITIONS = ("", "SPX", "UNKNOWN")
-_OTHERS = "other processes"
-_COST = "figures are lower and cannot be compared with a peak or with figures of whole cards"
+_OTHER_PROCESSES = "other processes"
+_SHARING_COST = "figures are lower and cannot be compared with a peak or with figures of whole cards"
 
 
-def slice_of(name: str) -> str | None:
+def find_mig_slice(name: str) -> str | None:
     """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb". None for a whole card."""
-    found = _SLICE.search(name)
+    found = _MIG_SLICE.search(name)
     return found[0] if found else None
 
 
-def card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
+def find_card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
     """Return the ways in which an NVIDIA card is shared. ``sensors``: NvmlSensors, or None.
 
     If MPS is used, other processes are not reported as well, because NVML lists the MPS server as one of them.
     """
-    ways = [slice_of(name), _virtual(sensors), _mps(sensors) or _processes(sensors)]
+    ways = [find_mig_slice(name), _detect_vgpu(sensors), _detect_mps(sensors) or _detect_other_processes(sensors)]
     return tuple(filter(None, ways))
 
 
-def _virtual(sensors: Any) -> str | None:
+def _detect_vgpu(sensors: Any) -> str | None:
     mode = sensors and sensors.ask(sensors.nvml.nvmlDeviceGetVirtualizationMode)
-    return "vGPU" if mode == _VGPU else None
+    return "vGPU" if mode == _VGPU_MODE else None
 
 
-def _mps(sensors: Any) -> str | None:
+def _detect_mps(sensors: Any) -> str | None:
     # nvidia-ml-py before 11.495 lacks the query.
     query = sensors and getattr(sensors.nvml, "nvmlDeviceGetMPSComputeRunningProcesses", None)
     clients = sensors.ask(query) if query else None
@@ -54,11 +54,11 @@ def _mps(sensors: Any) -> str | None:
     return "MPS" if clients or daemon.exists() else None
 
 
-def _processes(sensors: Any) -> str | None:
-    return _OTHERS if sensors and count_others(sensors) else None
+def _detect_other_processes(sensors: Any) -> str | None:
+    return _OTHER_PROCESSES if sensors and count_other_processes(sensors) else None
 
 
-def count_others(sensors: Any) -> int | None:
+def count_other_processes(sensors: Any) -> int | None:
     """Count the compute processes on the card that do not belong to this run of mamf. None if NVML reports none.
 
     In a container, older drivers report the pids of the host, so this process cannot recognize itself: it is assumed to
@@ -67,65 +67,67 @@ def count_others(sensors: Any) -> int | None:
     processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
         return None
-    pids, kin = {process.pid for process in processes}, _kin()
+    pids, kin = {process.pid for process in processes}, _find_pids_of_run()
     if os.getpid() in pids:
         return len(pids - kin)
-    return max(0, len(pids) - (2 if LEADER in os.environ else 1))
+    return max(0, len(pids) - (2 if LEADER_PID_VARIABLE in os.environ else 1))
 
 
-def _kin() -> set[int]:
+def _find_pids_of_run() -> set[int]:
     """Return the pids of this process and of all others in the same run of mamf."""
     kin = {os.getpid()}
-    if leader := os.environ.get(LEADER):
+    if leader := os.environ.get(LEADER_PID_VARIABLE):
         with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
             kin.add(int(leader))
             kin |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}
     return kin
 
 
-def sharing_advice(sensors: Any, name: str, index: int) -> list[Advice]:
+def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
     """Check what else uses the card. ``index``: the card's index in nvidia-smi."""
-    found = [_others_advice(sensors)]
-    if part := slice_of(name):
+    found = [_check_other_processes(sensors)]
+    if part := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
-        found.append(Advice("whole card", "warning", f"the device is a slice, {part}", _COST, command))
-    if _virtual(sensors):
+        found.append(Advice("whole card", "warning", f"the device is a slice, {part}", _SHARING_COST, command))
+    if _detect_vgpu(sensors):
         found.append(
             Advice(
                 "whole card",
                 "warning",
                 "the device is a vGPU",
-                _COST,
+                _SHARING_COST,
                 "pass the whole card through to the virtual machine",
             )
         )
-    if _mps(sensors):
+    if _detect_mps(sensors):
         found.append(
             Advice(
                 "MPS",
                 "warning",
                 "running, so other processes may share the card",
-                _COST,
+                _SHARING_COST,
                 "echo quit | nvidia-cuda-mps-control",
             )
         )
     return found
 
 
-def _others_advice(sensors: Any) -> Advice:
-    others = count_others(sensors)
+def _check_other_processes(sensors: Any) -> Advice:
+    others = count_other_processes(sensors)
     if others is None:
-        return Advice(_OTHERS, "unknown", "NVML does not report them")
+        return Advice(_OTHER_PROCESSES, "unknown", "NVML does not report them")
     if not others:
-        return Advice(_OTHERS, "ok", "none on this device")
-    cost = f"they use time, power and memory: {_COST}"
-    return Advice(_OTHERS, "warning", f"{others} on this device", cost, "nvidia-smi   # lists them; then end them")
+        return Advice(_OTHER_PROCESSES, "ok", "none on this device")
+    cost = f"they use time, power and memory: {_SHARING_COST}"
+    return Advice(
+        _OTHER_PROCESSES, "warning", f"{others} on this device", cost, "nvidia-smi   # lists them; then end them"
+    )
 
 
 # -- AMD -------------------------------------------------------------------------------------------------------------
 
 
-def partition_of(address: str | None) -> str | None:
+def find_partition(address: str | None) -> str | None:
     """Return the kind of partition that an AMD device is, such as "CPX partition". None for a whole card (SPX).
 
     The Linux kernel reports it for Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
@@ -137,18 +139,18 @@ def partition_of(address: str | None) -> str | None:
     return None if mode in _WHOLE_PARTITIONS else f"{mode} partition"
 
 
-def amd_processes(sensors: Any) -> str | None:
+def detect_amd_processes(sensors: Any) -> str | None:
     """Return "other processes" if any have memory on the card, otherwise None. ``sensors``: AmdSmiSensors, or None.
 
     Also None if amdsmi does not list this process, as in a container with its own pids, so others are unknown.
     """
     processes = (sensors and sensors.ask(sensors.smi.amdsmi_get_gpu_process_list)) or []
     pids = {process["pid"] for process in processes if process["mem"]}
-    return _OTHERS if os.getpid() in pids and pids - _kin() else None
+    return _OTHER_PROCESSES if os.getpid() in pids and pids - _find_pids_of_run() else None
 
 
-def partition_advice(ways: Iterable[str]) -> list[Advice]:
+def make_partition_advice(ways: Iterable[str]) -> list[Advice]:
     """Return a warning for each way in which an AMD card is shared."""
     whole = "sudo amd-smi set --gpu all --compute-partition SPX"
-    commands = {_OTHERS: "amd-smi process   # lists them; then end them"}
-    return [Advice("whole card", "warning", f"shared: {way}", _COST, commands.get(way, whole)) for way in ways]
+    commands = {_OTHER_PROCESSES: "amd-smi process   # lists them; then end them"}
+    return [Advice("whole card", "warning", f"shared: {way}", _SHARING_COST, commands.get(way, whole)) for way in ways]

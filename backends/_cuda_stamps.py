@@ -47,7 +47,7 @@ _WAIT_NANOSECONDS = 1500
 #: Two blocks of this many threads fill an SM.
 _THREADS, _BLOCKS_PER_UNIT = 1024, 2
 #: Number of slots for stamps, used in turn. Each half is cleared before its first slot is used again.
-_PLACES, _HALF = 256, 128
+_SLOTS, _HALF_OF_SLOTS = 256, 128
 
 
 class CudaStamps:
@@ -60,17 +60,17 @@ class CudaStamps:
         """Raises OSError if the driver refuses the kernel."""
         self._driver, self._index, self._units = driver, index, units
         with torch.cuda.device(index):
-            self._results = torch.zeros(_PLACES, units, 2, dtype=torch.int64, device="cuda")
+            self._results = torch.zeros(_SLOTS, units, 2, dtype=torch.int64, device="cuda")
             module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
             self._require(driver.cuModuleLoadData(ctypes.byref(module), _PTX + b"\0"))
             self._require(driver.cuModuleGetFunction(ctypes.byref(self._kernel), module, b"stamp"))
         self._next = 0
 
     def stamp(self) -> int:
-        place = self._next % _PLACES
+        place = self._next % _SLOTS
         self._next += 1
-        if place % _HALF == 0:
-            self._results[place : place + _HALF].zero_()
+        if place % _HALF_OF_SLOTS == 0:
+            self._results[place : place + _HALF_OF_SLOTS].zero_()
         values = (
             ctypes.c_uint64(self._results[place].data_ptr()),
             ctypes.c_uint64(_WAIT_NANOSECONDS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mamf_backends._card_sharing import sharing_advice, slice_of
+from mamf_backends._card_sharing import check_sharing, find_mig_slice
 
 from mamf.backend import Advice, Reading, Unavailable
 
@@ -22,7 +22,7 @@ THROTTLE_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-_SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80
+_SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _NULL_UUID = "00000000-0000-0000-0000-000000000000"
 _NO_NVML = Unavailable(
     "nvidia-ml-py is not installed, so clock, power and temperature cannot be read", "pip install nvidia-ml-py"
@@ -57,7 +57,7 @@ class NvmlSensors:
         clock_mhz = self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage) if self.is_whole else None
         millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole and energy else None
-        reasons = self.clock_event_reasons() or 0
+        reasons = self.read_clock_event_reasons() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
@@ -66,7 +66,7 @@ class NvmlSensors:
             throttle_reasons=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
         )
 
-    def clock_event_reasons(self) -> int | None:
+    def read_clock_event_reasons(self) -> int | None:
         # Drivers and nvidia-ml-py before 535 have only the second name.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
@@ -94,7 +94,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return Unavailable(f"NVML cannot be started ({error})", "check that nvidia-smi runs in this container")
-    uuid, is_whole = str(getattr(properties, "uuid", _NULL_UUID)), slice_of(properties.name) is None
+    uuid, is_whole = str(getattr(properties, "uuid", _NULL_UUID)), find_mig_slice(properties.name) is None
     if uuid != _NULL_UUID:
         try:
             return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole)
@@ -111,31 +111,31 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         return Unavailable(f"NVML does not know the device ({error})", "power and clock are not recorded")
 
 
-def index_of_smi(sensors: NvmlSensors, index: int) -> int:
+def find_smi_index(sensors: NvmlSensors, index: int) -> int:
     """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change. ``index``: used if unknown."""
     known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
     return index if known is None else int(known)
 
 
-def device_advice(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
+def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
     """Check the state of the card, its driver, what else uses the card, and the other cards.
 
     ``name``: CUDA's name of the device. ``torch_cuda``: torch's CUDA version, such as "13.0".
     """
-    index = index_of_smi(sensors, index)
+    index = find_smi_index(sensors, index)
     return [
-        _driver(sensors, torch_cuda),
-        _power_limit(sensors, index),
-        _clocks(sensors, index),
-        _throttling(sensors),
-        _persistence(sensors, index),
-        _ecc(sensors),
-        *sharing_advice(sensors, name, index),
-        _siblings(sensors),
+        _check_driver(sensors, torch_cuda),
+        _check_power_limit(sensors, index),
+        _check_application_clock(sensors, index),
+        _check_throttling(sensors),
+        _check_persistence_mode(sensors, index),
+        _check_ecc(sensors),
+        *check_sharing(sensors, name, index),
+        _check_sibling_devices(sensors),
     ]
 
 
-def _driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
+def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
     thousands = sensors.ask_system(sensors.nvml.nvmlSystemGetCudaDriverVersion)
     if thousands is None:
         return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
@@ -151,7 +151,7 @@ def _driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
     )
 
 
-def _power_limit(sensors: NvmlSensors, index: int) -> Advice:
+def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
     limit = sensors.power_limit_watts()
     default = sensors.ask(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
     if limit is None or default is None:
@@ -168,7 +168,7 @@ def _power_limit(sensors: NvmlSensors, index: int) -> Advice:
     )
 
 
-def _clocks(sensors: NvmlSensors, index: int) -> Advice:
+def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
     nvml = sensors.nvml
     wanted = sensors.ask(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
     highest = sensors.max_clock_hz()
@@ -186,11 +186,11 @@ def _clocks(sensors: NvmlSensors, index: int) -> Advice:
     )
 
 
-def _throttling(sensors: NvmlSensors) -> Advice:
-    reasons = sensors.clock_event_reasons()
+def _check_throttling(sensors: NvmlSensors) -> Advice:
+    reasons = sensors.read_clock_event_reasons()
     if reasons is None:
         return Advice("throttling", "unknown", "NVML does not report it")
-    reasons &= _SLOWDOWNS
+    reasons &= _SLOWDOWN_BITS
     if not reasons:
         return Advice("throttling", "ok", "the idle card is not throttled")
     names = ", ".join(text for bit, text in THROTTLE_REASONS.items() if reasons & bit)
@@ -203,7 +203,7 @@ def _throttling(sensors: NvmlSensors) -> Advice:
     )
 
 
-def _persistence(sensors: NvmlSensors, index: int) -> Advice:
+def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
     mode = sensors.ask(sensors.nvml.nvmlDeviceGetPersistenceMode)
     if mode is None:
         return Advice("persistence mode", "unknown", "NVML does not report it")
@@ -218,7 +218,7 @@ def _persistence(sensors: NvmlSensors, index: int) -> Advice:
     )
 
 
-def _ecc(sensors: NvmlSensors) -> Advice:
+def _check_ecc(sensors: NvmlSensors) -> Advice:
     modes = sensors.ask(sensors.nvml.nvmlDeviceGetEccMode)
     if modes is None:
         return Advice("ECC", "unknown", "the device does not report it")
@@ -230,7 +230,7 @@ def _ecc(sensors: NvmlSensors) -> Advice:
     )
 
 
-def _siblings(sensors: NvmlSensors) -> Advice:
+def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
     nvml = sensors.nvml
     own = sensors.ask(nvml.nvmlDeviceGetUUID)
     busy = 0

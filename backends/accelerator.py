@@ -16,40 +16,48 @@ import torch
 from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
-from mamf.machine.environment import package_version
+from mamf.machine.environment import get_package_version
 from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class
 from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
 Answer = TypeVar("Answer")
-_NAME = "accelerator"
+_BACKEND_NAME = "accelerator"
 #: Functions whose name in torch.accelerator differs from that in torch.cuda, which vendors use.
-_GENERIC = {
+_GENERIC_NAMES = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
     "set_device": "set_device_index",
 }
 #: Errors that missing or unfinished functions of a vendor's module raise.
-_MISSING = (AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_MISSING_FUNCTION_ERRORS = (
+    AssertionError,
+    AttributeError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 # Events and the host clock are compared on a load that is long enough to ignore the overhead of launches.
-_LOAD_SECONDS, _LOAD_BYTES, _MAX_LAUNCHES, _SHARE_OFF = 0.02, 64 * MIB, 4096, 0.1
+_LOAD_SECONDS, _LOAD_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
 # Number of comparisons, because a busy host may delay one of them.
-_TRIES = 3
-_EMPTY_WINDOWS, _DRAWN_AT_ONCE = 32, 2**22
+_COMPARISONS = 3
+_EMPTY_WINDOWS, _MAX_DRAWN_VALUES = 32, 2**22
 
 
-def _tried(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
+def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
     """Call a function that the vendor may lack. Returns None if it is missing or unfinished."""
     try:
         return query(*arguments)
-    except _MISSING:
+    except _MISSING_FUNCTION_ERRORS:
         return None
 
 
-def _forgiving(method: Callable[..., Any]) -> Any:
+def _make_forgiving(method: Callable[..., Any]) -> Any:
     """Wrap a method so that it returns None if the vendor lacks a function that it needs, or reports 0."""
-    return lambda backend: _tried(method, backend) or None
+    return lambda backend: _call_or_none(method, backend) or None
 
 
 class VendorModule:
@@ -65,31 +73,31 @@ class VendorModule:
             return own
         if name == "Event":
             return functools.partial(torch.Event, device=self._device_type)
-        return getattr(torch.accelerator, _GENERIC.get(name, name))
+        return getattr(torch.accelerator, _GENERIC_NAMES.get(name, name))
 
 
 class HostFilledPool(TorchOperandPool):
     """Draws random operands on the host, for devices without a random number generator."""
 
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
-        own = torch.empty(min(buffer.numel(), _DRAWN_AT_ONCE), dtype=buffer.dtype)
+        own = torch.empty(min(buffer.numel(), _MAX_DRAWN_VALUES), dtype=buffer.dtype)
         super()._fill(own, name)
-        for part in buffer.split(_DRAWN_AT_ONCE):
+        for part in buffer.split(_MAX_DRAWN_VALUES):
             part.copy_(own[: part.numel()])
 
 
 class AnyAcceleratorBackend(StreamedBackend):
-    name = _NAME
+    name = _BACKEND_NAME
     is_generic = True
 
     @classmethod
-    def kind(cls) -> str:
+    def find_device_type(cls) -> str:
         """Return the device type of torch's accelerator, such as "npu"."""
         return str(torch.accelerator.current_accelerator().type)  # type: ignore[union-attr]
 
     @classmethod
     def vendor(cls) -> Any:
-        return VendorModule(cls.kind())
+        return VendorModule(cls.find_device_type())
 
     @classmethod
     def unavailable(cls) -> Unavailable | None:
@@ -98,20 +106,20 @@ class AnyAcceleratorBackend(StreamedBackend):
                 f"this torch ({torch.__version__}) has no torch.accelerator",
                 "install torch 2.6 or newer, and the vendor's package for it",
             )
-        if _tried(lambda: torch.accelerator.is_available()) is not True:
+        if _call_or_none(lambda: torch.accelerator.is_available()) is not True:
             return Unavailable(
                 "torch.accelerator sees no device",
                 "install the vendor's package for torch, which registers its devices when torch is imported",
             )
-        adapter = cls.adapter_of(cls.kind())
+        adapter = cls.find_adapter(cls.find_device_type())
         if adapter is not None:
-            return Unavailable(f"{cls.kind()} devices have a backend", f"use --backend {adapter}")
+            return Unavailable(f"{cls.find_device_type()} devices have a backend", f"use --backend {adapter}")
         return None
 
     @classmethod
-    def adapter_of(cls, device_type: str) -> str | None:
+    def find_adapter(cls, device_type: str) -> str | None:
         """Return the name of an available backend for this device type, or None."""
-        for name in find_registered(BACKENDS).keys() - {_NAME}:
+        for name in find_registered(BACKENDS).keys() - {_BACKEND_NAME}:
             try:
                 other = load_backend_class(name)
                 if getattr(other, "device_type", None) == device_type and other.unavailable() is None:
@@ -123,32 +131,32 @@ class AnyAcceleratorBackend(StreamedBackend):
     @classmethod
     def ask(cls, name: str, *arguments: Any) -> Any:
         """Call a function of the vendor's module. Returns None if it is missing or unfinished."""
-        return _tried(lambda: getattr(cls.vendor(), name)(*arguments))
+        return _call_or_none(lambda: getattr(cls.vendor(), name)(*arguments))
 
     @classmethod
     def device_name(cls, index: int) -> str:
         # In some vendors' modules get_device_name ignores the index, but get_device_properties does not.
         name = getattr(cls.ask("get_device_properties", index), "name", None) or cls.ask("get_device_name", index)
-        return str(name or cls.kind())
+        return str(name or cls.find_device_type())
 
     def open_device(self) -> torch.device:
-        self.device_type = self.kind()
+        self.device_type = self.find_device_type()
         return super().open_device()
 
     def setup(self) -> None:
         super().setup()
-        self._has_generator = _tried(torch.Generator, self.device) is not None
-        self.default_dtype = next(filter(self._multiplies, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
-        load = self._known_load()
-        reasons = [self._why_no_events(load) for _ in range(_TRIES)]
-        self.why_no_events = reasons[0] if all(reasons) else ""
-        self.timer = "host clock" if self.why_no_events else "device events"
+        self._has_generator = _call_or_none(torch.Generator, self.device) is not None
+        self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
+        load = self._make_known_load()
+        reasons = [self._explain_no_events(load) for _ in range(_COMPARISONS)]
+        self.reason_without_events = reasons[0] if all(reasons) else ""
+        self.timer = "host clock" if self.reason_without_events else "device events"
 
-    def _multiplies(self, dtype: str) -> bool:
-        square = _tried(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
-        return square is not None and _tried(lambda: torch.mm(square, square)) is not None
+    def _can_multiply(self, dtype: str) -> bool:
+        square = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
+        return square is not None and _call_or_none(lambda: torch.mm(square, square)) is not None
 
-    def _known_load(self) -> Callable[[], None]:
+    def _make_known_load(self) -> Callable[[], None]:
         """Make a load that takes at least _LOAD_SECONDS. Raises UnavailableError if synchronize does not wait for it,
         because such a device cannot be timed.
         """
@@ -171,13 +179,13 @@ class AnyAcceleratorBackend(StreamedBackend):
         timed()  # the first launches may compile
         while sum(timed()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
             count *= 2
-        waited, seconds = min(timed() for _ in range(_TRIES))
+        waited, seconds = min(timed() for _ in range(_COMPARISONS))
         if waited > max(seconds, _LOAD_SECONDS / 2):
             fault = f"synchronize returned after {seconds * 1e3:.1f} ms, {waited * 1e3:.1f} ms before the work ended"
-            raise UnavailableError(f"{self.kind()} devices cannot be timed: {fault}")
+            raise UnavailableError(f"{self.find_device_type()} devices cannot be timed: {fault}")
         return load
 
-    def _why_no_events(self, load: Callable[[], None]) -> str:
+    def _explain_no_events(self, load: Callable[[], None]) -> str:
         """Return why events cannot time a load, or an empty string if they agree with the host clock."""
         try:
             begun = self.now()
@@ -187,30 +195,30 @@ class AnyAcceleratorBackend(StreamedBackend):
             self.synchronize()
             seconds = self.now() - begun
             elapsed = super().seconds_between(start, end)
-        except _MISSING as error:
+        except _MISSING_FUNCTION_ERRORS as error:
             return f"events do not work: {describe_error(error)}"
-        if abs(elapsed - seconds) <= _SHARE_OFF * seconds:
+        if abs(elapsed - seconds) <= _MAX_TIMER_ERROR * seconds:
             return ""
         return f"events measure {elapsed * 1e3:.3g} ms for a load that takes {seconds * 1e3:.3g} ms"
 
     # -- time --------------------------------------------------------------------------------------------------------
 
     def mark(self) -> Any:
-        if not self.why_no_events:
+        if not self.reason_without_events:
             return super().mark()
         self.synchronize()
         return self.now()
 
     def wait(self, mark: Any) -> None:
-        if not self.why_no_events:
+        if not self.reason_without_events:
             super().wait(mark)
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        return float(end - start) if self.why_no_events else super().seconds_between(start, end)
+        return float(end - start) if self.reason_without_events else super().seconds_between(start, end)
 
     def timer_overhead(self) -> float | None:
         """Return the overhead of events as other backends do; of the host clock, the median of empty windows."""
-        if not self.why_no_events:
+        if not self.reason_without_events:
             return super().timer_overhead()
         windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOWS)]
         return statistics.median(self.seconds_between(start, end) for start, end in windows)
@@ -220,22 +228,22 @@ class AnyAcceleratorBackend(StreamedBackend):
     def operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
 
-    free_memory = _forgiving(StreamedBackend.free_memory)
-    allocated_memory = _forgiving(StreamedBackend.allocated_memory)
-    peak_memory = _forgiving(StreamedBackend.peak_memory)
-    peak_reserved_memory = _forgiving(StreamedBackend.peak_reserved_memory)
-    reset_peak_memory = _forgiving(StreamedBackend.reset_peak_memory)
-    release_memory = _forgiving(StreamedBackend.release_memory)
-    bus_address = _forgiving(StreamedBackend.bus_address)
+    free_memory = _make_forgiving(StreamedBackend.free_memory)
+    allocated_memory = _make_forgiving(StreamedBackend.allocated_memory)
+    peak_memory = _make_forgiving(StreamedBackend.peak_memory)
+    peak_reserved_memory = _make_forgiving(StreamedBackend.peak_reserved_memory)
+    reset_peak_memory = _make_forgiving(StreamedBackend.reset_peak_memory)
+    release_memory = _make_forgiving(StreamedBackend.release_memory)
+    bus_address = _make_forgiving(StreamedBackend.bus_address)
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 
     def describe(self) -> DeviceInfo:
-        kind, properties = self.kind(), self.ask("get_device_properties", self.index)
+        kind, properties = self.find_device_type(), self.ask("get_device_properties", self.index)
         cache = next((size for name in _CACHE_PROPERTIES if (size := getattr(properties, name, None))), None)
         _free, memory = self.ask("mem_get_info", self.index) or (None, None)
         uuid, package = getattr(properties, "uuid", None), f"torch_{kind}"
-        version = package_version(package)
+        version = get_package_version(package)
         return DeviceInfo(
             backend=self.name,
             index=self.index,
@@ -251,15 +259,22 @@ class AnyAcceleratorBackend(StreamedBackend):
     def unsupported_dtype(self, dtype: str) -> str | None:
         if dtype == "tf32":
             return "torch.accelerator has no tf32"
-        if dtype in DTYPES and _tried(lambda: torch.zeros(16, device=self.device).to(to_torch_dtype(dtype))) is None:
-            return f"{self.kind()} devices do not support {dtype}"
+        if (
+            dtype in DTYPES
+            and _call_or_none(lambda: torch.zeros(16, device=self.device).to(to_torch_dtype(dtype))) is None
+        ):
+            return f"{self.find_device_type()} devices do not support {dtype}"
         return super().unsupported_dtype(dtype)
 
     def without_compiler(self) -> Unavailable | None:
-        return Unavailable(f"mamf cannot use torch.compile on {self.kind()}", "'mamf kernels' lists other kernels")
+        return Unavailable(
+            f"mamf cannot use torch.compile on {self.find_device_type()}", "'mamf kernels' lists other kernels"
+        )
 
     def advice(self) -> list[Advice]:
-        if not self.why_no_events:
+        if not self.reason_without_events:
             return [Advice("timer", "ok", "events agree with the host clock")]
         cost, remedy = "times of launches below 1 ms include host time", "measure launches of several milliseconds"
-        return [Advice("timer", "warning", f"{self.why_no_events}: the host clock times launches", cost, remedy)]
+        return [
+            Advice("timer", "warning", f"{self.reason_without_events}: the host clock times launches", cost, remedy)
+        ]

@@ -28,7 +28,7 @@ class CpuSensors:
     """The sensors that the operating system shows to every user. Virtual machines often have none."""
 
     def read(self, energy: bool = False) -> Reading:
-        frequency = cpu_frequency()
+        frequency = read_cpu_frequency()
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
         temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]
         return Reading(
@@ -99,7 +99,7 @@ class CpuBackend(HostTimedBackend):
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        return cpu_name()
+        return read_cpu_name()
 
     def open_device(self) -> torch.device:
         return torch.device("cpu")
@@ -114,16 +114,16 @@ class CpuBackend(HostTimedBackend):
         return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
 
     def describe(self) -> DeviceInfo:
-        frequency = cpu_frequency()
+        frequency = read_cpu_frequency()
         return DeviceInfo(
             backend=self.name,
             index=0,
-            name=cpu_name(),
-            vendor=cpu_field("vendor_id") or platform.machine(),
+            name=read_cpu_name(),
+            vendor=read_cpu_field("vendor_id") or platform.machine(),
             architecture=torch.backends.cpu.get_cpu_capability(),
             compute_units=torch.get_num_threads(),
             memory_bytes=psutil.virtual_memory().total,
-            cache_bytes=last_level_cache_bytes(),
+            cache_bytes=read_last_level_cache_bytes(),
             max_clock_hz=frequency.max * 1e6 if frequency and frequency.max else None,
             versions={
                 "mkl": str(torch.backends.mkl.is_available()),
@@ -181,14 +181,14 @@ class CpuBackend(HostTimedBackend):
         ]
 
 
-def cpu_frequency() -> Any:
+def read_cpu_frequency() -> Any:
     """Return the CPU's clock in MHz from psutil (current, min and max), or None if it is unknown."""
     with suppress(NotImplementedError, OSError, AttributeError):
         return psutil.cpu_freq()
     return None
 
 
-def cpu_field(name: str) -> str | None:
+def read_cpu_field(name: str) -> str | None:
     """Return a field of the first processor in /proc/cpuinfo. None if it is missing, or not on Linux."""
     if not _CPUINFO.exists():
         return None
@@ -199,16 +199,16 @@ def cpu_field(name: str) -> str | None:
     return None
 
 
-def cpu_name() -> str:
-    return cpu_field("model name") or platform.processor() or platform.machine()
+def read_cpu_name() -> str:
+    return read_cpu_field("model name") or platform.processor() or platform.machine()
 
 
 def has_native_bfloat16() -> bool:
-    flags = (cpu_field("flags") or cpu_field("Features") or "").split()
+    flags = (read_cpu_field("flags") or read_cpu_field("Features") or "").split()
     return any(flag in flags for flag in _NATIVE_BFLOAT16)
 
 
-def last_level_cache_bytes() -> int | None:
+def read_last_level_cache_bytes() -> int | None:
     """Return the size of the first core's largest cache, which sysfs has in KiB or MiB. None if it is unknown."""
     units = {"K": 1024, "M": MIB}
     sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]

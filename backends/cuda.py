@@ -12,13 +12,13 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-from mamf_backends._card_sharing import card_sharing
+from mamf_backends._card_sharing import find_card_sharing
 from mamf_backends._cuda_stamps import CudaStamps, open_stamps
-from mamf_backends._nvml import NvmlSensors, device_advice, index_of_smi, open_nvml
+from mamf_backends._nvml import NvmlSensors, check_device, find_smi_index, open_nvml
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.machine.environment import version_in_use
+from mamf.machine.environment import get_version_in_use
 from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
@@ -90,7 +90,7 @@ class CudaBackend(StreamedBackend):
             power_limit_watts=sensors.power_limit_watts() if sensors else None,
             driver=sensors.ask_system(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
             uuid_hash=hash_identifier(str(uuid)) if uuid else None,
-            versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn), **_cublas()},
+            versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn), **_read_cublas_version()},
         )
 
     def unsupported_dtype(self, dtype: str) -> str | None:
@@ -114,13 +114,13 @@ class CudaBackend(StreamedBackend):
         return super().settings() | {
             **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
-            **self._vboost(),
+            **self._read_vboost_of_card(),
         }
 
-    def _vboost(self) -> dict[str, str]:
+    def _read_vboost_of_card(self) -> dict[str, str]:
         """Read the card's vboost. Empty without sensors, because nvidia-smi's index of the card is then unknown."""
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
-        return _read_vboost(index_of_smi(sensors, self.index)) if sensors else {}
+        return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
 
     def without_counters(self) -> Unavailable | None:
         return None
@@ -174,7 +174,7 @@ class CudaBackend(StreamedBackend):
 
     def sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
-        ways: tuple[str, ...] = card_sharing(sensors, self.device_name(self.index))
+        ways: tuple[str, ...] = find_card_sharing(sensors, self.device_name(self.index))
         return ways
 
     def advice(self) -> list[Advice]:
@@ -182,23 +182,23 @@ class CudaBackend(StreamedBackend):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             return [
                 Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
-                *_environment_advice(),
+                *_check_environment(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.device_name(self.index)
-        listed = device_advice(self.telemetry, name, self.index, torch.version.cuda)
+        listed = check_device(self.telemetry, name, self.index, torch.version.cuda)
         boosts = [
             Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
-            for value in self._vboost().values()
+            for value in self._read_vboost_of_card().values()
         ]
-        return [*listed, *boosts, *_environment_advice()]
+        return [*listed, *boosts, *_check_environment()]
 
 
 @cache
-def _cublas() -> dict[str, str]:
+def _read_cublas_version() -> dict[str, str]:
     """Return the version of the cuBLAS package, because the same torch can run with several. Empty without one."""
     major = str(torch.version.cuda).split(".")[0]
-    found = version_in_use("nvidia-cublas") or version_in_use(f"nvidia-cublas-cu{major}")
+    found = get_version_in_use("nvidia-cublas") or get_version_in_use(f"nvidia-cublas-cu{major}")
     return {"cublas": found} if found else {}
 
 
@@ -225,7 +225,7 @@ def _load_driver() -> Any:
         return None
 
 
-def _environment_advice() -> list[Advice]:
+def _check_environment() -> list[Advice]:
     harmful = {
         "CUDA_LAUNCH_BLOCKING": (
             "1",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.machine.environment import package_version
+from mamf.machine.environment import get_package_version
 from mamf.torch_backend import AcceleratorBackend
 
 _FRAMEWORK = "habana_frameworks"
@@ -112,7 +112,7 @@ class HpuBackend(AcceleratorBackend):
 
     def describe(self) -> DeviceInfo:
         name = str(self.vendor().get_device_name(self.index))
-        bridge = package_version("habana-torch-plugin")
+        bridge = get_package_version("habana-torch-plugin")
         return DeviceInfo(
             backend=self.name,
             index=self.index,

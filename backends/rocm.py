@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mamf_backends._card_sharing import amd_processes, partition_advice, partition_of
+from mamf_backends._card_sharing import detect_amd_processes, find_partition, make_partition_advice
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import StreamedBackend, hash_identifier
@@ -20,10 +20,10 @@ from mamf.torch_backend import StreamedBackend, hash_identifier
 _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 cache of one die, but not the last-level cache, which is the Infinity Cache (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
-_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
-_WITH_TF32 = ("gfx94", "gfx95")
+_ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
+_ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
 # Counters that increase while the clock is throttled, on MI300 and newer, with the reason.
-_RESIDENCIES = {
+_REASON_BY_RESIDENCY = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
     "hbm_thm_residency_acc": "memory thermal slowdown",
@@ -34,7 +34,7 @@ _RESIDENCIES = {
 _MARKER_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
 # Fields that the device does not support have all bits set. amdsmi reports "N/A" only for some widths.
-_UNFILLED = (2**16 - 1, 2**32 - 1, 2**64 - 1)
+_UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
@@ -48,7 +48,7 @@ class AmdSmiSensors:
         self.smi = smi
         self.handle = handle
         self.is_whole = is_whole
-        self._residencies = self.residencies()
+        self._residencies = self.read_residencies()
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -56,54 +56,54 @@ class AmdSmiSensors:
         except self.smi.AmdSmiException:
             return None
 
-    def number(self, answer: Any, *names: str) -> float | None:
+    def get_number(self, answer: Any, *names: str) -> float | None:
         """Return the first field in ``names`` that is a number, or None."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
-            if isinstance(value, (int, float)) and value not in _UNFILLED:
+            if isinstance(value, (int, float)) and value not in _UNSUPPORTED_VALUES:
                 return float(value)
         return None
 
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
-        megahertz = self.number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
+        megahertz = self.get_number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
         power = self.ask(smi.amdsmi_get_power_info) if self.is_whole else None
         counter = self.ask(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
-        count = self.number(counter, "energy_accumulator")
-        microjoules = self.number(counter, "counter_resolution")
+        count = self.get_number(counter, "energy_accumulator")
+        microjoules = self.get_number(counter, "counter_resolution")
         celsius = self.ask(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
-            watts=self.number(power, "current_socket_power", "average_socket_power"),
+            watts=self.get_number(power, "current_socket_power", "average_socket_power"),
             joules=None if count is None or microjoules is None else count * microjoules * 1e-6,
             celsius=float(celsius) if isinstance(celsius, (int, float)) else None,
             throttle_reasons=self.throttle_reasons(),
         )
 
-    def residencies(self) -> dict[str, float]:
+    def read_residencies(self) -> dict[str, float]:
         metrics = self.ask(self.smi.amdsmi_get_gpu_metrics_info)
-        counters = {name: self.number(metrics, name) for name in _RESIDENCIES}
+        counters = {name: self.get_number(metrics, name) for name in _REASON_BY_RESIDENCY}
         return {name: count for name, count in counters.items() if count is not None}
 
     def throttle_reasons(self) -> tuple[str, ...]:
         """Return the reasons for throttling since the last call."""
         # amdsmi_get_violation_status compares the same counters, but waits 100 ms between two readings.
-        before, self._residencies = self._residencies, self.residencies()
+        before, self._residencies = self._residencies, self.read_residencies()
         rose = [name for name, count in self._residencies.items() if count > before.get(name, count)]
-        return tuple(text for name, text in _RESIDENCIES.items() if name in rose)
+        return tuple(text for name, text in _REASON_BY_RESIDENCY.items() if name in rose)
 
     def max_clock_hz(self) -> float | None:
-        megahertz = self.number(self.ask(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk")
+        megahertz = self.get_number(self.ask(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk")
         return None if megahertz is None else megahertz * 1e6
 
     def power_limit_watts(self) -> float | None:
         # power_limit of power_info is no alternative: it is in microwatts on bare metal and in watts elsewhere.
-        microwatts = self.number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
+        microwatts = self.get_number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
 
-    def uuid(self) -> str | None:
+    def read_uuid(self) -> str | None:
         uuid = self.ask(self.smi.amdsmi_get_gpu_device_uuid)
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
@@ -175,20 +175,20 @@ class RocmBackend(StreamedBackend):
         return str(torch.cuda.get_device_properties(self.index).gcnArchName).split(":")[0]
 
     def open_telemetry(self) -> Telemetry | Unavailable:
-        return open_amdsmi(torch.cuda.get_device_properties(self.index), self.partition() is None)
+        return open_amdsmi(torch.cuda.get_device_properties(self.index), self.read_partition() is None)
 
-    def partition(self) -> str | None:
-        partition: str | None = partition_of(self.bus_address())
+    def read_partition(self) -> str | None:
+        partition: str | None = find_partition(self.bus_address())
         return partition
 
     def sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
-        return tuple(filter(None, [self.partition(), amd_processes(sensors)]))
+        return tuple(filter(None, [self.read_partition(), detect_amd_processes(sensors)]))
 
     def describe(self) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(self.index)
         sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
-        uuid = sensors.uuid() if sensors else None
+        uuid = sensors.read_uuid() if sensors else None
         return DeviceInfo(
             backend=self.name,
             index=self.index,
@@ -215,13 +215,13 @@ class RocmBackend(StreamedBackend):
     def unsupported_dtype(self, dtype: str) -> str | None:
         architecture = self.architecture
         fnuz = architecture.startswith("gfx94")
-        if dtype.startswith("float8") and not architecture.startswith(_WITH_FP8):
+        if dtype.startswith("float8") and not architecture.startswith(_ARCHITECTURES_WITH_FP8):
             return f"{architecture} has no 8-bit floats"
         if dtype == "float8_e4m3fnuz" and not fnuz:
             return f"{architecture} has no float8_e4m3fnuz; use float8_e4m3fn"
         if dtype in ("float8_e4m3fn", "float8_e5m2") and fnuz:
             return f"{architecture} has no {dtype}; use float8_e4m3fnuz"
-        if dtype == "tf32" and not architecture.startswith(_WITH_TF32):
+        if dtype == "tf32" and not architecture.startswith(_ARCHITECTURES_WITH_TF32):
             return f"{architecture} has no tf32"
         return super().unsupported_dtype(dtype)
 
@@ -252,21 +252,21 @@ class RocmBackend(StreamedBackend):
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:
-            with roctx_range(self._roctx, name):
+            with open_roctx_range(self._roctx, name):
                 yield
                 self.synchronize()
         finally:
             pause(_ALL_THREADS)
 
     def profiler_range(self, name: str) -> contextlib.AbstractContextManager[None] | None:
-        return None if self._roctx is None else roctx_range(self._roctx, name)
+        return None if self._roctx is None else open_roctx_range(self._roctx, name)
 
     @functools.cached_property
     def _roctx(self) -> ctypes.CDLL | None:
-        return marker_library()
+        return load_marker_library()
 
     def advice(self) -> list[Advice]:
-        found = [numa_balancing_advice(), tunable_op_advice(), *partition_advice(self.sharing())]
+        found = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
@@ -274,7 +274,7 @@ class RocmBackend(StreamedBackend):
 
 
 @contextlib.contextmanager
-def roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
+def open_roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
     roctx.roctxRangePushA(name.encode())
     try:
         yield
@@ -282,7 +282,7 @@ def roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
         roctx.roctxRangePop()
 
 
-def marker_library() -> ctypes.CDLL | None:
+def load_marker_library() -> ctypes.CDLL | None:
     """Load the installed roctx library, or return None."""
     for name in _MARKER_LIBRARIES:
         with contextlib.suppress(OSError):
@@ -290,7 +290,7 @@ def marker_library() -> ctypes.CDLL | None:
     return None
 
 
-def numa_balancing_advice() -> Advice:
+def check_numa_balancing() -> Advice:
     if not _NUMA_BALANCING.exists():
         return Advice("numa_balancing", "unknown", "the Linux kernel does not report it")
     if _NUMA_BALANCING.read_text().strip() == "0":
@@ -299,7 +299,7 @@ def numa_balancing_advice() -> Advice:
     return Advice("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
 
 
-def tunable_op_advice() -> Advice:
+def check_tunable_op() -> Advice:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
     cost = (

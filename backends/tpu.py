@@ -10,7 +10,7 @@ torch_xla traces launches into a graph, which drops matmuls whose result is over
 from __future__ import annotations
 
 from mamf.backend import Unavailable
-from mamf.machine.environment import package_version
+from mamf.machine.environment import get_package_version
 from mamf.torch_backend import HostTimedBackend
 
 _PACKAGES = {
@@ -28,7 +28,7 @@ class TpuBackend(HostTimedBackend):
 
     @classmethod
     def unavailable(cls) -> Unavailable:
-        installed = {name: version for name in _PACKAGES if (version := package_version(name))}
+        installed = {name: version for name in _PACKAGES if (version := get_package_version(name))}
         reasons = [f"{name} {version} cannot time a launch: {_PACKAGES[name]}" for name, version in installed.items()]
         return Unavailable(
             "; ".join(reasons) or f"mamf can time launches with neither {' nor '.join(_PACKAGES)}", _REMEDY

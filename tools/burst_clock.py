@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.report.charts.picture import SMALL, TEXT, DrawnPanel, Named, Picture, prepare
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Po
         if isinstance(needed, Unavailable):
             raise SystemExit(f"{needed.reason}: {needed.remedy}")
     stamps, sensor = needs
-    matmul = operation("matmul")
+    matmul = make_operation("matmul")
     kernel, problem = make_kernel(matmul, "torch.mm"), matmul.problem_for(backend, {"dtype": "bfloat16", "data": data})
     pool = backend.operand_pool(data, 0)
     counted, said = [], []

@@ -20,7 +20,7 @@ from mamf.backend import Backend
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.measurement import Measurement, compute_relative_accuracy, find_timer
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 # What a train queues beside the launch: the flush of the cache.
 NOT_THE_LAUNCH = ("memset", "fill")
@@ -51,7 +51,7 @@ CASES = (
 
 def prepared(backend: Backend, case: Case) -> tuple[Any, Any, Any]:
     """Return the kernel, the problem and the shape of a case."""
-    of = operation(case.operation)
+    of = make_operation(case.operation)
     return make_kernel(of, case.kernel), of.problem_for(backend, case.fields), of.parse_shape(case.shape)
 
 

@@ -151,7 +151,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
         say_lines(f"{_overview()}\n")
         return 0
     if options.module == "version":
-        say(f"mamf {importlib.import_module('mamf.machine.environment').package_version('mamf')}")
+        say(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
         return 0
     _begin_missing_log(options)
     options.restart, options.codes = restart, [*restart.codes] if restart else []

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import LEADER
+from mamf.backend import LEADER_PID_VARIABLE
 from mamf.cli.progress import Phases, heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
@@ -39,11 +39,11 @@ from mamf.errors import (
     UnsupportedError,
     UsageError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
 )
 from mamf.files import make_folder
 from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of, run_title
+from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
@@ -64,7 +64,7 @@ from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
 from mamf.operations.matmul.operation import kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
-from mamf.plugins.discovery import first_backend_name, load_backend_class, open_backend
+from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
 #: Sends a record to the parent.
 Send = Callable[[Mapping[str, Any]], None]
@@ -114,7 +114,7 @@ def _asked_devices(options: argparse.Namespace) -> list[int]:
         raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
     if options.command == VERIFY and not asked and options.device is None and options.resume is None:
         asked = [ALL]
-    return device_indices(options.backend or first_backend_name(), asked) if asked else []
+    return device_indices(options.backend or find_first_backend(), asked) if asked else []
 
 
 def _listed(devices: Iterable[int]) -> str:
@@ -194,7 +194,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = View(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, kind_of(log.plan).document(log, view))
+    print_document(options, get_kind(log.plan).document(log, view))
     say(f"logs: {folder}", note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
@@ -218,7 +218,7 @@ def _resume(options: argparse.Namespace) -> int:
         log = read_run_log(path)
         if command_of(log).split()[0] != options.command:
             right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
-            raise LogMismatchError(f"{path} is the log of {run_title(log.plan)}: resume it with '{right}'")
+            raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{right}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:
@@ -291,7 +291,7 @@ def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
         make_folder(folder)
         options.begins = options.begins or (options.resume is not None and not path.exists())
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
-    count = load_backend_class(options.backend or first_backend_name()).device_count()
+    count = load_backend_class(options.backend or find_first_backend()).device_count()
     if options.resume is None:
         options.device = own.index if count > 1 else 0  # a launcher may hide the devices of other ranks
     options.share = [own.rank, own.ranks]
@@ -340,7 +340,7 @@ def watch_children(
         on_event(event)
         phases.show(watch.phases)
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
     with Children(commands, environment) as children, Phases(names) as phases:
         watch_until_end(watch, children.processes, children.next, lambda: release(children), show)
@@ -363,7 +363,7 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
             return work(send)
         except KeyboardInterrupt:
             return EXIT_CODE
-        except plugin_errors() as error:  # including any error of a vendor's library
+        except get_plugin_errors() as error:  # including any error of a vendor's library
             send({FAILURE: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
@@ -382,7 +382,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     """
     for name in options.kernel or ():
         kernel(name)
-    options.backend = options.backend or first_backend_name()
+    options.backend = options.backend or find_first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (own := find_rank_place(os.environ)) is not None:
         if options.overlap:

@@ -21,7 +21,7 @@ from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_d
 from mamf.operations.unknown import is_of_products, operation_called
 from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import NAMES, SWEEP
-from mamf.plugins.discovery import is_own_kernel
+from mamf.plugins.discovery import is_builtin_kernel
 from mamf.report.document import label_kernel
 from mamf.report.rows import bests
 from mamf.report.shares import problem_title
@@ -91,7 +91,7 @@ class ResultRate(Rate):
 def kernel_title(entry: ResultRate) -> str:
     """Return a kernel's name for tables, marked if the kernel was loaded by path or is not part of mamf."""
     labeled, of = label_kernel(entry.row.kernel, entry.header), operation_called(entry.row.operation)
-    is_known = labeled != entry.row.kernel or is_own_kernel(of, entry.row.kernel)
+    is_known = labeled != entry.row.kernel or is_builtin_kernel(of, entry.row.kernel)
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 

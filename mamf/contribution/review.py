@@ -24,7 +24,7 @@ from mamf.contribution.rules import (
 )
 from mamf.errors import RunLogError, UsageError, shorten
 from mamf.files import number_path
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
     MALFORMED,
@@ -38,7 +38,7 @@ from mamf.logs.run_log import (
 )
 from mamf.operations.unknown import is_of_products
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
-from mamf.plugins.discovery import own_operation_names
+from mamf.plugins.discovery import list_builtin_operations
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted
 
 # Windows reserves these names, so no folder can have them.
@@ -139,14 +139,14 @@ def _apply_rules(path: Path, seen: Seen | None) -> Review:
         findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # a profile has none
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
-    if foreign := sorted(named - own_operation_names()):
+    if foreign := sorted(named - list_builtin_operations()):
         message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
         log = build_run_log(path, whole)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable_finding(path, error)))
-    if log.counter_records or not kind_of(log.plan).is_collected:
+    if log.counter_records or not get_kind(log.plan).is_collected:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
     evidence = Evidence(whole, log)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes import regime_class
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes import get_regime_class
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import (
     DeviceError,
     MamfError,
@@ -17,7 +17,7 @@ from mamf.errors import (
     PluginWarning,
     UnsupportedError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
 )
 from mamf.kernel import Prepared
 from mamf.measurement import label_dtype
@@ -59,7 +59,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
                 size *= 2
     except PluginError:
         raise
-    except plugin_errors() as error:
+    except get_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         if flops and status != "failed":
             return flops
@@ -75,7 +75,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         pool.release()
 
 
-def working_kernels(
+def choose_working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """Return the kernels of a search, as ``kernels_for`` chooses them.
@@ -119,7 +119,7 @@ def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: Matm
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
-    Checked(prepared).rehearse(backend)
+    CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):
         start = backend.mark()
@@ -138,12 +138,12 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
         launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
         if launches:
             total += len(launches) * _OVERHEAD_SECONDS + sum(launches)
-            total += regime_class(regime).estimate_seconds(backend, plan, launches)
+            total += get_regime_class(regime).estimate_seconds(backend, plan, launches)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
-def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
+def estimate_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Return the longest time that sampling these rows can take, in seconds, without preparation and verification."""
-    rows = [regime_class(regime) for regime, *_ in steps]
+    rows = [get_regime_class(regime) for regime, *_ in steps]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))
     return warmup + sum(regime.max_row_seconds(backend, plan) for regime in rows)

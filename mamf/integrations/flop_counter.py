@@ -11,11 +11,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from mamf.profiling.flops import product_flop
+from mamf.profiling.flops import count_matmul_flop
 
 #: By operation: the index of the argument that is its first operand.
-_PRODUCTS = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
-_FUSED = (
+_FIRST_OPERANDS = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
+_FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
@@ -103,31 +103,35 @@ def _make_formulas() -> dict[Any, Callable[..., int]]:
 
     These are some matmuls, attention on CPUs, and before torch 2.13 attention with fewer key heads than query heads.
     """
-    formulas: dict[str, Callable[..., int]] = {name: _product(first) for name, first in _PRODUCTS.items()}
-    for name in _FUSED:
-        formulas |= {name: _count_forward, f"{name}_backward": _count_backward}
-    formulas["convolution_backward"] = _convolution_backward
+    formulas: dict[str, Callable[..., int]] = {
+        name: _make_matmul_formula(first) for name, first in _FIRST_OPERANDS.items()
+    }
+    for name in _FUSED_ATTENTION:
+        formulas |= {name: _count_attention_forward, f"{name}_backward": _count_attention_backward}
+    formulas["convolution_backward"] = _count_convolution_backward
     return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
 
 
-def _product(first: int) -> Callable[..., int]:
+def _make_matmul_formula(first: int) -> Callable[..., int]:
     """Return the formula of a matmul whose operands are the arguments ``first`` and ``first + 1``."""
-    return lambda *shapes, **_: product_flop(shapes[first], shapes[first + 1])
+    return lambda *shapes, **_: count_matmul_flop(shapes[first], shapes[first + 1])
 
 
-def _count_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
+def _count_attention_forward(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object
+) -> int:
     """Return the FLOP of Q K^T and P V, forward. Shapes are (batch, heads, tokens, head dimension)."""
     return 2 * _count_pairs(query, key) * (query[-1] + value[-1])
 
 
-def _count_backward(
+def _count_attention_backward(
     _: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *__: object, **___: object
 ) -> int:
     """Return the FLOP of the recomputed scores and of the gradients of scores, values, queries and keys."""
     return 2 * _count_pairs(query, key) * (3 * query[-1] + 2 * value[-1])
 
 
-def _convolution_backward(
+def _count_convolution_backward(
     gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *others: Any, **_: object
 ) -> int:
     """As many FLOP as forward for each gradient. (torch's own formula counts grouped channels as dense.)"""

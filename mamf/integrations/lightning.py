@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from mamf.errors import UsageError
-from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype
+from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, never_raises
 
 _DTYPES = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"}
 
@@ -36,7 +36,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPES and "dtype" not in self.options:
             raise UsageError(f"precision {trainer.precision} does not determine one dtype: give dtype=")
-        defaults["dtype"] = product_dtype(_DTYPES.get(precision, "float32"))
+        defaults["dtype"] = get_matmul_dtype(_DTYPES.get(precision, "float32"))
         self.start(own, pl_module, defaults)
         self._steps = trainer.global_step
         if len(trainer.optimizers) > 1:
@@ -59,7 +59,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
             return
         self._steps = trainer.global_step
         self.training.step()
-        if self._steps % trainer.log_every_n_steps == 0 and (figures := self.training.figures()):
+        if self._steps % trainer.log_every_n_steps == 0 and (figures := self.training.compute_figures()):
             pl_module.log_dict(figures, on_step=True, on_epoch=False)
 
     @never_raises

@@ -30,7 +30,7 @@ from mamf.text import escape_invisible
 
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback does not take, because it finds the values itself.
-_FOUND = {"model", "sequence_length", "tokens_per_step", "accumulation"}
+_OPTIONS_OF_CALLBACK = {"model", "sequence_length", "tokens_per_step", "accumulation"}
 #: How many steps torch counts at most; the relative difference below which two lengths count as the same.
 _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
@@ -71,7 +71,7 @@ class MeteredCallback:
     starts = ""
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
-        known = inspect.signature(Meter).parameters.keys() - _FOUND
+        known = inspect.signature(Meter).parameters.keys() - _OPTIONS_OF_CALLBACK
         for name in options.keys() - known:
             raise UnknownNameError("option", name, known | {"tokens", "samples"})
         check_options(options)
@@ -95,28 +95,28 @@ class MeteredCallback:
             training.stop()
 
 
-class _Counts:
+class _CountedFlop:
     """FLOP per token that torch counted, by the mean sequence length of the counted step.
 
     Attention is quadratic in the length, so FLOP per token are linear in it, and two counts give all lengths between.
     """
 
     def __init__(self) -> None:
-        self._known: dict[float, float] = {}
+        self._flop_per_token: dict[float, float] = {}
 
     def needs_count(self, length: float) -> bool:
         """Return whether a step with this mean length must be counted."""
-        known = self._known
+        known = self._flop_per_token
         if not known or len(known) >= _MAX_COUNTS:
             return not known
         return not min(known) * (1 - _SAME_LENGTH) <= length <= max(known) * (1 + _SAME_LENGTH)
 
-    def add(self, work: _Work, flop: float) -> None:
-        self._known[work.length] = flop / work.elements
+    def add(self, work: _StepWork, flop: float) -> None:
+        self._flop_per_token[work.length] = flop / work.elements
 
-    def flop(self, work: _Work) -> float:
+    def flop(self, work: _StepWork) -> float:
         """Interpolate the FLOP of a step; NaN if no step was counted."""
-        points = sorted(self._known.items(), key=lambda point: abs(point[0] - work.length))[:2]
+        points = sorted(self._flop_per_token.items(), key=lambda point: abs(point[0] - work.length))[:2]
         if len(points) < 2:
             return points[0][1] * work.elements if points else math.nan
         (length, flop), (other_length, other_flop) = points
@@ -125,7 +125,7 @@ class _Counts:
 
 
 @dataclass
-class _Work:
+class _StepWork:
     """The passes of a step so far.
 
     ``elements``: the number of tokens; if unknown, of elements of the largest tensor, or of passes. ``squares``: the
@@ -161,11 +161,11 @@ class MeteredTraining:
     def __init__(
         self, model: Any, module: Any, options: dict[str, Any], amounts: tuple[Any, Any], is_compiled: bool = False
     ) -> None:
-        self.options, self._given, self.meter = options, amounts, Meter(**options)
+        self.options, self._amounts, self.meter = options, amounts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepCounter | None = None
-        self._is_counting, self._counts = False, _Counts()
-        self._work, self._is_between, self._warned = _Work(), True, set[str]()
+        self._is_counting, self._counts = False, _CountedFlop()
+        self._work, self._is_between_steps, self._warned = _StepWork(), True, set[str]()
         self._gradients: Gradients | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
@@ -207,8 +207,8 @@ class MeteredTraining:
 
     def begin(self) -> None:
         """Say that the data of a pass are ready. Only the first pass of a step tells the meter."""
-        if self._is_between:
-            self._is_between = False
+        if self._is_between_steps:
+            self._is_between_steps = False
             self.meter.begin()
 
     def add(self, batch: Any) -> None:
@@ -216,7 +216,7 @@ class MeteredTraining:
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
-        found = read_pass(batch, *self._given)
+        found = read_pass(batch, *self._amounts)
         is_first = not self._work.passes
         self._work.add(found)
         if self._formula is not None and not (found.sequences or self._find_fixed_length(found)):
@@ -245,18 +245,18 @@ class MeteredTraining:
     def step(self) -> None:
         """End a step, after the optimizer."""
         self.stop()
-        work, self._work, self._is_between = self._work, _Work(), True
+        work, self._work, self._is_between_steps = self._work, _StepWork(), True
         counter, self._counter = self._counter, None
         self.meter.accumulation = max(len(work.passes), 1)
         if self._gradients is not None and work.passes:
-            self._formula, self._gradients = self._gradients.formula(), None
+            self._formula, self._gradients = self._gradients.make_formula(), None
         if counter is not None:
             self.meter.pause()  # counting took most of the step's time
             return
         tokens, samples = (work.tokens, work.samples) if work.passes else (math.nan, math.nan)
         self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(work), samples)
 
-    def _compute_flop(self, work: _Work) -> float:
+    def _compute_flop(self, work: _StepWork) -> float:
         """Return the FLOP of a step on this rank. Called one step later, because it may wait for the lengths of
         documents.
         """
@@ -267,13 +267,13 @@ class MeteredTraining:
             return self._counts.flop(work)
         causal, share, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
         for each in work.passes:
-            sequences = self._find_fixed_length(each) or each.documents() or each.sequences
+            sequences = self._find_fixed_length(each) or each.list_documents() or each.sequences
             total += sum(formula.flop(number, length, each.targets, causal) for number, length in sequences)
             if each.logits is not None:
                 total -= formula.head_flop(each.tokens - each.logits)
         return total / int(share)
 
-    def figures(self) -> dict[str, float]:
+    def compute_figures(self) -> dict[str, float]:
         """Return the known figures of the mean since the last call; empty during the warm-up."""
         self.meter.finish()
         mean = self.meter.mean()
@@ -305,9 +305,9 @@ class Gradients:
                 if is_compiled:
                     self._had_gradient[each] = True
                 else:
-                    self._hooks.append(each.register_forward_pre_hook(self._note_input, with_kwargs=True))
+                    self._hooks.append(each.register_forward_pre_hook(self._record_input, with_kwargs=True))
 
-    def _note_input(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_input(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
         self._had_gradient[layer] = self._had_gradient.get(layer, False) or has_gradient
 
@@ -315,7 +315,7 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
 
-    def formula(self) -> ModelFlops:
+    def make_formula(self) -> ModelFlops:
         """Return the formula with the shares of weights and layers that had gradients in the first step."""
         adapters = [each for each in self._had_gradient if each in self._adapters]
         layers = [each for each in self._had_gradient if each not in self._adapters]
@@ -345,7 +345,7 @@ def _count_weights(layer: Any, trained: bool = False) -> int:
     return sum(each.numel() for each in matrices if each.requires_grad or not trained)
 
 
-def product_dtype(dtype: str) -> str:
+def get_matmul_dtype(dtype: str) -> str:
     """Return the dtype in which torch multiplies operands of ``dtype``: it may multiply float32 in tf32."""
     return "tf32" if dtype == "float32" and torch.get_float32_matmul_precision() != "highest" else dtype
 
@@ -380,7 +380,7 @@ class Pass(NamedTuple):
     positions: Any = None
     logits: float | None = None
 
-    def documents(self) -> list[tuple[int, int]]:
+    def list_documents(self) -> list[tuple[int, int]]:
         """Return (count, length) of the packed documents; empty if the pass is not packed."""
         lengths: Counter[int] = Counter()
         if self.bounds is not None:

@@ -177,7 +177,7 @@ class _ArchitectureReader:
         """Return the value of a key of the section, of a field of the configuration, or of digits."""
         name = name.strip()
         if name not in self.section:
-            return int(name) if name.isdecimal() else self._field(name)
+            return int(name) if name.isdecimal() else self._read_field(name)
         for sums in self.section[name].split("|"):
             try:
                 return sum(map(self._multiply, sums.split("+")))
@@ -191,7 +191,7 @@ class _ArchitectureReader:
         divisor = math.prod(map(self.number, below.split("/"))) if below else 1
         return math.prod(map(self.number, above.split("*"))) // divisor
 
-    def _field(self, name: str) -> int:
+    def _read_field(self, name: str) -> int:
         found = getattr(self.config, name, None)
         if not found:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
@@ -212,7 +212,7 @@ class _ArchitectureReader:
         if types:
             kinds = ((kind, types.count(kind)) for kind in _WINDOWS)
             return [
-                Window(count, self._field(_WINDOWS[kind]), kind == "chunked_attention")
+                Window(count, self._read_field(_WINDOWS[kind]), kind == "chunked_attention")
                 for kind, count in kinds
                 if count
             ]
@@ -221,4 +221,4 @@ class _ArchitectureReader:
                 "the model's configuration has no layer_types, so it is unknown which layers have windows"
             )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
-        return [Window(layers, self._field("sliding_window"))] if is_used else []
+        return [Window(layers, self._read_field("sliding_window"))] if is_used else []

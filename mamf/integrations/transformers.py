@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from mamf.errors import UnsupportedError
-from mamf.integrations.metered import MeteredCallback, never_raises, product_dtype, warn
+from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, never_raises, warn
 
 #: Attributes of TRL's trainers that hold models which only run forward passes.
 _OTHER_MODELS = ("ref_model", "teacher_model", "reward_model")
@@ -42,7 +42,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
             raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
-        defaults = {"dtype": _dtype(args, model), "world_size": args.world_size}
+        defaults = {"dtype": _find_dtype(args, model), "world_size": args.world_size}
         defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
         self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
         self._hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
@@ -70,7 +70,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         # Evaluations and the end of a training are logged too, without a loss.
         if logs is None or "loss" not in logs:
             return
-        figures = self.training.figures()
+        figures = self.training.compute_figures()
         logs.update(figures)
         if state.log_history:
             state.log_history[-1].update(figures)
@@ -92,8 +92,8 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
             self.training.add(named or positional)
 
 
-def _dtype(args: Any, model: Any) -> str:
+def _find_dtype(args: Any, model: Any) -> str:
     """Return the dtype of the training's matmuls, from the trainer's arguments."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
-    return product_dtype(str(model.dtype).removeprefix("torch."))
+    return get_matmul_dtype(str(model.dtype).removeprefix("torch."))

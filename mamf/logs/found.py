@@ -23,7 +23,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import MamfError, get_first_line
 from mamf.files import make_folder, write_atomically
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import version_in_use
+from mamf.machine.environment import get_version_in_use
 from mamf.measurement import label_dtype
 
 VARIABLE = "MAMF_CACHE"
@@ -107,7 +107,7 @@ def _read(path: Path, regime: str) -> Ceiling | None:
 
 def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
     """Return the cached ceiling of a device for a problem's dtypes, or None. Raises RunLogError for a damaged log."""
-    return _read(_file(info, version_in_use("torch"), problem, regime), regime)
+    return _read(_file(info, get_version_in_use("torch"), problem, regime), regime)
 
 
 def _file(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:

@@ -19,7 +19,7 @@ from mamf.errors import RunLogError
 from mamf.files import create_atomically
 from mamf.logs.records import json_values, read_record
 from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, explain_unreadable, parse_record, read_lines
-from mamf.machine.environment import tool_version
+from mamf.machine.environment import get_tool_version
 from mamf.machine.privacy import scrub, scrub_record
 
 TIER = "legacy"
@@ -100,7 +100,7 @@ def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
         "schema": SCHEMA,
         "tier": TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
-        "importer": tool_version(),
+        "importer": get_tool_version(),
         **scrub_record({name: getattr(run, name) for name in OF_HEADER}),
     }
     for row in run.rows:

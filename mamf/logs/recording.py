@@ -19,7 +19,7 @@ from msgspec import UnsetType as Missing
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
-from mamf.machine.environment import describe_environment, tool_version
+from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, Unknown, operation_called
@@ -167,7 +167,7 @@ def make_header(
     """Make the header of a log. ``plan``: from ``plan_record``. ``findings``: what the doctor found, one line each."""
     sensors = backend.telemetry
     return {
-        "tool": tool_version(),
+        "tool": get_tool_version(),
         "command": command,
         "started": utc_now(),
         "device": asdict(backend.info),

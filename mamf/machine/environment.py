@@ -30,27 +30,29 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: installed for name in ("torch", "numpy", "triton") if (installed := version_in_use(name))},
+        "packages": {
+            name: installed for name in ("torch", "numpy", "triton") if (installed := get_version_in_use(name))
+        },
         "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
     }
 
 
 @functools.cache
-def version_in_use(name: str) -> str | None:
+def get_version_in_use(name: str) -> str | None:
     """Return the version of a package in this process. Cached, because an upgrade does not affect a running process."""
-    return package_version(name)
+    return get_package_version(name)
 
 
-def package_version(name: str) -> str | None:
+def get_package_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def tool_version() -> dict[str, str | None]:
+def get_tool_version() -> dict[str, str | None]:
     """Return mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
-    return {"name": "mamf", "version": version_in_use("mamf"), "commit": _read_commit()}
+    return {"name": "mamf", "version": get_version_in_use("mamf"), "commit": _read_commit()}
 
 
 @functools.cache  # a later commit does not affect this process
@@ -76,7 +78,7 @@ def quote_command_line() -> str:
 
 
 _BUSY_HOST_PERCENT = 50.0
-_MARKS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
+_VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
 def diagnose(backend: Backend) -> list[Advice]:
@@ -105,14 +107,14 @@ def _check_host_load() -> Advice:
 
 def format_finding(finding: Advice) -> str:
     """Format a finding as one line: verdict, check and finding, and for a warning also its cost and fix."""
-    line = f"{_MARKS[finding.verdict]} {finding.check}: {finding.finding}"
+    line = f"{_VERDICT_LABELS[finding.verdict]} {finding.check}: {finding.finding}"
     if finding.cost and finding.verdict == "warning":
         line += f"; {finding.cost}"
     return f"{line}; to fix: {finding.command}" if finding.command and finding.verdict == "warning" else line
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def disable_garbage_collection() -> Iterator[None]:
     """Disable garbage collection within a ``with`` block.
 
     In a measurement a pause of the host could let the device run out of queued work. While hundreds of thousands of

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Longer texts are cut, because searching them would take too long.
-_MAX_TEXT = 10_000
+_MAX_TEXT_LENGTH = 10_000
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
@@ -29,13 +29,13 @@ _TOKENS = (
     r"|pul-(?=[0-9a-f])|rdme_|sq0[a-z]{3}-|NRAK-|dt0c01\.|CFPAT-|HRKU-|sbp_|sb_secret_|nfp_|ntn_(?=\d)|secret_|ops_eyJ"
     r"|a[ks]-(?=[A-Za-z0-9]{22})|key-(?=[0-9a-f]{32})|ssh-[a-z0-9]+ AAAA|\$(?:2[aby]|[56])\$"
 )
-# Endings of the names of options, variables and fields with a secret value. After the endings of _COUNTABLE a number is
-# kept, because it is a count.
-_COUNTABLE = (
+# Endings of the names of options, variables and fields with a secret value. After the endings of _COUNTABLE_NAME a
+# number is kept, because it is a count.
+_COUNTABLE_NAME = (
     r"token|(?:api|auth|access|secret|private|ssh|account|license|signing|encryption|master)key|[_-]key(?:[_-]?id)?"
 )
 _SECRET_NAME = (
-    rf"password|passwd|secret|{_COUNTABLE}|(?<![a-z0-9])(?:pass_?phrase|pass_?code|passw|pwd|credentials?"
+    rf"password|passwd|secret|{_COUNTABLE_NAME}|(?<![a-z0-9])(?:pass_?phrase|pass_?code|passw|pwd|credentials?"
     r"|creds?|cookie|auth(?:orization)?|otp|dsn|sas|connection_?string|webhook(?:_?url)?)"
 )
 # Endings of the names of options, variables and fields that identify a user or a machine.
@@ -45,13 +45,14 @@ _PRIVATE_NAME = (
 )
 _OPTION = r"(?<![\w-])--?[\w.-]{0,60}?"
 _VALUE = r"(?![-<])(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"<>]+)+"
-_NO_COUNT = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
+_NOT_A_COUNT = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 
-def _secret_pattern(prefix: str, separator: str) -> str:
+def _make_secret_pattern(prefix: str, separator: str) -> str:
     """Return a pattern for a name with a secret, its separator and its value, which must not be a count."""
     return (
-        rf"({prefix}(?:(?:{_COUNTABLE}){separator}{_NO_COUNT}|(?!{_COUNTABLE})(?:{_SECRET_NAME}){separator})){_VALUE}"
+        rf"({prefix}(?:(?:{_COUNTABLE_NAME}){separator}{_NOT_A_COUNT}|(?!{_COUNTABLE_NAME})(?:{_SECRET_NAME}){separator}))"
+        rf"{_VALUE}"
     )
 
 
@@ -91,9 +92,9 @@ _SECRETS = _compile_rules(
     (r"https://(?:hooks\.slack|discord(?:app)?)\.com/\S+|https://[\w.-]*webhook\.office\.com/\S+", "<secret>"),
     (r"\b((?:bearer|basic|digest)\s+)(?=[\w.+/=-]*[\d=A-Z])[\w.+/=~-]{8,}", r"\1<secret>"),
     # Options and variables with their values: --wandb-key X, HF_TOKEN=X, "password": "X".
-    (_secret_pattern(_OPTION, r"['\"]?(?:\s*=\s*|\s+)"), r"\1<secret>"),
+    (_make_secret_pattern(_OPTION, r"['\"]?(?:\s*=\s*|\s+)"), r"\1<secret>"),
     (rf"({_OPTION}(?:pass|pw)(?:\s*=\s*|\s+)){_VALUE}|\b((?-i:[A-Z_]*_PASS)=){_VALUE}", r"\1\2<secret>"),
-    (_secret_pattern(r"(?<![\w$])[\w.+-]{0,60}?", r"['\"]?\s?(?:=|:(?!//))\s?"), r"\1<secret>"),
+    (_make_secret_pattern(r"(?<![\w$])[\w.+-]{0,60}?", r"['\"]?\s?(?:=|:(?!//))\s?"), r"\1<secret>"),
     (r"\b((?:password|passwd|passphrase|passcode|pwd|secret|token)\s+(?:is|was)\s+)(?!<)[^\s,;]+", r"\1<secret>"),
     (r"\b((?:password|passwd|passphrase|passcode|pwd)\s+)(?!<|is\b|was\b)[^\s,;]+", r"\1<secret>"),
     (r"\b((?:sshpass|mysql\w*|docker login|redis-cli|htpasswd)\b[^|;&]{0,200}?\s-[pa]\s?)(?!<)\S+", r"\1<secret>"),
@@ -101,7 +102,7 @@ _SECRETS = _compile_rules(
     (r"\b((?:wandb|huggingface-cli|hf auth|comet) login\s+)(?![-<])\S+", r"\1<secret>"),
     (r"(?<![\w<./-])[0-9a-f]{32,}(?![\w.-])", "<secret>"),
 )
-_PLACES = _compile_rules(
+_ADDRESSES = _compile_rules(
     (rf"\b[a-z][a-z0-9+.]{{1,20}}://(?!{_PUBLIC_SITES})(?!<)\S+", "<address>"),
     (rf"\b[\w.+-]{{1,64}}@(?!\d){_LABEL}(?:\.{_LABEL}){{0,8}}(?::[\w~./-]+)?", "<user>@<host>"),
     (rf"({_OPTION}(?<![a-z0-9])(?:{_PRIVATE_NAME})(?:=|\s+)){_VALUE}", r"\1<private>"),
@@ -135,17 +136,17 @@ _ROOT = r"(?:file://[\w.-]*|~(?:[A-Za-z_][\w.-]*)?|(?:\.[/\\])?\.\.|[A-Za-z]:)?(
 _PART = r"(?:\\ |[^\s/\\'\"`<>|:;,()\[\]{}])+"
 # A word in a folder name with blanks. It is not an option, the end of a file name or part of the sentence around it.
 _WORD = r"(?:\\ |\.(?!\w)|[^\s/\\.'\"`<>|:;,()\[\]{}])+"
-_NO_NAME = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
-_PATH = re.compile(rf"(?<![\w/\\.~>+-]){_ROOT}(?:(?:{_WORD} {_NO_NAME}){{0,3}}{_PART}[/\\]+)*{_PART}", re.IGNORECASE)
+_NOT_A_NAME = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
+_PATH = re.compile(rf"(?<![\w/\\.~>+-]){_ROOT}(?:(?:{_WORD} {_NOT_A_NAME}){{0,3}}{_PART}[/\\]+)*{_PART}", re.IGNORECASE)
 _QUOTED_PATH = re.compile(
     rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.IGNORECASE
 )
-_NUMBERS = frozenset({int, float})
+_NUMBER_TYPES = frozenset({int, float})
 _SEPARATOR = re.compile(r"/|\\+(?! )")
 _USER_FOLDERS = ("home", "users")
-_SHORTEST_NAME = 2
+_MIN_NAME_LENGTH = 2
 # Names of accounts and hosts that do not identify anyone, and two-letter words that are common in messages.
-_ANONYMOUS = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
+_ANONYMOUS_NAMES = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
 _COMMON_WORDS = frozenset(
     {
         *("am", "an", "as", "at", "be", "by", "do", "go", "he", "if", "in", "is", "it", "me", "my", "no", "of", "ok"),
@@ -167,13 +168,13 @@ def scrub(text: str) -> str:
 
 @functools.lru_cache(4096)  # all rows of a log have the same texts
 def _replace_patterns(text: str) -> str:
-    if len(text) > _MAX_TEXT:
-        text = f"{text[: _MAX_TEXT - 100].rpartition(' ')[0]} (cut)"
+    if len(text) > _MAX_TEXT_LENGTH:
+        text = f"{text[: _MAX_TEXT_LENGTH - 100].rpartition(' ')[0]} (cut)"
     for pattern, by in _SECRETS:
         text = pattern.sub(by, text)
     if "/" in text or "\\" in text:  # every path has one
         text = _PATH.sub(lambda path: _shorten_path(path[0]), _QUOTED_PATH.sub(_shorten_quoted_path, text))
-    for pattern, by in _PLACES:
+    for pattern, by in _ADDRESSES:
         text = pattern.sub(by, text)
     return text
 
@@ -188,7 +189,9 @@ def scrub_record(value: Any) -> Any:
         return scrub(value)
     if isinstance(value, dict):
         return {scrub(str(name)): _scrub_field(str(name), item) for name, item in value.items()}
-    if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset(map(type, value)):  # a shortcut for lists of samples
+    if not isinstance(value, (list, tuple)) or _NUMBER_TYPES.issuperset(
+        map(type, value)
+    ):  # a shortcut for lists of samples
         return value
     options = [False, *(isinstance(item, str) and bool(_SECRET_OPTION.fullmatch(item)) for item in value)]
     return [
@@ -200,11 +203,11 @@ def scrub_record(value: Any) -> Any:
 def _scrub_field(name: str, value: Any) -> Any:
     if not isinstance(value, str) or not value:
         return scrub_record(value)
-    return _replacement_for(name) or scrub(value)
+    return _find_replacement(name) or scrub(value)
 
 
 @functools.lru_cache(4096)  # all rows of a log have the same fields
-def _replacement_for(name: str) -> str:
+def _find_replacement(name: str) -> str:
     return "<secret>" if _SECRET_FIELD.search(name) else "<private>" if _PRIVATE_FIELD.search(name) else ""
 
 
@@ -230,5 +233,5 @@ def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple(
         (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE), by)
         for name, by in names.items()
-        if len(name) >= _SHORTEST_NAME and not name.isdigit() and name.lower() not in _ANONYMOUS | _COMMON_WORDS
+        if len(name) >= _MIN_NAME_LENGTH and not name.isdigit() and name.lower() not in _ANONYMOUS_NAMES | _COMMON_WORDS
     )

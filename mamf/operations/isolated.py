@@ -19,10 +19,10 @@ from typing import IO, Any
 import torch
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import MamfError, UnsupportedError, describe_error, plugin_errors
+from mamf.errors import MamfError, UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import take_buffers, tensors_of
-from mamf.plugins.discovery import entry_points, make_kernel, open_backend, operation
+from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
 # Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and
 # once per trial, and launches this many times slower: the clock is lower at the power limit than in a burst.
@@ -109,13 +109,13 @@ def answer(channel: Channel) -> None:
                 found = _checked(channel, asked)
             except (ChannelError, BrokenPipeError):
                 return
-            except plugin_errors() as error:
+            except get_plugin_errors() as error:
                 found = {"unknown": describe_error(error)}
             channel.send(**found)
 
 
 def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
-    of, cpu = operation(asked["operation"]), open_backend("cpu")
+    of, cpu = make_operation(asked["operation"]), open_backend("cpu")
     problem, shape = of.problem_from_record(asked["problem"]), of.shape_from_record(asked["shape"])
     pool = cpu.operand_pool(problem.data, problem.seed)
     prepared = _find_reference_kernel(of, cpu, problem, shape).prepare(cpu, problem, shape, pool)
@@ -140,7 +140,7 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
 def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
     """Return the first of mamf's kernels that supports the problem on a CPU. Raises UnsupportedError if none does."""
     reasons = []
-    for point in entry_points(of.kernel_group):
+    for point in find_entry_points(of.kernel_group):
         if not point.value.startswith("mamf."):
             continue
         with_this = make_kernel(of, point.name)

@@ -21,7 +21,7 @@ from mamf.operations.collective import COLLECTIVES, CollectiveKernel, Collective
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.operation import kernel_for
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plugins.discovery import choose_kernels, operation
+from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: The work that can run at the same time as matmul: collectives, copies and passes over arrays.
 OTHERS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
@@ -141,7 +141,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         counted, _ = problem.counted(SMALLEST)
         if problem.timed != OTHER:
             return kernel_for(backend, counted)
-        available = choose_kernels(operation(counted.operation), backend)
+        available = choose_kernels(make_operation(counted.operation), backend)
         return next((each for _, each in available if each.is_default), available[0][1])
 
     def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
@@ -191,7 +191,7 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
         counted, size = problem.counted(shape or SMALLEST)
-        return operation(counted.operation).fastest_possible(info, counted, size if shape else None)
+        return make_operation(counted.operation).fastest_possible(info, counted, size if shape else None)
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
         timed, beside = (PRODUCTS, problem.other) if problem.timed == PRODUCTS else (problem.other, PRODUCTS)

@@ -11,7 +11,7 @@ from mamf.backend import Backend
 from mamf.errors import UnavailableError, UnknownNameError
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import Operation
-from mamf.plugins.discovery import operation
+from mamf.plugins.discovery import make_operation
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def is_of_products(name: str) -> bool:
 
 @functools.cache
 def _installed(name: str) -> AnyOperation:
-    return operation(name)
+    return make_operation(name)
 
 
 def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:

@@ -12,7 +12,7 @@ from mamf.ceilings.ceiling import MAX_SHARE, Ceiling
 from mamf.contribution.known_ceilings import place_among_known
 from mamf.errors import DEFAULT_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import View
-from mamf.kinds.registry import chart_of, kind_of, run_title
+from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
@@ -25,15 +25,15 @@ from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import counters_document
 from mamf.profiling.log import (
-    conclusion,
-    device_of,
+    describe_device,
+    describe_largest_classes,
     find_rank_logs,
     get_rank_log,
-    milliseconds,
-    profile_document,
-    ranks_document,
+    make_profile_document,
+    make_ranks_document,
     read_profile_or_none,
     read_rank_logs,
+    to_milliseconds,
 )
 from mamf.profiling.profile import Profile
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
@@ -179,7 +179,7 @@ def _report_node(path: Path) -> Page:
 
 def _report_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
-    document = ranks_document(ranks, len(find_rank_logs(path)))
+    document = make_ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
     sources = [make_profile_source(get_rank_log(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
@@ -323,13 +323,13 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
 def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
     """Collect what a page shows of a profile. ``path``: the profile's log. ``script``: the profiled script."""
     header = parse_record(next(read_lines(path)))
-    document = profile_document(script, profile, _MAX_ROWS)
+    document = make_profile_document(script, profile, _MAX_ROWS)
     return Source(
         path.name,
-        f"{document.title} on {device_of(profile)}",
-        [conclusion(profile), _format_start(header)],
+        f"{document.title} on {describe_device(profile)}",
+        [describe_largest_classes(profile), _format_start(header)],
         document,
-        conditions=list_conditions({"device": {"name": device_of(profile)}, "timer": None, **header}),
+        conditions=list_conditions({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
         facts=_profile_facts(profile),
     )
@@ -337,7 +337,7 @@ def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
 
 def _profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
-    took = milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    took = to_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE
     figure = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
@@ -348,11 +348,11 @@ def _profile_facts(profile: Profile) -> list[Fact]:
 
 def make_log_source(log: RunLog) -> Source:
     header = log.header
-    document = counters_document(log) if log.counter_records else kind_of(log.plan).document(log, View(top=_MAX_ROWS))
+    document = counters_document(log) if log.counter_records else get_kind(log.plan).document(log, View(top=_MAX_ROWS))
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     return Source(
         log.path.name,
-        f"{header['device']['name']}: {run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
+        f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             machine_line(header),
             f"{_format_start(header)}; {end_line(log.summary)}",
@@ -382,7 +382,7 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
-            yield chart_of(log, regime)
+            yield make_log_chart(log, regime)
 
 
 def _list_figures(log: RunLog) -> Iterable[Figure]:

@@ -1,7 +1,7 @@
 """Checks what plugins return. If a plugin violates its contract, the error names the plugin.
 
 A contract is an abstract class: Backend, Kernel or Operation. Its annotations define the types of attributes and return
-values; ``_REQUIREMENTS`` adds conditions that types cannot express. Methods in ``_DIRECT`` are not checked: some run
+values; ``_REQUIREMENTS`` adds conditions that types cannot express. Methods in ``_UNCHECKED`` are not checked: some run
 while a launch is timed, and the errors of others become the status of a row (mamf.engine.measure).
 """
 
@@ -18,30 +18,30 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, describe_error, get_first_line, plugin_errors
+from mamf.errors import MamfError, PluginError, UsageError, describe_error, get_first_line, get_plugin_errors
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[BaseException], ...]
 #: A description of valid values, and a function that returns whether a value is valid.
 Requirement = tuple[str, Callable[[Any], object]]
 
-_GUARDED = "_is_guarded_by_mamf"
-_DIRECT = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
+_GUARDED_ATTRIBUTE = "_is_guarded_by_mamf"
+_UNCHECKED = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
 #: Errors that a method may raise. Those of ``prepare`` become the status of a row, that of ``axis`` means that there is
 #: no axis, and those of the ``..._from_record`` methods mean that the record in the log is malformed.
-_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_MAY_RAISE: Mapping[str, Errors] = {
+_MALFORMED_RECORD_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_ALLOWED_ERRORS: Mapping[str, Errors] = {
     "prepare": (BaseException,),
     "axis": (NotImplementedError,),
-    "shape_from_record": _MALFORMED,
-    "problem_from_record": _MALFORMED,
+    "shape_from_record": _MALFORMED_RECORD_ERRORS,
+    "problem_from_record": _MALFORMED_RECORD_ERRORS,
 }
 #: Errors by which a method rejects a user's request. They become a UsageError.
-_REFUSES: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
+_REFUSAL_ERRORS: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
 #: Dataclasses whose fields are also checked.
-_RECORDS = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
+_CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 #: Objects that a plugin returns and that are also guarded by a contract.
-_PARTS = (OperandPool, Telemetry)
+_GUARDED_TYPES = (OperandPool, Telemetry)
 #: For each type variable of the contract, the operation's attribute that has the actual type.
 _OPEN_TYPES = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 _DESCRIPTIONS = {
@@ -67,30 +67,32 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def _is_plain(values: Mapping[str, object]) -> bool:
+def _are_plain(values: Mapping[str, object]) -> bool:
     return all(not describe_misfit(each, str | bool | int | float | None) for each in values.values())
 
 
-def _require(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
+def _make_requirements(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
     return dict.fromkeys(names.split(), (description, is_met))
 
 
 #: Conditions that values must meet besides having the right type, by attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
-    **_require(
+    **_make_requirements(
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
     ),
-    **_require(
+    **_make_requirements(
         "free_memory allocated_memory peak_memory peak_reserved_memory rest_ratio longest_rest_seconds warm_in_seconds"
         " cold_after_seconds wake_seconds soak_seconds settle_seconds bridge_seconds rest_seconds restart_seconds",
         "a number of at least 0",
         lambda number: number >= 0,
     ),
-    **_require("train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0),
-    **_require("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
-    **_require("default_shapes", "a list of at least one shape", len),
-    **_require("columns", "text and finite numbers by name", _is_plain),
-    **_require("shape_record problem_record", "a dictionary that can be written as JSON", _is_json),
+    **_make_requirements(
+        "train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0
+    ),
+    **_make_requirements("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
+    **_make_requirements("default_shapes", "a list of at least one shape", len),
+    **_make_requirements("columns", "text and finite numbers by name", _are_plain),
+    **_make_requirements("shape_record problem_record", "a dictionary that can be written as JSON", _is_json),
 }
 
 
@@ -109,7 +111,7 @@ def describe_misfit(value: object, hint: Any) -> str:
     elif origin in (int, float):
         fits = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
         fits = fits and math.isfinite(value)  # type: ignore[arg-type]
-    elif origin in _RECORDS and isinstance(value, origin):
+    elif origin in _CHECKED_DATACLASSES and isinstance(value, origin):
         return _describe_field_misfit(value, origin)
     elif _is_subclass(origin, Mapping):
         fits = isinstance(value, Mapping) and _all_fit(value.keys(), parameters[0])
@@ -130,7 +132,7 @@ def _split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _describe_field_misfit(value: object, kind: type) -> str:
-    for name, hint in _attribute_hints(kind).items():
+    for name, hint in _get_attribute_hints(kind).items():
         if wrong := _describe_violation(getattr(value, name), hint, name):
             return f"one whose {name} is {wrong}"
     return ""
@@ -172,13 +174,13 @@ def _describe_hint(hint: Any) -> str:
 
 
 @functools.cache
-def _attribute_hints(kind: type) -> Mapping[str, Any]:
+def _get_attribute_hints(kind: type) -> Mapping[str, Any]:
     """Return the annotations of a contract's attributes or of a dataclass's fields."""
     return get_type_hints(kind)
 
 
 @functools.cache
-def _return_hints(contract: type) -> Mapping[str, Any]:
+def _get_return_hints(contract: type) -> Mapping[str, Any]:
     """Return the annotated return types of a contract's methods, by method name."""
     calls = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
     return {name: get_type_hints(call)["return"] for name, call in calls.items() if callable(call)}
@@ -208,7 +210,7 @@ class wrap_errors_of:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
+        if error is None or not isinstance(error, get_plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {get_first_line(error)}") from error
@@ -220,13 +222,13 @@ def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
 
     ``label``: the plugin's name in errors. Raises PluginError for an invalid attribute.
     """
-    if _GUARDED in vars(plugin):
+    if _GUARDED_ATTRIBUTE in vars(plugin):
         return plugin
-    for name in _attribute_hints(contract):
+    for name in _get_attribute_hints(contract):
         check_attribute(plugin, contract, name, label)
-    for name in _return_hints(contract).keys() - _DIRECT:
+    for name in _get_return_hints(contract).keys() - _UNCHECKED:
         object.__setattr__(plugin, name, guard_method(plugin, contract, name, label))
-    object.__setattr__(plugin, _GUARDED, True)
+    object.__setattr__(plugin, _GUARDED_ATTRIBUTE, True)
     return plugin
 
 
@@ -234,14 +236,14 @@ def check_attribute(plugin: object, contract: type, name: str, label: str) -> An
     """Return the value of a plugin's attribute. Raises PluginError if it is missing or violates the contract."""
     with wrap_errors_of(label, name):
         value = getattr(plugin, name)
-    _require_contract(value, _attribute_hints(contract)[name], label, name, "is")
+    _require_contract(value, _get_attribute_hints(contract)[name], label, name, "is")
     return value
 
 
 def guard_method(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
     """Wrap a plugin's method so that it raises PluginError if it fails or returns an invalid value."""
-    call, hint = getattr(plugin, name), _resolve_hint(_return_hints(contract)[name], plugin)
-    errors = wrap_errors_of(label, name, _MAY_RAISE.get(name, ()), _REFUSES.get(name, ()))
+    call, hint = getattr(plugin, name), _resolve_hint(_get_return_hints(contract)[name], plugin)
+    errors = wrap_errors_of(label, name, _ALLOWED_ERRORS.get(name, ()), _REFUSAL_ERRORS.get(name, ()))
 
     @functools.wraps(call)
     def guard(*arguments: Any, **keywords: Any) -> Any:
@@ -259,7 +261,7 @@ def _require_contract(value: object, hint: Any, label: str, name: str, verb: str
     if wrong := _describe_violation(value, hint, name):
         shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
-    for part in filter((hint, *_split_hint(hint)[1]).__contains__, _PARTS):
+    for part in filter((hint, *_split_hint(hint)[1]).__contains__, _GUARDED_TYPES):
         if isinstance(value, part):
             enforce_contract(value, part, f"{label}'s {name}")
 

@@ -29,7 +29,7 @@ from mamf.errors import (
     UnknownNameError,
     UsageError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
     require_known,
     require_values,
 )
@@ -44,10 +44,10 @@ BACKENDS = "mamf.backends"
 OPERATIONS = "mamf.operations"
 KERNELS = "mamf.kernels"
 ATTENTION_KERNELS = "mamf.attention_kernels"
-_BRACKETED = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
-_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_INSTALL = "run 'pip install -e .' in mamf's checkout"
+_NAME_WITH_BRACKETS = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
+_NAME_WITH_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
+_CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
 #: After this time a warning names the plugin that is still being imported, so that users know what takes so long.
 _LONG_IMPORT_SECONDS = 15.0
@@ -66,7 +66,7 @@ class BackendStatus:
     fault: PluginError | None = None
 
 
-def entry_points(group: str) -> Sequence[EntryPoint]:
+def find_entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points that installed distributions declare in a group."""
     return _read_entry_points(group, tuple(sys.path))
 
@@ -81,7 +81,7 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, .
 def find_registered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name. Raises UsageError for an empty group or a duplicate name."""
     points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=group):
+    for point in find_entry_points(group=group):
         known = points.setdefault(point.name, point)
         if known.value != point.value:
             raise UsageError(
@@ -89,7 +89,7 @@ def find_registered(group: str) -> dict[str, EntryPoint]:
                 "uninstall one of them"
             )
     if not points:
-        raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL}")
+        raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL_ADVICE}")
     return points
 
 
@@ -109,7 +109,7 @@ def is_path(name: str) -> bool:
 
 
 @contextmanager
-def _watched_import(label: str) -> Iterator[None]:
+def _watch_import(label: str) -> Iterator[None]:
     """Warn if the import within takes long, and raise SystemExit if the imported code calls os._exit."""
     process, end = os.getpid(), os._exit
 
@@ -133,18 +133,18 @@ def _watched_import(label: str) -> Iterator[None]:
 
 def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
     try:
-        with _watched_import(f"{what} {point.name}"):
+        with _watch_import(f"{what} {point.name}"):
             loaded = point.load()
     except MamfError:
         raise
-    except plugin_errors() as error:
+    except get_plugin_errors() as error:
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
         package = point.value.partition(":")[0].partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != package:
             hint = f"; install {error.name}"
         else:
-            hint = "" if path else f"; if files were moved, {_INSTALL} again"
+            hint = "" if path else f"; if files were moved, {_INSTALL_ADVICE} again"
         raise PluginError(f"{what} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
@@ -155,7 +155,7 @@ def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[
 
 
 def _import_class(what: str, path: str, contract: type[Contract]) -> type[Contract]:
-    if not _PATH.fullmatch(path):
+    if not _CLASS_PATH.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
         raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
     from importlib.metadata import EntryPoint
@@ -163,7 +163,7 @@ def _import_class(what: str, path: str, contract: type[Contract]) -> type[Contra
     return _load_class(what, EntryPoint(path, path, group=""), contract)
 
 
-def _load_by_name(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
+def _load_registered_class(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
     if is_path(name):
         return _import_class(what, name, contract)
     points = find_registered(group)
@@ -175,7 +175,7 @@ def load_backend_class(name: str) -> type[Backend]:
     """Load the class of a backend by name or path. Raises UnknownNameError for an unknown name, UsageError for an
     invalid path, and PluginError if the class cannot be loaded.
     """
-    return _load_by_name(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
+    return _load_registered_class(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
 
 
 def load_kernel_class(path: str) -> type[AnyKernel]:
@@ -185,12 +185,12 @@ def load_kernel_class(path: str) -> type[AnyKernel]:
     return _import_class("kernel", path, Kernel)  # type: ignore[type-abstract]
 
 
-def _make_by_name(group: str, what: str, name: str, contract: type[Any]) -> Any:
+def _make_kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     """Make the kernel ``NAME``, ``NAME[ALGORITHM]`` or ``NAME[ARGUMENT]``."""
-    algorithm, bracketed = _ALGORITHM.fullmatch(name), _BRACKETED.fullmatch(name)
+    algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_BRACKETS.fullmatch(name)
     parts = algorithm or bracketed
     base, taken = parts.groups() if parts else (name, None)
-    kind = _load_by_name(group, what, base, contract)
+    kind = _load_registered_class(group, what, base, contract)
     label = f"{what} {name}"
     if taken is None or kind.takes:
         with wrap_errors_of(label, "creating it"):
@@ -204,7 +204,7 @@ def _make_by_name(group: str, what: str, name: str, contract: type[Any]) -> Any:
         except TypeError:
             raise UsageError(f"kernel {base} has no algorithms to choose from: remove [{taken}]") from None
     made = enforce_contract(made, Kernel, label)
-    points = {point.name: point.value for point in entry_points(group)}
+    points = {point.name: point.value for point in find_entry_points(group)}
     kernel_name = made.name.partition("[")[0]
     if is_path(base) and points.get(kernel_name, base) != base:
         raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
@@ -213,7 +213,7 @@ def _make_by_name(group: str, what: str, name: str, contract: type[Any]) -> Any:
     return made
 
 
-def operation(name: str) -> Operation[Any, Any]:
+def make_operation(name: str) -> Operation[Any, Any]:
     """Make a registered operation. Raises UnknownNameError for an unknown name, and PluginError if it is broken."""
     points = find_registered(OPERATIONS)
     require_known(("operation", name, points))
@@ -224,12 +224,12 @@ def operation(name: str) -> Operation[Any, Any]:
     if made.name != name:  # a log has the class's name, and reading it looks up the entry point
         raise PluginError(f"{label} is broken: its class is named {made.name!r}, its entry point {name!r}")
     # Contract tests check mamf's own operations. A guard would slow down reading logs, which calls them for each row.
-    return made if name in own_operation_names() else enforce_contract(made, Operation, label)
+    return made if name in list_builtin_operations() else enforce_contract(made, Operation, label)
 
 
-def own_operation_names() -> set[str]:
+def list_builtin_operations() -> set[str]:
     """Return the names of the operations that are part of mamf, without importing any."""
-    return {point.name for point in entry_points(OPERATIONS) if point.module.partition(".")[0] == "mamf"}
+    return {point.name for point in find_entry_points(OPERATIONS) if point.module.partition(".")[0] == "mamf"}
 
 
 def make_kernel(of: Operation[Any, Any], name: str) -> AnyKernel:
@@ -240,27 +240,27 @@ def make_kernel(of: Operation[Any, Any], name: str) -> AnyKernel:
     and PluginError if it is broken.
     """
     what = "kernel" if of.kernel_group == KERNELS else f"{of.name} kernel"
-    return _make_by_name(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
+    return _make_kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
 
 
-def is_own_kernel(of: Operation[Any, Any], name: str) -> bool:
+def is_builtin_kernel(of: Operation[Any, Any], name: str) -> bool:
     """Return whether a kernel is part of mamf. What is in brackets (``cublaslt[3]``) is ignored."""
     base = name.partition("[")[0]
     return any(
-        (point.name, point.module.partition(".")[0]) == (base, "mamf") for point in entry_points(of.kernel_group)
+        (point.name, point.module.partition(".")[0]) == (base, "mamf") for point in find_entry_points(of.kernel_group)
     )
 
 
-def registered_kernel_names(of: Operation[Any, Any]) -> list[str]:
+def list_kernel_names(of: Operation[Any, Any]) -> list[str]:
     """Return the sorted names of an operation's registered kernels. Raises UsageError if no kernel is registered."""
-    if not entry_points(group=of.kernel_group):
+    if not find_entry_points(group=of.kernel_group):
         raise UsageError(
             f"no installed package has a kernel for {of.name}: add one to the entry point group {of.kernel_group}"
         )
     return sorted(find_registered(of.kernel_group))
 
 
-def backend_statuses() -> list[BackendStatus]:
+def list_backend_statuses() -> list[BackendStatus]:
     """Return the status of all registered backends, those of accelerators first."""
     statuses = [_read_backend_status(name) for name in sorted(find_registered(BACKENDS))]
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
@@ -281,9 +281,9 @@ def _read_backend_status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
-def first_backend_name() -> str:
+def find_first_backend() -> str:
     """Return the name of the backend that ``auto`` chooses. Raises UnavailableError if no backend is available."""
-    name = next((status.name for status in backend_statuses() if status.unavailable is None), None)
+    name = next((status.name for status in list_backend_statuses() if status.unavailable is None), None)
     if name is None:
         raise UnavailableError("no backend is available; 'mamf backends' says why")
     return name
@@ -300,8 +300,8 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     """
     if name != "auto":
         return _open_device(name, index)
-    statuses = backend_statuses()
-    lacking = {_missing_module(status.fault) for status in statuses}
+    statuses = list_backend_statuses()
+    lacking = {_find_missing_module(status.fault) for status in statuses}
     if len(lacking) == 1 and (module := lacking.pop()):
         raise UnavailableError(f"no backend can be loaded: install {module}")
     for status in statuses:
@@ -313,7 +313,7 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def _missing_module(fault: PluginError | None) -> str | None:
+def _find_missing_module(fault: PluginError | None) -> str | None:
     """Return the module that a plugin could not import, or None if it failed for another reason."""
     cause = fault and fault.__cause__
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
@@ -365,7 +365,7 @@ def choose_kernels(
 
 def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
     available, reasons = [], []
-    for name, each in registered_kernels(of):
+    for name, each in load_registered_kernels(of):
         with skip_if_broken():
             unavailable = each.unavailable(backend)
             if unavailable is None:
@@ -377,9 +377,9 @@ def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKe
     return available
 
 
-def registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
+def load_registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
     """Yield the name and kernel of all registered kernels that can be loaded."""
-    for name in registered_kernel_names(of):
+    for name in list_kernel_names(of):
         with skip_if_broken():
             yield name, make_kernel(of, name)
 
@@ -389,15 +389,15 @@ def find_operation(name: str) -> AnyOperation:
     have a kernel with this name, and PluginError if the kernel cannot be loaded.
     """
     if is_path(name):
-        return operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
+        return make_operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for of in find_registered(OPERATIONS):
         with skip_if_broken():
-            kernels[of] = {point.name for point in entry_points(operation(of).kernel_group)}
+            kernels[of] = {point.name for point in find_entry_points(make_operation(of).kernel_group)}
     having = [of for of, names in kernels.items() if base in names]
     if not having:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(having) > 1:
         raise UsageError(f"{name} is a kernel of {', '.join(sorted(having))}: choose one with --operation")
-    return operation(having[0])
+    return make_operation(having[0])

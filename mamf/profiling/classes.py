@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mamf.files import read_packaged_rows
-from mamf.profiling.traces import ON_DEVICE, Event, Union, length, merge_intervals
+from mamf.profiling.traces import DEVICE_KINDS, Event, Intervals, merge_intervals, sum_lengths
 
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
 COPIES, OPTIMIZER = "memory copies", "optimizer"
 #: The beginning of the names that mamf gives to ranges around modules.
-MODULE = "mamf: module "
+MODULE_PREFIX = "mamf: module "
 #: Classes in the order of reports. While several run at the same time, time counts for the first: communication last.
 CLASSES = (
     "attention",
@@ -43,7 +43,7 @@ _MAX_WRAPPERS = 4
 
 
 @functools.cache
-def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
+def read_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     """Return the patterns and classes in classes.csv, by their column ``by``. The first pattern that matches decides.
 
     - ``caller``: operations and annotations. Their class applies to all that they call: matmuls within attention are
@@ -62,55 +62,57 @@ def rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     return by
 
 
-def classify(event: Event) -> str:
+def classify_event(event: Event) -> str:
     """Return the class of an event, one of CLASSES."""
-    callers = [each for each in event.lineage() if each.kind in ("operation", "annotation")]
+    callers = [each for each in event.iterate_callers() if each.kind in ("operation", "annotation")]
     # In the backward pass, the operations of attention run outside of it: look at those of the forward pass too.
-    forward = [each for caller in callers if caller.forward for each in caller.forward.lineage()]
+    forward = [each for caller in callers if caller.forward for each in caller.forward.iterate_callers()]
     # An annotation around a collective lasts until that is done, so not all events within it were called by it.
-    enclosing = {_class_by("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])}
-    if forward or any(each.name.startswith((MODULE, "nn.Module: ")) for each in callers):
+    enclosing = {
+        _find_class("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])
+    }
+    if forward or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
         enclosing.discard(OPTIMIZER)  # in Lightning, the optimizer calls the forward and the backward pass
     return (
-        next((name for _, name in rules()["caller"] if name in enclosing), None)
-        or next(filter(None, (_operation(each.name) for each in callers if each.kind == "operation")), None)
+        next((name for _, name in read_rules()["caller"] if name in enclosing), None)
+        or next(filter(None, (_classify_operation(each.name) for each in callers if each.kind == "operation")), None)
         or (COPIES if event.kind == "copy" else None)
-        or (classify_name(event.name) if event.kind in ON_DEVICE else None)
-        or _class_by("framework", event.name)
+        or (classify_name(event.name) if event.kind in DEVICE_KINDS else None)
+        or _find_class("framework", event.name)
         or UNCLASSIFIED
     )
 
 
 def _is_in_flight(caller: Event, innermost: Event) -> bool:
     is_inner = caller.kind == "operation" or caller is innermost
-    return not is_inner and _class_by("caller", caller.name) == COMMUNICATION
+    return not is_inner and _find_class("caller", caller.name) == COMMUNICATION
 
 
 def classify_name(kernel: str) -> str | None:
     """Return the class of a kernel by its name alone; None if no rule matches."""
-    return _by_name(kernel, _MAX_WRAPPERS)
+    return _find_class_by_name(kernel, _MAX_WRAPPERS)
 
 
 @functools.cache
-def _by_name(kernel: str, wrappers: int) -> str | None:
-    name = read_name(kernel)
-    if wrappers and (of_wrapper := _class_by("wrapper", name.function)) is not None:
-        known = (_by_name(each, wrappers - 1) for each in name.arguments)
+def _find_class_by_name(kernel: str, wrappers: int) -> str | None:
+    name = parse_kernel_name(kernel)
+    if wrappers and (of_wrapper := _find_class("wrapper", name.function)) is not None:
+        known = (_find_class_by_name(each, wrappers - 1) for each in name.arguments)
         return next(filter(None, known), None) or of_wrapper or None
-    by_words = (_class_by("word", words) for words in name.words)
-    return _class_by("kernel", name.function) or next(filter(None, by_words), None)
+    by_words = (_find_class("word", words) for words in name.words)
+    return _find_class("kernel", name.function) or next(filter(None, by_words), None)
 
 
 @functools.cache
-def _operation(name: str) -> str | None:
+def _classify_operation(name: str) -> str | None:
     """Return the class of an operation; of a library's operation without a rule, by the words in its name."""
-    is_of_library = "::" in name and not _class_by("framework", name)
-    return _class_by("operation", name) or (classify_name(name) if is_of_library else None)
+    is_of_library = "::" in name and not _find_class("framework", name)
+    return _find_class("operation", name) or (classify_name(name) if is_of_library else None)
 
 
 @functools.cache
-def _class_by(by: str, name: str) -> str | None:
-    return next((class_name for pattern, class_name in rules()[by] if pattern.fullmatch(name)), None)
+def _find_class(by: str, name: str) -> str | None:
+    return next((class_name for pattern, class_name in read_rules()[by] if pattern.fullmatch(name)), None)
 
 
 # -- shares of a training step -----------------------------------------------------------------------------------------
@@ -130,14 +132,14 @@ class Share(NamedTuple):
 def compute_shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
     """Return the share of each class that has events, in the order of CLASSES. ``by_class``: (begin, end) of events."""
     found: dict[str, Share] = {}
-    taken: Union = []
+    taken: Intervals = []
     for name in CLASSES:
         own = merge_intervals(by_class.get(name, ()))
         if not own:
             continue
         with_own = merge_intervals([*taken, *own])
-        visible = length(with_own) - length(taken)
-        found[name] = Share(visible, max(0.0, length(own) - visible))
+        visible = sum_lengths(with_own) - sum_lengths(taken)
+        found[name] = Share(visible, max(0.0, sum_lengths(own) - visible))
         taken = with_own
     return found
 
@@ -145,14 +147,14 @@ def compute_shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dic
 # -- names of kernels --------------------------------------------------------------------------------------------------
 
 
-_CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
+_OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
 #: ROCm reports the name of a kernel's descriptor, which is the kernel's name with this suffix.
-_DESCRIPTOR = ".kd"
+_DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.
 _TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
 #: Where a name splits into words: inside camelCase, or at characters that are not letters or digits.
-_BETWEEN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
 class KernelName(NamedTuple):
@@ -168,21 +170,21 @@ class KernelName(NamedTuple):
     @property
     def words(self) -> Iterator[str]:
         """The words of the function, then those of each namespace around it, written _like_this_."""
-        return (f"_{_BETWEEN.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
+        return (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
 
 
 @functools.cache
-def read_name(name: str) -> KernelName:
+def parse_kernel_name(name: str) -> KernelName:
     """Read a name, even one that was cut off, in time linear in its length."""
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED.match(name):
-        function, *arguments = _identifiers(name[mangled.end() :]) or [name]
+        function, *arguments = _find_identifiers(name[mangled.end() :]) or [name]
         return KernelName(function, tuple(arguments))
-    function, inner = _split(name.removesuffix(_DESCRIPTOR))
+    function, inner = _split_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
     return KernelName(function, tuple(each.strip() for each in inner if each.strip()))
 
 
-def _split(name: str) -> tuple[str, list[str]]:
+def _split_name(name: str) -> tuple[str, list[str]]:
     """Return the function and the arguments of its last template."""
     brackets: list[str] = []
     function: list[str] = []
@@ -195,9 +197,9 @@ def _split(name: str) -> tuple[str, list[str]]:
             if not brackets:
                 arguments, begun = [], place + 1
             brackets.append(character)
-        elif character in _CLOSES:
+        elif character in _OPENING_BRACKETS:
             # Within parentheses, > is a comparison or part of an arrow.
-            if brackets and brackets[-1] == _CLOSES[character]:
+            if brackets and brackets[-1] == _OPENING_BRACKETS[character]:
                 brackets.pop()
                 if not brackets:
                     arguments.append(name[begun:place])
@@ -212,7 +214,7 @@ def _split(name: str) -> tuple[str, list[str]]:
     return words[-1] if words else name, arguments
 
 
-def _identifiers(mangled: str) -> list[str]:
+def _find_identifiers(mangled: str) -> list[str]:
     """Return the identifiers in a mangled name, in order; those of one nested name are joined with ``::``."""
     found: list[str] = []
     place, last = 0, -1

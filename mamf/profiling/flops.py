@@ -16,7 +16,7 @@ from mamf.profiling.traces import Event
 
 _Shapes = Sequence[Sequence[int]]
 #: mamf's name of a dtype, by the name that torch records.
-DTYPES = {
+DTYPE_BY_TORCH_NAME = {
     "float": "float32",
     "double": "float64",
     "c10::Half": "float16",
@@ -46,10 +46,10 @@ def find_dtype(event: Event) -> str:
     """Return mamf's name of the dtype that an operation multiplies, or torch's name if mamf has none."""
     operand = _FIRST_OPERAND.get(event.name, 0)
     recorded = event.dtypes[operand] if len(event.dtypes) > operand else ""
-    return DTYPES.get(recorded, recorded or "unknown")
+    return DTYPE_BY_TORCH_NAME.get(recorded, recorded or "unknown")
 
 
-def product_flop(a: Sequence[int], b: Sequence[int]) -> int:
+def count_matmul_flop(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the FLOP of (..., M, K) @ (..., K, N).
 
     In a grouped matmul only one operand has groups. They divide the rows, the columns or K of the other among them.
@@ -57,12 +57,12 @@ def product_flop(a: Sequence[int], b: Sequence[int]) -> int:
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
 
-def _product(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
+def _make_matmul_formula(first: int) -> Callable[[_Shapes, Sequence[str]], int]:
     """Return the formula of a matmul whose operands are the arguments ``first`` and ``first + 1``."""
-    return lambda shapes, values: product_flop(shapes[first], shapes[first + 1])
+    return lambda shapes, values: count_matmul_flop(shapes[first], shapes[first + 1])
 
 
-def _linear(shapes: _Shapes, values: Sequence[str]) -> int:
+def _count_linear(shapes: _Shapes, values: Sequence[str]) -> int:
     """Return the FLOP of an input (..., K) times a weight (N, K)."""
     weight = shapes[1]
     return 2 * math.prod(shapes[0]) * (weight[0] if len(weight) > 1 else 1)
@@ -77,7 +77,7 @@ def _count_convolution(shapes: _Shapes, values: Sequence[str]) -> int:
     size, weight = shapes[0], shapes[1]
     if values[6] == "True":  # transposed: each element of the input is multiplied with the whole weight of its group
         return 2 * math.prod(size) * math.prod(weight[1:])
-    strides, padding, dilation = (_numbers(values[number], len(weight) - 2) for number in (3, 4, 5))
+    strides, padding, dilation = (_parse_numbers(values[number], len(weight) - 2) for number in (3, 4, 5))
     output = [
         (length + 2 * pad - spread * (kernel - 1) - 1) // stride + 1
         for length, kernel, stride, pad, spread in zip(size[2:], weight[2:], strides, padding, dilation, strict=True)
@@ -85,7 +85,7 @@ def _count_convolution(shapes: _Shapes, values: Sequence[str]) -> int:
     return 2 * size[0] * math.prod(output) * math.prod(weight)
 
 
-def _numbers(text: str, count: int) -> list[int]:
+def _parse_numbers(text: str, count: int) -> list[int]:
     numbers = [int(each) for each in re.findall(r"-?\d+", text)]
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -101,7 +101,7 @@ def _count_convolution_backward(shapes: _Shapes, values: Sequence[str]) -> int:
     return one * values[10].count("True", 0, values[10].rfind(","))
 
 
-def _attention_formula(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
+def _make_attention_formula(causal: int, first: int = 0, count: float = 1.0) -> Callable[[_Shapes, Sequence[str]], int]:
     """Return the formula of attention, whose Q, K and V are (batch, heads, length, head dimension).
 
     ``first``: the index of Q among the arguments. ``causal``: the index of that flag. ``count``: FLOP as a multiple of
@@ -119,25 +119,25 @@ def _attention_formula(causal: int, first: int = 0, count: float = 1.0) -> Calla
     return flop
 
 
-_BACKWARD = BACKWARD_COUNTS["hardware"]
-_SCALED_AND_GROUPED = ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
-_ADDING = ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
+_BACKWARD_RATIO = BACKWARD_COUNTS["hardware"]
+_SCALED_AND_GROUPED_MATMULS = ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
+_MATMULS_WITH_BIAS = ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {
-    **{f"aten::{name}": _product(0) for name in ("mm", "bmm", "_int_mm", *_SCALED_AND_GROUPED)},
-    **{f"aten::{name}": _product(1) for name in _ADDING},
-    **dict.fromkeys(("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise"), _linear),
-    "mkl::_mkl_linear": lambda shapes, values: _linear([shapes[0], shapes[2]], values),
+    **{f"aten::{name}": _make_matmul_formula(0) for name in ("mm", "bmm", "_int_mm", *_SCALED_AND_GROUPED_MATMULS)},
+    **{f"aten::{name}": _make_matmul_formula(1) for name in _MATMULS_WITH_BIAS},
+    **dict.fromkeys(("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise"), _count_linear),
+    "mkl::_mkl_linear": lambda shapes, values: _count_linear([shapes[0], shapes[2]], values),
     "aten::convolution": _count_convolution,
     "aten::convolution_backward": _count_convolution_backward,
-    "aten::scaled_dot_product_attention": _attention_formula(causal=5),
-    "aten::_scaled_dot_product_flash_attention": _attention_formula(causal=4),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention_formula(causal=4),
-    "aten::_scaled_dot_product_efficient_attention": _attention_formula(causal=6),
-    "aten::_scaled_dot_product_cudnn_attention": _attention_formula(causal=6),
-    "aten::_scaled_dot_product_flash_attention_backward": _attention_formula(11, 1, _BACKWARD),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_formula(7, 1, _BACKWARD),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention_formula(11, 1, _BACKWARD),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_formula(14, 1, _BACKWARD),
+    "aten::scaled_dot_product_attention": _make_attention_formula(causal=5),
+    "aten::_scaled_dot_product_flash_attention": _make_attention_formula(causal=4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _make_attention_formula(causal=4),
+    "aten::_scaled_dot_product_efficient_attention": _make_attention_formula(causal=6),
+    "aten::_scaled_dot_product_cudnn_attention": _make_attention_formula(causal=6),
+    "aten::_scaled_dot_product_flash_attention_backward": _make_attention_formula(11, 1, _BACKWARD_RATIO),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _make_attention_formula(7, 1, _BACKWARD_RATIO),
+    "aten::_scaled_dot_product_efficient_attention_backward": _make_attention_formula(11, 1, _BACKWARD_RATIO),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _make_attention_formula(14, 1, _BACKWARD_RATIO),
 }
 #: Operations whose first operand is not the first argument.
 _FIRST_OPERAND = {name: 1 for name in _FORMULAS if "add" in name or name.endswith("attention_backward")}

@@ -24,7 +24,7 @@ from mamf.files import create_atomically
 from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
 from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.logs.writer import encode_record
-from mamf.machine.environment import describe_environment, tool_version
+from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
 from mamf.profiling.profile import PEAK, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
@@ -53,7 +53,7 @@ _RECORDS: Mapping[str, tuple[str, type]] = {
     "module": ("modules", ClassRow),
     "dtype": ("dtypes", DtypeRow),
 }
-_OF_SUMMARY = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
+_SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
 #: The script and the profile of each rank.
 Ranks = Mapping[int, tuple[str, Profile]]
 
@@ -77,7 +77,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     header = {
         "schema": SCHEMA,
         "tier": TIER,
-        "tool": tool_version(),
+        "tool": get_tool_version(),
         "command": command,
         "started": utc_now(),
         "script": script,
@@ -88,7 +88,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         for row in getattr(profile, field):
             values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
             lines.append(encode_record(record, values))
-    lines.append(encode_record("summary", {name: getattr(profile, name) for name in _OF_SUMMARY}))
+    lines.append(encode_record("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS}))
     return create_atomically(path, b"".join(lines), is_numbered=True)
 
 
@@ -109,7 +109,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
             record = parse_record(line)
             if record["record"] == "summary":
-                return script, _profile(rows, record)
+                return script, _read_profile(rows, record)
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
                 rows[field].append(known_ceiling_from_record(record) if kind is Rate else read_record(record, kind))
@@ -118,8 +118,8 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
 
-def _profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
-    profile = read_record({"classes": (), **{name: summary[name] for name in _OF_SUMMARY}, **rows}, Profile)
+def _read_profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
+    profile = read_record({"classes": (), **{name: summary[name] for name in _SUMMARY_FIELDS}, **rows}, Profile)
     durations = profile.seconds, profile.steps, profile.unprofiled_step_seconds
     if any(each is not None and each <= 0 for each in durations):
         raise ValueError("steps and seconds must be above 0")
@@ -149,50 +149,50 @@ def read_rank_logs(folder: Path) -> Ranks:
 
 
 # Instances of templates have names of a thousand characters.
-_LONGEST_NAME, _SHORTEST_NAME = 70, 24
-_SHORTENED = itemgetter(slice(_LONGEST_NAME))
+_MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
+_shorten_name = itemgetter(slice(_MAX_NAME_LENGTH))
 _MAX_CLASSES = 3
 # Seconds that are only rounding errors.
-_NOTHING = 1e-12
+_ROUNDING_SECONDS = 1e-12
 # Report it if more than this share of a class's time has no FLOP formula.
-_NOTABLE = 0.01
+_NOTABLE_SHARE = 0.01
 #: A rank is a straggler if its own time exceeds that of the fastest rank by this share of a step. Two equal ranks on
 #: two H200 differed by 1.3 to 2.9 % over three profiled steps.
-_BEHIND = 0.05
-_PERCENT = "{:.1%}".format
-_DERIVED = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
+_STRAGGLER_SHARE = 0.05
+_format_percent = "{:.1%}".format
+_DERIVED_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
 
 
-def profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
+def make_profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
     """Make the report of a profile. Its csv has the classes. ``top``: how many modules and kernels to show."""
     tables = ("classes", "kernels", "memory", "modules", "dtypes")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
-        Lines([*_title(script, profile), *known_ceiling_lines(profile.ceilings)]),
-        Table(_class_columns(profile), profile.classes, key="classes"),
-        Table(_class_columns(profile, "module"), profile.modules, key="modules", top=top),
-        Table(_kernel_columns(profile), profile.kernels, key="kernels", top=top),
-        Table(_memory_columns(profile), profile.memory, key="memory"),
+        Lines([*_describe_steps(script, profile), *known_ceiling_lines(profile.ceilings)]),
+        Table(_make_class_columns(profile), profile.classes, key="classes"),
+        Table(_make_class_columns(profile, "module"), profile.modules, key="modules", top=top),
+        Table(_make_kernel_columns(profile), profile.kernels, key="kernels", top=top),
+        Table(_make_memory_columns(profile), profile.memory, key="memory"),
         Table(_DTYPE_COLUMNS, profile.dtypes, key="dtypes"),
-        Lines(list(_end(profile))),
-        Answer([conclusion(profile)]),
+        Lines(list(_explain_tables(profile))),
+        Answer([describe_largest_classes(profile)]),
     ]
     whole["ceilings"] = list(map(known_ceiling_record, profile.ceilings))
-    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED}}
+    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED_FIELDS}}
     return Document(f"Profile of {script}", blocks, data)
 
 
-def _title(script: str, profile: Profile) -> Iterator[str]:
-    where = device_of(profile)
+def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
+    where = describe_device(profile)
     if profile.steps is None:
-        yield f"{script} on {where}: {milliseconds(profile.seconds)} ms in total; the trace does not mark its steps"
+        yield f"{script} on {where}: {to_milliseconds(profile.seconds)} ms in total; the trace does not mark its steps"
         return
-    took = milliseconds(profile.step_seconds)
+    took = to_milliseconds(profile.step_seconds)
     yield f"{script} on {where}: {counted(profile.steps, 'step')} of {took} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
-            f"{milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
+            f"{to_milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
             f"the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
@@ -202,7 +202,7 @@ def _title(script: str, profile: Profile) -> Iterator[str]:
         yield f"a step needs {work}: {rate_text(profile.tflops, 'TFLOPS')}{share}{time}"
 
 
-def _class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
+def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
     """Return the columns. The printed table is per step, csv and json have sums over all steps.
 
     ``what``: ``class`` or ``module``.
@@ -210,10 +210,16 @@ def _class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRo
     steps = profile.steps or 1
     rows = profile.classes if what == "class" else profile.modules
     return [
-        Column(what, what, lambda row: row.name, _SHORTENED, left=True, shortest=_SHORTEST_NAME),
-        Column("share", "share", lambda row: row.visible / profile.whole_seconds, _PERCENT),
-        Column("step_seconds", "ms", lambda row: row.visible / steps, milliseconds),
-        Column("", "hidden ms", lambda row: row.hidden / steps if row.hidden > _NOTHING else None, milliseconds, 3),
+        Column(what, what, lambda row: row.name, _shorten_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
+        Column("step_seconds", "ms", lambda row: row.visible / steps, to_milliseconds),
+        Column(
+            "",
+            "hidden ms",
+            lambda row: row.hidden / steps if row.hidden > _ROUNDING_SECONDS else None,
+            to_milliseconds,
+            3,
+        ),
         Column("", "calls" if what == "class" else "", lambda row: row.calls / steps, importance=3),
         Column("calls", "", lambda row: row.calls),
         Column("visible_seconds", "", lambda row: row.visible),
@@ -223,20 +229,20 @@ def _class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRo
         Column("multiplying_seconds", "", lambda row: row.multiplying),
         rate_column("", "TFLOP", lambda row: row.total_flop / steps / 1e12 or None, rows, importance=4),
         rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, importance=2),
-        Column("mamfu", "MAMFU", lambda row: row.mamfu, _PERCENT, 1),
+        Column("mamfu", "MAMFU", lambda row: row.mamfu, _format_percent, 1),
     ]
 
 
-def _kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
+def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
     what, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
     return [
-        Column("kernel", what, lambda row: row.name, _SHORTENED, left=True, shortest=_SHORTEST_NAME),
+        Column("kernel", what, lambda row: row.name, _shorten_name, left=True, shortest=_MIN_NAME_LENGTH),
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         Column("", "calls", lambda row: row.calls / steps, importance=3),
-        Column("", "ms", lambda row: row.seconds / steps, milliseconds),
+        Column("", "ms", lambda row: row.seconds / steps, to_milliseconds),
         Column("count", "", attrgetter("calls")),
         Column("seconds", "", attrgetter("seconds")),
-        Column("share", "share", lambda row: row.seconds / profile.whole_seconds, _PERCENT),
+        Column("share", "share", lambda row: row.seconds / profile.whole_seconds, _format_percent),
     ]
 
 
@@ -247,24 +253,24 @@ _DTYPE_COLUMNS: list[Column[DtypeRow]] = [
 ]
 
 
-def _memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
+def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
     peak = next((row.nbytes for row in profile.memory if row.name == PEAK), None)
     return [
         Column("part", "memory", lambda row: row.name, left=True),
         Column("bytes", "MiB", lambda row: row.nbytes, lambda nbytes: f"{nbytes / 2**20:.4g}"),
-        Column("share_of_peak", "of the peak", lambda row: peak and row.nbytes and row.nbytes / peak, _PERCENT),
+        Column("share_of_peak", "of the peak", lambda row: peak and row.nbytes and row.nbytes / peak, _format_percent),
     ]
 
 
-def milliseconds(seconds: float) -> str:
+def to_milliseconds(seconds: float) -> str:
     return significant(seconds * 1e3) if seconds else "0"
 
 
-def device_of(profile: Profile) -> str:
+def describe_device(profile: Profile) -> str:
     return profile.device or ("an unknown device" if profile.is_of_device else "the CPU")
 
 
-def conclusion(profile: Profile) -> str:
+def describe_largest_classes(profile: Profile) -> str:
     """Name the classes that take most of a step."""
     largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_CLASSES]
     shares = [
@@ -274,17 +280,17 @@ def conclusion(profile: Profile) -> str:
     return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 
 
-def _end(profile: Profile) -> Iterator[str]:
+def _explain_tables(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
     hidden = (
         ": hidden time overlaps with time of another class"
-        if any(row.hidden > _NOTHING for row in profile.classes)
+        if any(row.hidden > _ROUNDING_SECONDS for row in profile.classes)
         else ""
     )
     yield f"{per}each instant counts for one class{hidden}"
     if not profile.is_of_device:
         yield "no device was used: these are operations of the CPU, each without the operations that it calls"
-    yield _about_idle(profile)
+    yield _explain_idle(profile)
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:
             yield (
@@ -292,7 +298,7 @@ def _end(profile: Profile) -> Iterator[str]:
                 f"clock recovers, so the burst ceiling (mamf find) is the limit"
             )
         total = row.visible + row.hidden
-        if row.flop and row.multiplying < (1 - _NOTABLE) * total:
+        if row.flop and row.multiplying < (1 - _NOTABLE_SHARE) * total:
             known = row.multiplying / total
             yield f"{row.name}: FLOP and TFLOPS cover {known:.0%} of its time; the FLOP of the rest are unknown"
         if row.name == UNCLASSIFIED:
@@ -305,31 +311,37 @@ def _end(profile: Profile) -> Iterator[str]:
     yield from profile.notes
 
 
-def _about_idle(profile: Profile) -> str:
+def _explain_idle(profile: Profile) -> str:
     """Say what shares and idle time refer to, and how certain idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
-    work = f"{milliseconds(busy)} ms of work in the trace"
-    if busy > took + _NOTHING:
+    work = f"{to_milliseconds(busy)} ms of work in the trace"
+    if busy > took + _ROUNDING_SECONDS:
         return f"{work}, slowed by the profiler, exceed the step without it: shares are of this work; idle is unknown"
-    return f"shares are of the {milliseconds(took)} ms of a step without the profiler; idle is this time minus {work}"
+    return (
+        f"shares are of the {to_milliseconds(took)} ms of a step without the profiler; idle is this time minus {work}"
+    )
 
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
 
-def ranks_document(ranks: Ranks, count: int = 0) -> Document:
+def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
     """Make the report of all ranks. ``count``: the minimum number of ranks, so that missing ones are named."""
     script = next(script for script, _ in ranks.values())
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
-    devices = [device_of(profile) for _, profile in ranks.values()]
+    devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    own = {rank: _own(profile) for rank, (_, profile) in ranks.items()}
+    own = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
-        Table(_rank_columns(min(own.values())), [(rank, profile) for rank, (_, profile) in ranks.items()], key="ranks"),
+        Table(
+            _make_rank_columns(min(own.values())),
+            [(rank, profile) for rank, (_, profile) in ranks.items()],
+            key="ranks",
+        ),
         Lines(
             [
                 "ms are per step; exposed: communication not hidden by "
@@ -337,14 +349,14 @@ def ranks_document(ranks: Ranks, count: int = 0) -> Document:
                 "one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
-        Answer([_stragglers(own)]),
+        Answer([_describe_stragglers(own)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
 # The seconds of a step without exposed communication, because communication includes waiting for other ranks.
-def _own(profile: Profile) -> float:
-    return (profile.whole_seconds - profile.seconds_of(COMMUNICATION)) / (profile.steps or 1)
+def _get_unexposed_seconds(profile: Profile) -> float:
+    return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
 
 def _get_exposed_seconds(profile: Profile) -> float:
@@ -354,32 +366,32 @@ def _get_exposed_seconds(profile: Profile) -> float:
     steps take without the profiler, the excess is subtracted.
     """
     added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
-    return max(0.0, profile.seconds_of(COMMUNICATION) - added) / (profile.steps or 1)
+    return max(0.0, profile.get_visible_seconds(COMMUNICATION) - added) / (profile.steps or 1)
 
 
-def _hidden(profile: Profile) -> float:
+def _get_hidden_seconds(profile: Profile) -> float:
     return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
 
 
-def _stragglers(own: Mapping[int, float]) -> str:
+def _describe_stragglers(own: Mapping[int, float]) -> str:
     slow, least = max(own, key=lambda rank: own[rank]), min(own.values())
-    late = [str(rank) for rank, seconds in own.items() if seconds - least >= _BEHIND * seconds]
+    late = [str(rank) for rank, seconds in own.items() if seconds - least >= _STRAGGLER_SHARE * seconds]
     verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
-    by = f"rank {slow} takes {milliseconds(own[slow] - least)} ms more per step for its own work than the fastest rank"
-    return f"{verdict}; {by}"
+    lag = to_milliseconds(own[slow] - least)
+    return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
 
 
-def _rank_columns(least: float) -> list[Column[Any]]:
+def _make_rank_columns(least: float) -> list[Column[Any]]:
     def seconds(name: str, title: str, read: Callable[[Profile], float], importance: int = 0) -> Column[Any]:
-        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), milliseconds, importance)
+        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), to_milliseconds, importance)
 
     return [
         Column("rank", "rank", itemgetter(0)),
-        seconds("step", "step", lambda profile: _get_exposed_seconds(profile) + _own(profile)),
-        seconds("own", "own", _own),
-        seconds("behind", "behind", lambda profile: _own(profile) - least),
+        seconds("step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)),
+        seconds("own", "own", _get_unexposed_seconds),
+        seconds("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - least),
         seconds("exposed", "exposed communication", _get_exposed_seconds),
-        seconds("hidden", "hidden communication", _hidden, 2),
-        seconds("idle", "idle", lambda profile: profile.seconds_of(IDLE) / (profile.steps or 1), 1),
+        seconds("hidden", "hidden communication", _get_hidden_seconds, 2),
+        seconds("idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
     ]

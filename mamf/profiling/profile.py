@@ -12,18 +12,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE, TERA, Rate, group_pairs
-from mamf.profiling.classes import MODULE, OPTIMIZER, classify, compute_shares
+from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_shares
 from mamf.profiling.flops import TF32_KERNEL, count_flop, find_dtype
-from mamf.profiling.traces import Busy, Event, Trace, Union, find_busy, find_gaps, length, merge_intervals
+from mamf.profiling.traces import (
+    BusyInterval,
+    Event,
+    Intervals,
+    Trace,
+    find_busy_intervals,
+    find_gaps,
+    merge_intervals,
+    sum_lengths,
+)
 
-OUTSIDE = "outside of any module"
+OUTSIDE_MODULES = "outside of any module"
 #: The name of the memory row for the peak; the other rows are parts of it.
 PEAK = "peak"
 #: MAMFU ignores up to this share of FLOP in dtypes without a ceiling, such as float32 rotary tables next to bfloat16
 #: matmuls.
-_MAX_UNKNOWN = 0.01
+_MAX_SHARE_WITHOUT_CEILING = 0.01
 #: Parts of a module's name that are folded: a number, and the names of wrappers.
-_FOLDED = re.compile(r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))")
+_FOLDED_PARTS = re.compile(
+    r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
+)
 #: Returns the ceiling of a dtype (by mamf's name), or None if it is unknown.
 CeilingOf = Callable[[str], Rate | None]
 
@@ -114,7 +125,7 @@ class Profile:
         rows = tuple(replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
 
-    def seconds_of(self, name: str) -> float:
+    def get_visible_seconds(self, name: str) -> float:
         """Return the visible seconds of a class over all profiled steps."""
         return sum(row.visible for row in self.classes if row.name == name)
 
@@ -164,70 +175,73 @@ def make_profile(
     trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
     """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
-    at_work = find_busy(trace)
-    idle = find_gaps(_merge(at_work), trace.begun, trace.ended)
-    rows = list(_class_rows(at_work, ceiling_of))
+    at_work = find_busy_intervals(trace)
+    idle = find_gaps(_merge_work(at_work), trace.begun, trace.ended)
+    rows = list(_make_class_rows(at_work, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
         seconds=trace.seconds,
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, length(idle), 0.0, len(idle))),
-        kernels=tuple(_kernel_rows(at_work)),
+        classes=(*rows, ClassRow(IDLE, sum_lengths(idle), 0.0, len(idle))),
+        kernels=tuple(_make_kernel_rows(at_work)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
-        modules=tuple(_module_rows(at_work, ceiling_of)),
+        modules=tuple(_make_module_rows(at_work, ceiling_of)),
     )
 
 
-def _merge(work: Iterable[Busy]) -> Union:
+def _merge_work(work: Iterable[BusyInterval]) -> Intervals:
     return merge_intervals((each.begun, each.ended) for each in work)
 
 
-def _class_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
-    by_class = group_pairs((classify(each.event), each) for each in at_work)
-    for name, share in compute_shares({name: _merge(work) for name, work in by_class.items()}).items():
+def _make_class_rows(at_work: Iterable[BusyInterval], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
+    by_class = group_pairs((classify_event(each.event), each) for each in at_work)
+    for name, share in compute_shares({name: _merge_work(work) for name, work in by_class.items()}).items():
         calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
-        yield _to_row(name, *share, len(calls), by_class[name], ceiling_of)
+        yield _make_row(name, *share, len(calls), by_class[name], ceiling_of)
 
 
 def _is_within(name: str, event: Event) -> bool:
     """Return whether an operation on the CPU was called by another of the same class, so that both are one call."""
     caller = event.parent
-    return caller is not None and event.kind == caller.kind == "operation" and classify(caller) == name
+    return caller is not None and event.kind == caller.kind == "operation" and classify_event(caller) == name
 
 
-def _kernel_rows(at_work: Iterable[Busy]) -> list[KernelRow]:
-    by_name = group_pairs(((each.event.name, classify(each.event)), each) for each in at_work)
+def _make_kernel_rows(at_work: Iterable[BusyInterval]) -> list[KernelRow]:
+    by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in at_work)
     rows = [
-        KernelRow(*names, len({each.event for each in work}), length(_merge(work))) for names, work in by_name.items()
+        KernelRow(*names, len({each.event for each in work}), sum_lengths(_merge_work(work)))
+        for names, work in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
-def _module_rows(at_work: Iterable[Busy], ceiling_of: CeilingOf) -> list[ClassRow]:
+def _make_module_rows(at_work: Iterable[BusyInterval], ceiling_of: CeilingOf) -> list[ClassRow]:
     """Make the rows of modules, longest first; none if the trace has no ranges of modules."""
-    by_module: dict[tuple[str, str], list[Busy]] = defaultdict(list)
+    by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
     for each in at_work:
-        names = [fold_name(name) for name in _find_modules(each.event)] or [OUTSIDE]
+        names = [fold_name(name) for name in _find_modules(each.event)] or [OUTSIDE_MODULES]
         for name in dict.fromkeys(names):
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
     for (root, name), work in by_module.items():
         # With several models, modules in them could have the same name.
         title = f"{root}.{name}" if len(roots) > 1 and root != name else name
-        rows.append(_to_row(title, length(_merge(work)), 0.0, len(work), work, ceiling_of))
-    return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE} else []
+        rows.append(_make_row(title, sum_lengths(_merge_work(work)), 0.0, len(work), work, ceiling_of))
+    return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE_MODULES} else []
 
 
 # The modules that an event belongs to, outermost first. A backward event belongs to the modules of its forward pass.
 def _find_modules(event: Event) -> list[str]:
-    lineage = list(event.lineage())
+    lineage = list(event.iterate_callers())
     forward = next((each.forward for each in lineage if each.forward), event)
-    for events in (lineage, list(forward.lineage())):
-        if names := [each.name.removeprefix(MODULE) for each in reversed(events) if each.name.startswith(MODULE)]:
+    for events in (lineage, list(forward.iterate_callers())):
+        if names := [
+            each.name.removeprefix(MODULE_PREFIX) for each in reversed(events) if each.name.startswith(MODULE_PREFIX)
+        ]:
             return names
     return []
 
@@ -235,43 +249,43 @@ def _find_modules(event: Event) -> list[str]:
 # Turns ``model.layers.0.mlp: LlamaMLP`` into ``model.layers.*.mlp: LlamaMLP``.
 def fold_name(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
-    return f"{_FOLDED.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
+    return f"{_FOLDED_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
-def _to_row(
-    name: str, visible: float, hidden: float, calls: int, work: Sequence[Busy], ceiling_of: CeilingOf
+def _make_row(
+    name: str, visible: float, hidden: float, calls: int, work: Sequence[BusyInterval], ceiling_of: CeilingOf
 ) -> ClassRow:
     """Make a row with the FLOP of its work.
 
     An operation and those that it calls count once, in the class of the operation: a copy that a matmul calls has none
     of its FLOP. The dtype is that of the innermost operation, which gets the operands that autocast converted.
     """
-    counting = {each.event: operations for each in work if (operations := _find_counted(each.event))}
-    counting = {event: each for event, each in counting.items() if classify(each[-1]) == classify(event)}
+    counting = {each.event: operations for each in work if (operations := _find_counted_operations(each.event))}
+    counting = {event: each for event, each in counting.items() if classify_event(each[-1]) == classify_event(event)}
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
     kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
-    tf32 = {operation for kernel in kernels for operation in kernel.lineage()}  # torch records TF32 as float32
+    tf32 = {operation for kernel in kernels for operation in kernel.iterate_callers()}  # torch records TF32 as float32
     for operation, multiplying in innermost.items():
         dtype = find_dtype(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_flop(operation) or 0
-    seconds = length(_merge(each for each in work if each.event in counting))
-    return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _share_of_ceilings(flop, seconds, ceiling_of))
+    seconds = sum_lengths(_merge_work(each for each in work if each.event in counting))
+    return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, ceiling_of))
 
 
-def _find_counted(event: Event) -> list[Event]:
+def _find_counted_operations(event: Event) -> list[Event]:
     """Return the operations with a formula that an event belongs to, innermost first. It computes FLOP of the last one.
 
     Matmuls of an optimizer (Muon) are left out, because they are not work of the model.
     """
-    found = [each for each in event.lineage() if count_flop(each) is not None]
-    return found if found and classify(event) != OPTIMIZER else []
+    found = [each for each in event.iterate_callers() if count_flop(each) is not None]
+    return found if found and classify_event(event) != OPTIMIZER else []
 
 
-def _share_of_ceilings(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
+def _compute_mamfu(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
     """Return the time that the FLOP would take at the ceilings of their dtypes, as a share of ``seconds``."""
     known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
-    if not seconds or not flop or unknown > _MAX_UNKNOWN * sum(flop.values()):
+    if not seconds or not flop or unknown > _MAX_SHARE_WITHOUT_CEILING * sum(flop.values()):
         return None
     return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds

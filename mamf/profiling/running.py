@@ -32,12 +32,12 @@ from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
 Watch = MemoryWatch | DtypeWatch | ModuleRanges
 
-_INTERRUPTED = 130
+_INTERRUPTED_EXIT_CODE = 130
 #: Suffixes of files that mamf reads and cannot run.
-_LOGS, _TRACES = (".jsonl",), (".json", ".gz", ".csv")
+_LOG_SUFFIXES, _TRACE_SUFFIXES = (".jsonl",), (".json", ".gz", ".csv")
 # A log level at which the profiler's library does not print a line at each start and stop.
-_QUIET = "6"
-_MAIN, _DECORATOR = "__main__:", "__mamf_decorator__"
+_QUIET_LOG_LEVEL = "6"
+_MAIN_PREFIX, _DECORATOR_NAME = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class Program:
     arguments: Sequence[str] = ()
     is_module: bool = False
 
-    def require(self) -> None:
+    def check_exists(self) -> None:
         """Raise UsageError if the file or module does not exist, or is a log or a trace."""
         kind = "" if self.is_module else Path(self.name).suffix
-        if kind in (*_LOGS, *_TRACES):
-            read = f"mamf show {self.name}" if kind in _LOGS else f"mamf profile --from {self.name}"
+        if kind in (*_LOG_SUFFIXES, *_TRACE_SUFFIXES):
+            read = f"mamf show {self.name}" if kind in _LOG_SUFFIXES else f"mamf profile --from {self.name}"
             raise UsageError(f"{self.name} is not a script: read it with '{read}'")
-        with self.in_place():
+        with self.prepare_interpreter():
             if not (find_spec(self.name.partition(".")[0]) if self.is_module else Path(self.name).is_file()):
                 raise UsageError(f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}")
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def prepare_interpreter(self) -> Iterator[None]:
         """Within the context, set ``sys.argv`` and the first folder in ``sys.path`` as the program expects them."""
         argv, path = sys.argv, list(sys.path)
         sys.argv = [self.name, *self.arguments]
@@ -70,7 +70,7 @@ class Program:
             sys.argv, sys.path[:] = argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run the program as Python would, and return its exit code. ``run_decorated``: from ``decorated``."""
+        """Run the program as Python would, and return its exit code. ``run_decorated``: from ``make_decorated_run``."""
         try:
             if run_decorated:
                 run_decorated()
@@ -84,14 +84,14 @@ class Program:
             sys.stderr.write(f"{ended.code}\n")
             return 1
         except KeyboardInterrupt:
-            return _INTERRUPTED
+            return _INTERRUPTED_EXIT_CODE
         except BaseException as error:
             trace = _drop_runner_frames(error.__traceback__)
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return 1
         return 0
 
-    def decorated(self, function: str, decorator: object) -> Callable[[], None]:
+    def make_decorated_run(self, function: str, decorator: object) -> Callable[[], None]:
         """Return a function that runs the program with a decorator around a function that it defines.
 
         Raises UsageError if the program does not define it.
@@ -109,11 +109,13 @@ class Program:
             inner = (each for each in defined.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
             defined = next((each for each in inner if each.name == name), None)
             if defined is None:
-                raise UsageError(f"--calls {_MAIN}{function}: {Path(path).name} defines no such function")
-        defined.decorator_list.insert(0, ast.Name(_DECORATOR, ast.Load()))
+                raise UsageError(f"--calls {_MAIN_PREFIX}{function}: {Path(path).name} defines no such function")
+        defined.decorator_list.insert(0, ast.Name(_DECORATOR_NAME, ast.Load()))
         code = compile(ast.fix_missing_locations(tree), path, "exec")
         main = types.ModuleType("__main__")
-        main.__dict__.update(__file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR: decorator})
+        main.__dict__.update(
+            __file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR_NAME: decorator}
+        )
 
         def run_decorated() -> None:
             sys.argv[0], usual, sys.modules["__main__"] = path, sys.modules["__main__"], main
@@ -133,7 +135,7 @@ def _drop_runner_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 class StepProfiler:
-    """Profiles some training steps of a script. Call ``step_ended`` at the end of each step.
+    """Profiles some training steps of a script. Call ``end_step`` at the end of each step.
 
     - ``warmup``: how many steps to skip. ``steps``: how many steps to time after that, and then to profile.
     - ``watches``: what else observes the profiled steps. ``stop``: end the script after the last of them.
@@ -160,16 +162,16 @@ class StepProfiler:
         self.watches = watches
         self.unprofiled_step_seconds: float | None = None
         self._steps, self._warmup, self.stop = steps, warmup, stop
-        self._seen = self._profiled = 0
-        self._process, self._rank, self._claim = os.getpid(), rank(), folder / "profiled"
+        self._step_count = self._profiled_steps = 0
+        self._process, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
         self._profiled_process: int | None = None
         self._profiler: Any = None
-        self._began, self._has_step_to_end, self._has_signal = 0.0, False, False
+        self._start_seconds, self._has_step_to_end, self._has_signal = 0.0, False, False
         self._is_starting = self._is_running = False
 
     @property
     def is_complete(self) -> bool:
-        return self._profiled == self._steps
+        return self._profiled_steps == self._steps
 
     @property
     def _is_other_process(self) -> bool:
@@ -177,10 +179,10 @@ class StepProfiler:
 
     def _claims_steps(self) -> bool:
         """Return whether this process is the one to profile: the first in which this is called."""
-        if self._profiled_process is None and rank() == self._rank:
+        if self._profiled_process is None and get_rank() == self._rank:
             is_first = os.getpid() == self._process  # even if the script has removed the folder
             try:
-                self._claim.touch(exist_ok=False)
+                self._claim_file.touch(exist_ok=False)
                 is_first = True
             except FileExistsError:
                 is_first = False
@@ -189,43 +191,43 @@ class StepProfiler:
             self._profiled_process = os.getpid() if is_first else 0
         return self._profiled_process == os.getpid()
 
-    def step_ended(self) -> None:
+    def end_step(self) -> None:
         """End a step. Several calls within one backward pass, of optimizers that step in its hooks, end one step."""
         if not self._claims_steps():
             return
         self._has_step_to_end = is_in_backward()
         if self._has_step_to_end:
             return
-        self._seen += 1
+        self._step_count += 1
         if not (self.is_complete or self.failure or self._remark):
-            with self._keeping_errors():
+            with self._record_errors():
                 self._profile_next()
         if self.stop and self.is_complete:  # at each later step too, if the script catches it and goes on
             raise SystemExit(0)
 
-    def backward_returned(self) -> None:
+    def handle_backward_end(self) -> None:
         if self._has_signal:
             self.handle_sigterm()
         if self._has_step_to_end:
-            self.step_ended()
+            self.end_step()
 
     @contextmanager
-    def _keeping_errors(self) -> Iterator[None]:
+    def _record_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # for example because another profiler is active
             self.failure, self._is_running = describe_error(error), False
 
     def _profile_next(self) -> None:
-        if self._seen == self._warmup:
+        if self._step_count == self._warmup:
             synchronize()
-            self._began = time.perf_counter()
-        elif self._seen == self._warmup + self._steps:
+            self._start_seconds = time.perf_counter()
+        elif self._step_count == self._warmup + self._steps:
             synchronize()
-            self.unprofiled_step_seconds = (time.perf_counter() - self._began) / self._steps
+            self.unprofiled_step_seconds = (time.perf_counter() - self._start_seconds) / self._steps
             self._start()
         elif self._is_running:
-            self._profiled += 1
+            self._profiled_steps += 1
             if self.is_complete:
                 self.finish()
                 self.on_profiled()
@@ -236,13 +238,15 @@ class StepProfiler:
         """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
         if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
             return
-        warmup = self._seen - 2 * self._steps
+        warmup = self._step_count - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
         if self._is_running:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
-        if self._profiled:
-            self._remark = f"{self._profiled} of {self._steps} steps, because the script started a profiler{advice}"
-            with self._keeping_errors():
+        if self._profiled_steps:
+            self._remark = (
+                f"{self._profiled_steps} of {self._steps} steps, because the script started a profiler{advice}"
+            )
+            with self._record_errors():
                 self.finish()
                 self.on_profiled()
         else:
@@ -256,7 +260,7 @@ class StepProfiler:
         if self._has_signal:  # this is called again when the backward pass has returned
             return
         if not (self._is_other_process or self.is_complete or self._remark):
-            with self._keeping_errors():
+            with self._record_errors():
                 self.finish()
                 self.on_profiled()
             if self.failure:
@@ -266,7 +270,7 @@ class StepProfiler:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _start(self) -> None:
-        self._profiler = torch_profiler(record_shapes=True)
+        self._profiler = make_torch_profiler(record_shapes=True)
         self._is_starting = True
         self._profiler.start()
         self._is_starting, self._is_running = False, True
@@ -289,7 +293,7 @@ class StepProfiler:
 
     def read_trace(self, path: Path) -> Trace | None:
         """Return the trace of the profiled steps; None if there are none. ``path``: the file to write the trace to."""
-        if not self._profiled or self.failure:
+        if not self._profiled_steps or self.failure:
             return None
         if not path.exists():
             self._profiler.export_chrome_trace(str(path))
@@ -298,21 +302,23 @@ class StepProfiler:
         several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
-    def explain_nothing(self, function: str | None) -> str:
+    def explain_no_profile(self, function: str | None) -> str:
         """Say in one line why no step was profiled. ``function``: the function whose calls are the steps."""
         if self.failure:
             return self.failure
-        if not self._seen and self._claim.exists():
+        if not self._step_count and self._claim_file.exists():
             steps = self._warmup + 2 * self._steps
             return (
                 f"the script forked a training process, which took fewer than {steps} steps: lower --warmup or --steps"
             )
-        if not self._seen and function is not None:
+        if not self._step_count and function is not None:
             return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"
-        if not self._seen:
+        if not self._step_count:
             named = "name a function that is a step, such as --calls torch:Tensor.backward or --calls __main__:train"
             return f"no optimizer of torch stepped in this process; {named}"
-        return f"the script took {self._seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
+        return (
+            f"the script took {self._step_count} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
+        )
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
@@ -322,10 +328,10 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
     script has stepped. Raises UsageError for an unknown function.
     """
     run_decorated, process = None, os.getpid()
-    with program.in_place(), _watch_steps(profiler, function):
-        if function and function.startswith(_MAIN):
-            decorator = functools.partial(_wrapped, after=profiler.step_ended)
-            run_decorated = program.decorated(function.removeprefix(_MAIN), decorator)
+    with program.prepare_interpreter(), _watch_steps(profiler, function):
+        if function and function.startswith(_MAIN_PREFIX):
+            decorator = functools.partial(_make_wrapper, after=profiler.end_step)
+            run_decorated = program.make_decorated_run(function.removeprefix(_MAIN_PREFIX), decorator)
         code = program.run(run_decorated)
     if os.getpid() != process:  # the script forked this process: only its parent reports a profile
         atexit._run_exitfuncs()
@@ -344,30 +350,30 @@ def _watch_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]
             signal.signal(signal.SIGTERM, profiler.handle_sigterm)
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
-            _wrap(stack, torch.autograd, name, after=profiler.backward_returned)
-        _wrap(stack, profile, "_prepare_trace", before=profiler.handle_other_profiler)
+            _wrap_function(stack, torch.autograd, name, after=profiler.handle_backward_end)
+        _wrap_function(stack, profile, "_prepare_trace", before=profiler.handle_other_profiler)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step is ended
-                stack.callback(_after_optimizers(watch.stepped).remove)
+                stack.callback(_register_optimizer_hook(watch.record_step).remove)
         if function is None:
-            stack.callback(_after_optimizers(_make_step_hook(profiler)).remove)
-        elif not function.startswith(_MAIN):
+            stack.callback(_register_optimizer_hook(_make_step_hook(profiler)).remove)
+        elif not function.startswith(_MAIN_PREFIX):
             owner, name = _find_owner(function)
-            _wrap(stack, owner, name, after=profiler.step_ended)
+            _wrap_function(stack, owner, name, after=profiler.end_step)
         yield
 
 
-def _wrap(
+def _wrap_function(
     stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
     """Call ``before`` and ``after`` with each call of a function, until the stack is closed."""
     usual = getattr(owner, name)
-    setattr(owner, name, _wrapped(usual, before, after))
+    setattr(owner, name, _make_wrapper(usual, before, after))
     stack.callback(setattr, owner, name, usual)
 
 
-def _wrapped(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
+def _make_wrapper(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
     @functools.wraps(usual)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         before()
@@ -378,7 +384,7 @@ def _wrapped(usual: Any, before: Callable[[], object] = bool, after: Callable[[]
     return wrapped
 
 
-def _after_optimizers(call: Callable[[Any], None]) -> Any:
+def _register_optimizer_hook(call: Callable[[Any], None]) -> Any:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     return register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer))
@@ -399,7 +405,7 @@ def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
         if not first:
             first.append(by)
         if first[0] is by:
-            profiler.step_ended()
+            profiler.end_step()
 
     return stepped
 
@@ -428,7 +434,7 @@ def _find_owner(function: str) -> tuple[Any, str]:
     return owner, attribute
 
 
-def rank() -> int:
+def get_rank() -> int:
     """Return the rank of this process, as torchrun sets it; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
@@ -445,7 +451,7 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
     Raises RuntimeError if another profiler is active.
     """
-    with torch_profiler() as profiler:
+    with make_torch_profiler() as profiler:
         mark_step()
         launch()
         synchronize()
@@ -457,9 +463,9 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
     return [event.name for event in sorted(events, key=lambda event: event.begun) if event.is_on_device]
 
 
-def torch_profiler(**options: Any) -> Any:
+def make_torch_profiler(**options: Any) -> Any:
     """Make a torch.profiler for the host and all devices that torch supports."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_LOG_LEVEL)
     from torch.profiler import profile, supported_activities
 
     # There is only one cycle, whose events are kept anyway. Without acc_events some releases warn about it.

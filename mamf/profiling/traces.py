@@ -18,12 +18,12 @@ from mamf.errors import UsageError
 
 Kind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
 #: The kinds of events that run on the device.
-ON_DEVICE = ("kernel", "copy")
+DEVICE_KINDS = ("kernel", "copy")
 #: The beginning of annotations of libraries that communicate on the host, in separate threads. Their time includes
 #: waiting for other ranks.
 _COMMUNICATES_ON_HOST = "gloo:"
 #: Disjoint (begin, end) in seconds, in order.
-Union = list[tuple[float, float]]
+Intervals = list[tuple[float, float]]
 #: The name of the mark that ``mamf profile`` puts in a trace at the end of a training step.
 STEP_MARK = "mamf: step"
 _STEP_OF_PROFILER = "ProfilerStep#"
@@ -39,7 +39,7 @@ _KINDS: Mapping[str, Kind] = {
 _GRAPH_LAUNCH = "GraphLaunch"
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 # Times are rounded to nanoseconds, so a call may appear to end after its caller.
-_ROUNDING = 2e-9
+_ROUNDING_SECONDS = 2e-9
 _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 #: The largest trace to read, unpacked. As Python objects it takes about ten times as much memory.
 _MAX_BYTES = 1 << 30
@@ -75,9 +75,9 @@ class Event:
 
     @property
     def is_on_device(self) -> bool:
-        return self.kind in ON_DEVICE
+        return self.kind in DEVICE_KINDS
 
-    def lineage(self) -> Iterator[Event]:
+    def iterate_callers(self) -> Iterator[Event]:
         """Yield the event, its caller, the caller's caller, and so on."""
         event: Event | None = self
         while event is not None:
@@ -86,7 +86,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class BusyInterval:
     """An interval in which an event was running itself, not an event that it called."""
 
     event: Event
@@ -124,8 +124,8 @@ class Trace:
         return any(event.is_on_device for event in self.events)
 
 
-def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Union:
-    merged: Union = []
+def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    merged: Intervals = []
     for begun, ended in sorted(intervals):
         if merged and begun <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
@@ -134,41 +134,41 @@ def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Union:
     return merged
 
 
-def length(intervals: Union) -> float:
+def sum_lengths(intervals: Intervals) -> float:
     return sum(ended - begun for begun, ended in intervals)
 
 
-def find_gaps(covered: Union, begun: float, ended: float) -> Union:
+def find_gaps(covered: Intervals, begun: float, ended: float) -> Intervals:
     """Return the parts of a step, from ``begun`` to ``ended``, that no interval covers."""
     edges = [begun, *(edge for interval in covered for edge in interval), ended]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
-def find_busy(trace: Trace) -> list[Busy]:
+def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     """Return the busy intervals within the training steps.
 
     They are those of events on the device if there are any, else of operations on the CPU (each without the operations
     that it calls), and of communication on the host.
     """
     if trace.is_of_device:
-        found = [Busy(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
+        found = [BusyInterval(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
     else:
         found = list(_find_self_time([event for event in trace.events if event.kind == "operation"]))
     on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
-    found += [Busy(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
-    clipped = (Busy(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
+    found += [BusyInterval(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
+    clipped = (BusyInterval(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
     return [each for each in clipped if each.ended > each.begun]
 
 
-def _find_self_time(operations: Sequence[Event]) -> Iterable[Busy]:
+def _find_self_time(operations: Sequence[Event]) -> Iterable[BusyInterval]:
     called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
-        caller = next((each for each in list(event.lineage())[1:] if each.kind == "operation"), None)
+        caller = next((each for each in list(event.iterate_callers())[1:] if each.kind == "operation"), None)
         if caller is not None:
             called[caller].append((event.begun, event.ended))
     for event in operations:
         for begun, ended in find_gaps(merge_intervals(called[event]), event.begun, event.ended):
-            yield Busy(event, begun, ended)
+            yield BusyInterval(event, begun, ended)
 
 
 def read_trace(path: Path) -> Trace:
@@ -207,14 +207,16 @@ def _read_chrome(trace: Mapping[str, Any]) -> Trace:
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
-    host, launches = _read_host_events([each for each in raw if _KINDS[each["cat"]] not in ON_DEVICE], origin)
-    device = [each for each in raw if _KINDS[each["cat"]] in ON_DEVICE]
+    host, launches = _read_host_events([each for each in raw if _KINDS[each["cat"]] not in DEVICE_KINDS], origin)
+    device = [each for each in raw if _KINDS[each["cat"]] in DEVICE_KINDS]
     replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
     events = [*host, *(_make_device_event(each, origin, launches, replays) for each in device)]
     annotations = [
-        (str(each.get("name")), *_interval(each, origin)) for each in timed if each.get("cat") == _ANNOTATION_OF_DEVICE
+        (str(each.get("name")), *_read_interval(each, origin))
+        for each in timed
+        if each.get("cat") == _ANNOTATION_OF_DEVICE
     ]
-    begun, ended, count, ends = _steps(events, annotations)
+    begun, ended, count, ends = _find_steps(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
@@ -241,9 +243,9 @@ def _read_host_events(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], 
     forward: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
         arguments = each.get("args", {})
-        begun, ended = _interval(each, origin)
+        begun, ended = _read_interval(each, origin)
         stack = open_calls[each["pid"], each["tid"]]
-        while stack and stack[-1].ended < ended - _ROUNDING:
+        while stack and stack[-1].ended < ended - _ROUNDING_SECONDS:
             stack.pop()
         sequence, is_backward = arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE)
         event = Event(
@@ -274,15 +276,15 @@ def _make_device_event(
     arguments = raw.get("args", {})
     keys = [(field, arguments.get(field)) for field in ("correlation", "External id")]
     parent = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
-    return Event(str(raw["name"]), _KINDS[raw["cat"]], *_interval(raw, origin), parent=parent)
+    return Event(str(raw["name"]), _KINDS[raw["cat"]], *_read_interval(raw, origin), parent=parent)
 
 
-def _interval(raw: _Raw, origin: float) -> tuple[float, float]:
+def _read_interval(raw: _Raw, origin: float) -> tuple[float, float]:
     begun = (raw["ts"] - origin) * _MICROSECOND
     return begun, begun + max(raw["dur"], 0) * _MICROSECOND
 
 
-def _steps(
+def _find_steps(
     events: Sequence[Event], on_device: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
     """Return begin, end and number of the complete training steps, and the optimizer whose annotations end them.
@@ -303,13 +305,13 @@ def _steps(
         event.name
         for event in events
         if event.name.startswith(_STEP_OF_OPTIMIZER)
-        and not any(each.name.startswith(_BACKWARD_NODE) for each in event.lineage())
+        and not any(each.name.startswith(_BACKWARD_NODE) for each in event.iterate_callers())
     ]
     for found in (on_device, on_host):
         ends = sorted(ended for name, _, ended in found if name in optimizers[:1])
         if len(ends) > 1:
             return ends[0], ends[-1], len(ends) - 1, optimizers[0]
-    return *_extent(events), None, ""
+    return *_find_extent(events), None, ""
 
 
 def _read_table(text: str) -> Trace:
@@ -320,15 +322,15 @@ def _read_table(text: str) -> Trace:
         for columns in (_NSYS, _ROCPROF):
             if names.issuperset(columns):
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
-                events = tuple(_read_launch(row, *columns) for row in rows)
-                return Trace(events, *_extent(events))
+                events = tuple(_read_table_row(row, *columns) for row in rows)
+                return Trace(events, *_find_extent(events))
     raise ValueError("no header")
 
 
-def _read_launch(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
+def _read_table_row(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
     start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (begun, ended))
     return Event(row[name], "kernel", start, start + end if ended == "Duration (ns)" else end)
 
 
-def _extent(events: Sequence[Event]) -> tuple[float, float]:
+def _find_extent(events: Sequence[Event]) -> tuple[float, float]:
     return min(event.begun for event in events), max(event.ended for event in events)

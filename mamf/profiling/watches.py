@@ -20,7 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, describe_error, get_first_line
-from mamf.profiling.classes import MODULE
+from mamf.profiling.classes import MODULE_PREFIX
 from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, fold_name
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
@@ -33,7 +33,7 @@ class MemoryWatch:
     """Counts the bytes of parameters, gradients and optimizer state right after an optimizer step, when all exist.
 
     ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz. If modules run
-    within ``span`` (see ModuleRanges), rows say which of them allocated most of the peak.
+    within ``record_span`` (see ModuleRanges), rows say which of them allocated most of the peak.
     """
 
     def __init__(self, snapshot: Path) -> None:
@@ -46,7 +46,7 @@ class MemoryWatch:
         self._is_running = False
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def record_span(self, name: str) -> Iterator[None]:
         begun = time.time_ns()
         try:
             yield
@@ -60,11 +60,11 @@ class MemoryWatch:
         if not torch.cuda.is_available():
             self.remark = "no memory snapshot: torch keeps the history of allocations on CUDA devices only"
             return
-        with self._explaining():
+        with self._explain_errors():
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES)
 
-    def stepped(self, optimizer: Any) -> None:
+    def record_step(self, optimizer: Any) -> None:
         if self._is_running:
             self._bytes[id(optimizer)] = count_bytes(optimizer)
 
@@ -74,16 +74,16 @@ class MemoryWatch:
         if not self._is_running:
             return
         self._is_running = False
-        self.rows = tuple(_memory_rows(sum(self._bytes.values(), Counter())))
+        self.rows = tuple(_make_memory_rows(sum(self._bytes.values(), Counter())))
         if not self.remark:
-            with self._explaining():
+            with self._explain_errors():
                 torch.cuda.memory._dump_snapshot(str(self._snapshot))
                 history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
                 torch.cuda.memory._record_memory_history(enabled=None)
-                self.rows += tuple(rows_by_module(history, self.spans))
+                self.rows += tuple(make_rows_by_module(history, self.spans))
 
     @contextmanager
-    def _explaining(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError) as error:
@@ -106,7 +106,7 @@ def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
     return total
 
 
-def _memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
+def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     """Yield the parts of peak memory on the device; without a device that reports its peak, those on the CPU."""
     import torch
 
@@ -118,7 +118,7 @@ def _memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     yield MemoryRow(PEAK, peak or None)
 
 
-def rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
+def make_rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
     """Return what is allocated at the peak, by the module that ran when it was allocated, largest first.
 
     ``history``: torch's record of a device, with times in us. ``spans``: begin, end and name of modules, in ns on the
@@ -153,7 +153,7 @@ class DtypeWatch:
         self.remark = ""
         self.rows: tuple[DtypeRow, ...] = ()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._running = ExitStack()
+        self._cleanup = ExitStack()
         self._optimizers: set[int] = set()
         self._is_running = False
 
@@ -161,47 +161,47 @@ class DtypeWatch:
         import torch
 
         self._is_running = True
-        for each in _eager_modules():
+        for each in _list_eager_modules():
             if not any(True for _ in each.children()):
-                self._running.callback(each.register_forward_hook(self._see_output).remove)
+                self._cleanup.callback(each.register_forward_hook(self._count_output).remove)
         # The first argument: the logits of a loss function, and the loss that a backward pass starts from.
         for owner, name, what in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
         ):
             usual = getattr(owner, name)
-            setattr(owner, name, self._seeing(usual, what))
-            self._running.callback(setattr, owner, name, usual)
+            setattr(owner, name, self._count_first_argument(usual, what))
+            self._cleanup.callback(setattr, owner, name, usual)
 
-    def stepped(self, optimizer: Any) -> None:
+    def record_step(self, optimizer: Any) -> None:
         if self._is_running and id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             for each in (each for group in optimizer.param_groups for each in group["params"]):
-                self._add(_PARAMETERS, each)
-                self._add(_GRADIENTS, each.grad)
+                self._count_dtype(_PARAMETERS, each)
+                self._count_dtype(_GRADIENTS, each.grad)
 
     def finish(self) -> None:
         self._is_running = False
-        self._running.close()
+        self._cleanup.close()
         self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
 
-    def _see_output(self, module: Any, inputs: Any, output: Any) -> None:
-        self._add(f"outputs of {type(module).__name__}", output)
+    def _count_output(self, module: Any, inputs: Any, output: Any) -> None:
+        self._count_dtype(f"outputs of {type(module).__name__}", output)
 
-    def _seeing(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def _count_first_argument(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
         @functools.wraps(usual)
         def seeing(first: Any, *others: Any, **named: Any) -> Any:
-            self._add(what, first)
+            self._count_dtype(what, first)
             return usual(first, *others, **named)
 
         return seeing
 
-    def _add(self, what: str, value: Any) -> None:
+    def _count_dtype(self, what: str, value: Any) -> None:
         if hasattr(value, "dtype"):
             self._counts[what, str(value.dtype).removeprefix("torch.")] += 1
         elif isinstance(value, (tuple, list)):
             for each in value:
-                self._add(what, each)
+                self._count_dtype(what, each)
 
 
 class ModuleRanges:
@@ -213,59 +213,59 @@ class ModuleRanges:
 
     def __init__(self, opened: Callable[[], Any]) -> None:
         self.remark = ""
-        self._opened = opened
+        self._open_backend = opened
         self._backend: Any = None
-        self._running = ExitStack()
-        self._open = _OpenRanges()
+        self._cleanup = ExitStack()
+        self._open_ranges = _OpenRanges()
         #: Names of modules, as paths from the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
-        with self._giving_up():
-            self._backend = backend = self._opened()
+        with self._stop_on_error():
+            self._backend = backend = self._open_backend()
             if backend.profiler_range("a module") is None:
                 raise UnavailableError(f"{backend.info.name} ({backend.name}) has no profiler that reads ranges")
-            self._running.enter_context(backend.profiler_window("steps"))
-            for each in _eager_modules():
-                self._running.callback(each.register_forward_pre_hook(self._enter, prepend=True).remove)
-                self._running.callback(each.register_forward_hook(self._leave, always_call=True).remove)
+            self._cleanup.enter_context(backend.profiler_window("steps"))
+            for each in _list_eager_modules():
+                self._cleanup.callback(each.register_forward_pre_hook(self._open_range, prepend=True).remove)
+                self._cleanup.callback(each.register_forward_hook(self._close_range, always_call=True).remove)
 
     def finish(self) -> None:
-        with self._giving_up():
-            while self._open.ranges:
-                self._open.ranges.pop()[1].__exit__(None, None, None)
-            self._running.close()
+        with self._stop_on_error():
+            while self._open_ranges.ranges:
+                self._open_ranges.ranges.pop()[1].__exit__(None, None, None)
+            self._cleanup.close()
 
     @contextmanager
-    def _giving_up(self) -> Iterator[None]:
+    def _stop_on_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             self.remark = f"no ranges by module: {describe_error(error)}"
-            self._open = _OpenRanges()
-            self._running.close()
+            self._open_ranges = _OpenRanges()
+            self._cleanup.close()
 
-    def _enter(self, module: Any, *_: object) -> None:
+    def _open_range(self, module: Any, *_: object) -> None:
         import torch
 
         if torch.compiler.is_compiling():  # put no ranges in compiled code
             return
-        with self._giving_up():
-            own = self._backend.profiler_range(self._name(module))
+        with self._stop_on_error():
+            own = self._backend.profiler_range(self._get_name(module))
             own.__enter__()
-            self._open.ranges.append((module, own))
+            self._open_ranges.ranges.append((module, own))
 
-    def _leave(self, module: Any, *_: object) -> None:
+    def _close_range(self, module: Any, *_: object) -> None:
         import torch
 
         if torch.compiler.is_compiling():
             return
-        ranges = self._open.ranges
+        ranges = self._open_ranges.ranges
         if ranges and ranges[-1][0] is module:
-            with self._giving_up():
+            with self._stop_on_error():
                 ranges.pop()[1].__exit__(None, None, None)
 
-    def _name(self, module: Any) -> str:
+    def _get_name(self, module: Any) -> str:
         """Return a module's name, such as ``model.layers.0.mlp: LlamaMLP``."""
         if module not in self._names:
             for name, each in module.named_modules():
@@ -278,7 +278,7 @@ def make_trace_ranges() -> SimpleNamespace:
     """Return what ModuleRanges can use in place of a backend, to put ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
-    return make_ranges(lambda name: record_function(f"{MODULE}{name}"))
+    return make_ranges(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
 
 
 def make_ranges(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
@@ -287,7 +287,7 @@ def make_ranges(enter: Callable[[str], AbstractContextManager[object]]) -> Simpl
 
 
 # Leaves out compiled modules. Hooks in them, or on all modules at once, would make torch compile during profiled steps.
-def _eager_modules() -> list[Any]:
+def _list_eager_modules() -> list[Any]:
     import torch
 
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]

@@ -33,16 +33,16 @@ class SimulatedPool(OperandPool):
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.held: dict[str, int] = {}
+        self.bytes_by_name: dict[str, int] = {}
 
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
-        wanted = max(elements * DTYPES[dtype].itemsize, self.held.get(name, 0))
-        if sum(self.held.values()) - self.held.get(name, 0) + wanted > self.capacity:
+        wanted = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
+        if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + wanted > self.capacity:
             raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {wanted} bytes")
-        self.held[name] = wanted
+        self.bytes_by_name[name] = wanted
 
     def release(self) -> None:
-        self.held.clear()
+        self.bytes_by_name.clear()
 
 
 class SimulatedSensors:
@@ -54,7 +54,7 @@ class SimulatedSensors:
         return Reading(
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
-            joules=device.joules() if energy else None,
+            joules=device.read_joules() if energy else None,
             celsius=45 + 20 * device.heat,
             throttle_reasons=(
                 *(("power cap",) if device.is_capped else ()),
@@ -119,7 +119,7 @@ class SimulatedBackend(Backend):
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
         # Pairs of time and the joules used until then, about a millisecond apart.
-        self._spent = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
+        self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         self.cached: object = None
         self.is_marked = False
@@ -154,13 +154,13 @@ class SimulatedBackend(Backend):
         """Whether the device is throttled now. The state repeats every 0.1 s."""
         return (10 * self.device_time) % 1.0 < self.world.throttled
 
-    def joules(self) -> float:
+    def read_joules(self) -> float:
         """Return the reading of the energy counter: joules used until its last tick."""
         tick = self.world.counter_seconds
         moment = self.host_time // tick * tick if tick else self.host_time
-        while len(self._spent) > 2 and self._spent[1][0] <= moment:
-            self._spent.popleft()
-        (start, before), (end, after) = self._spent[0], self._spent[1]
+        while len(self._energy_history) > 2 and self._energy_history[1][0] <= moment:
+            self._energy_history.popleft()
+        (start, before), (end, after) = self._energy_history[0], self._energy_history[1]
         if moment >= end:
             return after + self.world.idle_watts * (moment - end)
         return before + (after - before) * max(0.0, moment - start) / (end - start)
@@ -176,22 +176,23 @@ class SimulatedBackend(Backend):
 
     def begin_run(self) -> None:
         """Draw how much slower or faster the device is during this run, then begin a visit."""
-        self._of_run = {capped: self._draw_state(capped, "run") for capped in self._states}
+        self._run_slowdown = {capped: self._draw_state(capped, "run") for capped in self._states}
         self.begin_visit()
 
     def begin_visit(self) -> None:
         """Draw how much slower or faster the device is until the next visit."""
-        self._of_run_and_visit = {
-            capped: (1 + of_run) * (1 + self._draw_state(capped, "visit")) for capped, of_run in self._of_run.items()
+        self._slowdown = {
+            capped: (1 + of_run) * (1 + self._draw_state(capped, "visit"))
+            for capped, of_run in self._run_slowdown.items()
         }
 
     def _draw_state(self, capped: bool, of: str) -> float:
         known = self._states[capped]
         return 0.0 if known is None else self.random.gauss(0.0, getattr(known, of))
 
-    def _time_factor(self) -> float:
+    def _compute_time_factor(self) -> float:
         """Return the factor by which the states of run, visit and clock multiply the time of a launch."""
-        state = self._of_run_and_visit[self.is_capped]
+        state = self._slowdown[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
             state *= 1 + self.world.hunting / 2 * (1 if is_low else -1)
@@ -227,7 +228,7 @@ class SimulatedBackend(Backend):
 
     def cycles(self, shape: MatmulShape) -> float:
         """Return the cycles that a matmul takes."""
-        return shape.flop / self._flop_per_cycle(shape)
+        return shape.flop / self._compute_flop_per_cycle(shape)
 
     def compute(self, cycles: float, operands: object) -> None:
         """Launch a kernel that takes ``cycles`` cycles."""
@@ -259,10 +260,10 @@ class SimulatedBackend(Backend):
         if self.device_time < self.awake_from:
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
-        noisy = work * self._time_factor() * (noise if noise > 0.5 else 0.5)
+        noisy = work * self._compute_time_factor() * (noise if noise > 0.5 else 0.5)
         self._execute(noisy / rate, watts)
 
-    def _flop_per_cycle(self, shape: MatmulShape) -> float:
+    def _compute_flop_per_cycle(self, shape: MatmulShape) -> float:
         """Return the rate of a matmul in FLOP per cycle.
 
         Waves of 128x256 tiles run on the compute units. A start-up cost of 200 steps of K makes a short K slower.
@@ -281,7 +282,7 @@ class SimulatedBackend(Backend):
             self.awake_from = moment + self.world.waking_seconds
         if idle > self.world.rested_after_seconds:
             self.rested_until = moment + self.world.rested_gain_seconds
-        self._spend(idle, self.world.idle_watts)
+        self._add_energy(idle, self.world.idle_watts)
         self.counted_cycles += idle * self.clock_hz
         return moment
 
@@ -293,14 +294,14 @@ class SimulatedBackend(Backend):
             self.counted_cycles += self.world.timer_overhead * self.clock_hz
             self.is_marked = False
         self.device_time = self._idle_until(self.host_time) + seconds
-        self._spend(seconds, watts)
+        self._add_energy(seconds, watts)
 
-    def _spend(self, seconds: float, watts: float) -> None:
+    def _add_energy(self, seconds: float, watts: float) -> None:
         world, cap_watts, idle_watts = self.world, self.world.cap_watts, self.world.idle_watts
-        moment, spent = self._spent[-1]
-        if moment - self._spent[-2][0] < _ENERGY_STEP_SECONDS:
-            self._spent.pop()
-        self._spent.append((moment + seconds, spent + watts * seconds))
+        moment, spent = self._energy_history[-1]
+        if moment - self._energy_history[-2][0] < _ENERGY_STEP_SECONDS:
+            self._energy_history.pop()
+        self._energy_history.append((moment + seconds, spent + watts * seconds))
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
         warmth = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
         self.heat += (warmth - self.heat) * -math.expm1(-seconds / world.thermal_seconds)

@@ -8,13 +8,13 @@ import torch
 
 from mamf.backend import MIB
 from mamf.errors import UnavailableError
-from mamf.plugins.discovery import backend_statuses, load_backend_class, open_backend
+from mamf.plugins.discovery import list_backend_statuses, load_backend_class, open_backend
 
 GB = 10**9
 
 
 def status(name="accelerator"):
-    return next(each for each in backend_statuses() if each.name == name)
+    return next(each for each in list_backend_statuses() if each.name == name)
 
 
 def test_each_device_has_its_own_name_and_properties(accelerator):
@@ -30,7 +30,7 @@ def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator,
     monkeypatch.setattr(load_backend_class("cuda"), "unavailable", classmethod(lambda kind: None))
     monkeypatch.setattr(load_backend_class("cuda"), "device_count", classmethod(lambda kind: 1))
     monkeypatch.setattr(load_backend_class("cuda"), "device_name", classmethod(lambda kind, index: "NVIDIA H100"))
-    names = [each.name for each in backend_statuses() if each.unavailable is None]
+    names = [each.name for each in list_backend_statuses() if each.unavailable is None]
     assert names == ["cuda", "accelerator", "cpu"]
 
 

@@ -12,7 +12,7 @@ from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = BandwidthShape(2**18)
@@ -138,7 +138,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
     room = "mamf.operations.compilation"
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
     monkeypatch.setattr(f"{room}.driven_device", driven_device)
-    kernel = make_kernel(operation("bandwidth"), "triton")
+    kernel = make_kernel(make_operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.driven_device", lambda: "xpu")
     assert "runs on xpu" in kernel.unavailable(cuda.kind(0)).reason

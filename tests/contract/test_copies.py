@@ -4,7 +4,7 @@ import pytest
 
 from mamf.operations.copies import CopyProblem, CopyShape
 from mamf.operations.copies_kernels import TorchCopies
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.testing.contracts import AnyKernelContract
 
 
@@ -16,7 +16,7 @@ class TestCopies(AnyKernelContract):
 
     @pytest.fixture
     def kernel(self):
-        return make_kernel(operation("copies"), "torch")
+        return make_kernel(make_operation("copies"), "torch")
 
     @pytest.fixture
     def problem(self, direction):

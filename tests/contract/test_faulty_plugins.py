@@ -78,13 +78,13 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     """The plugins as an installed distribution declares them, beside mamf's own operations."""
-    others = discovery.entry_points
+    others = discovery.find_entry_points
 
     def points(group):
         own = [EntryPoint(name, f"{HERE}:{value}", group) for name, value in POINTS.get(group, {}).items()]
         return [*own, *(others(group=group) if group == discovery.OPERATIONS else [])]
 
-    monkeypatch.setattr(discovery, "entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", points)
     # What takes a tenth of a second of every run, and no part in it.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
     monkeypatch.setattr("mamf.machine.environment._read_commit", lambda: None)
@@ -501,7 +501,7 @@ def broken(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     for group in (discovery.KERNELS, discovery.ATTENTION_KERNELS, discovery.BACKENDS, discovery.OPERATIONS):
         monkeypatch.setitem(POINTS, group, POINTS[group] | {"aaa": "x"})
-    others = discovery.entry_points
+    others = discovery.find_entry_points
 
     def points(group):
         return [
@@ -509,7 +509,7 @@ def broken(request, tmp_path, monkeypatch):
             for point in others(group=group)
         ]
 
-    monkeypatch.setattr(discovery, "entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", points)
 
 
 def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):

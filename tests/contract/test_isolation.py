@@ -13,8 +13,8 @@ import torch
 
 from mamf.engine import isolation
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.base import Checked
-from mamf.engine.runner import Runner, Step, isolation_of
+from mamf.engine.regimes.base import CheckedKernel
+from mamf.engine.runner import Runner, Step, get_isolation
 from mamf.kernel import Verdict
 from mamf.operations import isolated
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -23,7 +23,7 @@ from mamf.operations.isolated import Channel, ChannelError
 from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 SHAPE = MatmulShape(96, 80, 64)
 
@@ -56,7 +56,7 @@ class Passing(Own):
     name = "passing"
 
     def bind(self, problem, a, b, c):
-        Checked._take = lambda self, verdict, index: None
+        CheckedKernel._take = lambda self, verdict, index: None
         return c.zero_, 1.0
 
 
@@ -88,7 +88,7 @@ class Ending(Own):
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
     """Starts threads in place of processes, and counts them."""
-    monkeypatch.setattr(Checked, "_take", Checked._take)
+    monkeypatch.setattr(CheckedKernel, "_take", CheckedKernel._take)
     monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1e-3)
     started, opened = [], []
 
@@ -114,7 +114,7 @@ def process(monkeypatch):
 
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
-    isolation_of(cpu).everything = everything
+    get_isolation(cpu).everything = everything
     regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
@@ -126,7 +126,7 @@ def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
 
 
 def by_path(kind, of="matmul"):
-    return make_kernel(operation(of), f"{__name__}:{kind.__name__}")
+    return make_kernel(make_operation(of), f"{__name__}:{kind.__name__}")
 
 
 @pytest.mark.parametrize("kind", [Passing, Judging])
@@ -142,7 +142,7 @@ HONEST = [(Own, "float32"), (Own, "bfloat16"), (OwnInt, "int8"), (OwnScaled, "fp
 
 @pytest.mark.parametrize(("kind", "dtype"), HONEST)
 def test_an_honest_kernel_by_path_passes(process, kind, dtype):
-    problem = operation("matmul").problem_for(open_backend("cpu"), {"dtype": dtype})
+    problem = make_operation("matmul").problem_for(open_backend("cpu"), {"dtype": dtype})
     row = row_of(by_path(kind), problem)
     if row.status == "unsupported":
         pytest.skip(row.reason)
@@ -201,7 +201,7 @@ def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, m
 
 
 def test_an_operation_whose_results_stay_on_the_device_says_so(process):
-    of, cpu = operation("bandwidth"), open_backend("cpu")
+    of, cpu = make_operation("bandwidth"), open_backend("cpu")
     kernel = make_kernel(of, "torch")
     problem = of.problem_for(cpu, {"pattern": "copy"})
     row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
@@ -222,7 +222,7 @@ def test_a_cut_message_is_an_error():
 
 def test_the_process_that_checks_ends_quietly_if_the_other_process_is_gone():
     (asked, ask), (answered, answer) = os.pipe(), os.pipe()
-    of = operation("matmul")
+    of = make_operation("matmul")
     problem = of.problem_record(MatmulProblem("float32", "float32"))
     with os.fdopen(asked, "rb") as source, os.fdopen(ask, "wb") as sink, os.fdopen(answer, "wb") as gone:
         Channel(source, sink).send(operation="matmul", problem=problem, shape=of.shape_record(SHAPE), seconds=1.0)
@@ -240,7 +240,7 @@ def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
         row_of(by_path(Own), backend=cpu)
     process[0].join(timeout=10)
     assert not process[0].is_alive()
-    assert isolation_of(cpu)._process is None
+    assert get_isolation(cpu)._process is None
 
 
 @pytest.mark.emulated

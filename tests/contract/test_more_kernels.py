@@ -9,7 +9,7 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.operation import kernel, kernels_for
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plugins.discovery import make_kernel, open_backend, operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)
@@ -127,7 +127,7 @@ def test_a_function_that_this_torch_lacks_makes_its_kernel_unavailable(rocm, mon
 def test_a_torch_without_grouped_mm_says_how_to_get_it(monkeypatch):
     if not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip("this torch has none")
-    grouped_mm, cpu = make_kernel(operation("grouped"), "F.grouped_mm"), open_backend("cpu")
+    grouped_mm, cpu = make_kernel(make_operation("grouped"), "F.grouped_mm"), open_backend("cpu")
     assert grouped_mm.unavailable(cpu) is None
     monkeypatch.delattr(torch.nn.functional, "grouped_mm")
     assert grouped_mm.unavailable(cpu) is None, "it was torch._grouped_mm before"
@@ -165,7 +165,7 @@ def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(monkeypatch, c
     if not hasattr(owner, function):
         pytest.skip("this torch has none")
     monkeypatch.setattr(owner, function, refuse)
-    of, cpu = operation(name), open_backend("cpu")
+    of, cpu = make_operation(name), open_backend("cpu")
     shape = of.parse_shape("e6t96n32k64" if name == "grouped" else "96x256x384")
     pool = cpu.operand_pool("normal", 0)
     problem = of.problem_for(cpu, fields)

@@ -4,21 +4,21 @@ import pytest
 
 from mamf.operations.attention.operation import Attention
 from mamf.operations.matmul.operation import kernel
-from mamf.plugins.discovery import make_kernel, open_backend, operation, registered_kernel_names
+from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.
 OF_CPU = {
     "attention": lambda: make_kernel(Attention(), "sdpa-math"),
-    "bandwidth": lambda: make_kernel(operation("bandwidth"), "torch"),
-    "batched": lambda: make_kernel(operation("batched"), "torch.bmm"),
-    "grouped": lambda: make_kernel(operation("grouped"), "loop"),
-    "collective": lambda: make_kernel(operation("collective"), "torch.distributed"),
-    "copies": lambda: make_kernel(operation("copies"), "torch"),
-    "decode": lambda: make_kernel(operation("decode"), "sdpa-kvcache"),
+    "bandwidth": lambda: make_kernel(make_operation("bandwidth"), "torch"),
+    "batched": lambda: make_kernel(make_operation("batched"), "torch.bmm"),
+    "grouped": lambda: make_kernel(make_operation("grouped"), "loop"),
+    "collective": lambda: make_kernel(make_operation("collective"), "torch.distributed"),
+    "copies": lambda: make_kernel(make_operation("copies"), "torch"),
+    "decode": lambda: make_kernel(make_operation("decode"), "sdpa-kvcache"),
     "matmul": lambda: kernel("torch.mm"),
-    "model": lambda: make_kernel(operation("model"), "torch[sdpa-math]"),
-    "overlap": lambda: make_kernel(operation("overlap"), "pair"),
+    "model": lambda: make_kernel(make_operation("model"), "torch[sdpa-math]"),
+    "overlap": lambda: make_kernel(make_operation("overlap"), "pair"),
 }
 SMALL = {
     "attention": "b1h2q64k64d32c",
@@ -37,8 +37,8 @@ FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_head
 
 @pytest.mark.parametrize("name", OF_CPU)
 def test_no_kernel_of_a_real_device_is_available_in_virtual_time(name):
-    of = operation(name)
-    for each in registered_kernel_names(of):
+    of = make_operation(name)
+    for each in list_kernel_names(of):
         unavailable = make_kernel(of, each).unavailable(SimulatedBackend())
         assert unavailable is not None, each
         assert unavailable.reason
@@ -53,7 +53,7 @@ class TestOperation(OperationContract):
 
     @pytest.fixture
     def operation(self, name, monkeypatch):
-        found = operation(name)
+        found = make_operation(name)
         usual = found.problem_for
         monkeypatch.setattr(
             found, "problem_for", lambda backend, asked: usual(backend, {**FIELDS.get(name, {}), **asked})

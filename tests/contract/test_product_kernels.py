@@ -11,7 +11,7 @@ from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import GroupedMm, Loop
 from mamf.operations.matmul.shapes import LAYOUTS
-from mamf.plugins.discovery import make_kernel, open_backend, operation, registered_kernel_names
+from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AnyKernelContract
 
 BATCH, GROUPS = BatchedShape(5, 33, 17, 64), GroupedShape(6, 97, 40, 64)
@@ -39,7 +39,7 @@ class TestProductKernel(AnyKernelContract):
 
     @pytest.fixture
     def kernel(self, case):
-        return make_kernel(operation(case[0]), case[1])
+        return make_kernel(make_operation(case[0]), case[1])
 
     @pytest.fixture
     def problem(self, case):
@@ -52,7 +52,7 @@ class TestProductKernel(AnyKernelContract):
 
 @pytest.mark.parametrize("of", CASES)
 def test_every_kernel_is_held_to_the_contract(of):
-    assert set(registered_kernel_names(operation(of))) - {"F.scaled_grouped_mm"} == set(CASES[of][2])
+    assert set(list_kernel_names(make_operation(of))) - {"F.scaled_grouped_mm"} == set(CASES[of][2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -60,7 +60,7 @@ def test_every_kernel_is_held_to_the_contract(of):
 def test_every_layout_is_right(backend, case, layout):
     of, name, dtype = case
     kind, shape, _ = CASES[of]
-    kernel, problem = make_kernel(operation(of), name), kind(dtype, dtype, layout)
+    kernel, problem = make_kernel(make_operation(of), name), kind(dtype, dtype, layout)
     if name == "F.grouped_mm" and layout[0] == "t":
         assert "needs --layout nt or nn" in kernel.unsupported(backend, problem)
     else:
@@ -153,7 +153,7 @@ class TestScaledGroups(AnyKernelContract):
 
     @pytest.fixture
     def kernel(self):
-        return make_kernel(operation("grouped"), "F.scaled_grouped_mm")
+        return make_kernel(make_operation("grouped"), "F.scaled_grouped_mm")
 
     @pytest.fixture(params=["balanced", "skewed"])
     def problem(self, request):
@@ -179,7 +179,7 @@ class TestScaledGroups(AnyKernelContract):
 
 
 def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
-    kernel, problem = make_kernel(operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
+    kernel, problem = make_kernel(make_operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
     pool = backend.operand_pool("normal", 0)
     row = measure(kernel, problem, FP8_GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
     assert (row.status, "scaled_grouped_mm" in row.reason) == ("unsupported", True)

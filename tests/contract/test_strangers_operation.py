@@ -67,7 +67,7 @@ def log(installed, run, tmp_path, measured):
 
 
 def test_it_is_discovered_and_listed(installed, run):
-    assert discovery.operation("layer_norm").name == "layer_norm"
+    assert discovery.make_operation("layer_norm").name == "layer_norm"
     code, out, _ = run("kernels", "--backend", "cpu")
     assert code == 0
     assert "\nlayer_norm:\nkernel  on this device\ntorch   available\n" in out
@@ -93,9 +93,9 @@ def test_it_is_measured_and_its_table_says_what_its_rate_counts(log):
 
 
 def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeypatch):
-    others = discovery.entry_points
+    others = discovery.find_entry_points
     monkeypatch.setattr(
-        discovery, "entry_points", lambda group: [] if group == "mamf_layer_norm.kernels" else others(group=group)
+        discovery, "find_entry_points", lambda group: [] if group == "mamf_layer_norm.kernels" else others(group=group)
     )
     code, out, err = run(*SWEEP)
     assert (code, out) == (2, "")

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mamf.errors import UnavailableError
-from mamf.plugins.discovery import backend_statuses, load_backend_class, open_backend
+from mamf.plugins.discovery import list_backend_statuses, load_backend_class, open_backend
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def installed(monkeypatch):
     """Pretends that of the TPU packages these are installed, by name with their versions."""
 
     def pretend(**versions):
-        monkeypatch.setattr(sys.modules[load_backend_class("tpu").__module__], "package_version", versions.get)
+        monkeypatch.setattr(sys.modules[load_backend_class("tpu").__module__], "get_package_version", versions.get)
         return load_backend_class("tpu").unavailable()
 
     return pretend
@@ -36,7 +36,7 @@ def test_the_reason_names_what_is_installed(installed, versions, expected):
 
 def test_it_is_listed_and_cannot_be_opened(installed):
     installed(torch_tpu="0.2.0")
-    (status,) = [status for status in backend_statuses() if status.name == "tpu"]
+    (status,) = [status for status in list_backend_statuses() if status.name == "tpu"]
     assert "cannot time a launch" in status.unavailable.reason
     assert status.fault is None
     for opens in (open_backend, lambda name: open_backend(name, None)):

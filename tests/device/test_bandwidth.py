@@ -6,9 +6,9 @@ from this_accelerator import ACCELERATOR
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthShape
-from mamf.plugins.discovery import make_kernel, operation
+from mamf.plugins.discovery import make_kernel, make_operation
 
-BANDWIDTH = operation("bandwidth")
+BANDWIDTH = make_operation("bandwidth")
 # The small ones fit in a cache of 60 MiB, all arrays of a pattern together, and outlast the launch of a kernel.
 LARGE, SMALL = BandwidthShape(2**30), BandwidthShape(2**24)
 

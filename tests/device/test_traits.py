@@ -14,7 +14,7 @@ class Unclaimed(load_backend_class("accelerator")):
     """The generic adapter, as if no other named this device."""
 
     @classmethod
-    def adapter_of(cls, device_type):
+    def find_adapter(cls, device_type):
         return None
 
 
@@ -34,7 +34,7 @@ class TestGenericBackend(BackendContract):
 def test_the_generic_adapter_agrees_with_the_devices_own(generic):
     assert generic.info.name == ACCELERATOR.info.name
     assert generic.info.memory_bytes == ACCELERATOR.info.memory_bytes
-    assert generic.timer == ACCELERATOR.timer, generic.why_no_events
+    assert generic.timer == ACCELERATOR.timer, generic.reason_without_events
     assert generic.default_dtype == ACCELERATOR.default_dtype
 
 

@@ -22,12 +22,12 @@ def few_shapes():
 def registered(monkeypatch):
     """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
     point = EntryPoint("simulated.mm", "mamf.testing:SimulatedMatmul", discovery.KERNELS)
-    others = discovery.entry_points
+    others = discovery.find_entry_points
 
     def points(group):
         return [*others(group=group), *([point] if group == discovery.KERNELS else [])]
 
-    monkeypatch.setattr(discovery, "entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", points)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Reports as text, as tests ask for them."""
 
-from mamf.profiling.log import profile_document
+from mamf.profiling.log import make_profile_document
 from mamf.report.formats import FORMATS
 from mamf.report.kernels import kernels_document
 from mamf.report.roofline import roofline_document
@@ -22,4 +22,4 @@ def render_roofline(form, roofs, points, head="head"):
 
 
 def render_profile(form, script, profile, top=10, width=None):
-    return FORMATS[form](profile_document(script, profile, top), width)
+    return FORMATS[form](make_profile_document(script, profile, top), width)

@@ -11,7 +11,7 @@ from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.plugins.discovery import operation
+from mamf.plugins.discovery import make_operation
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 
 MIB, GIB = 2**20, 2**30
@@ -21,7 +21,7 @@ H200 = DeviceInfo("cuda", 0, "NVIDIA H200", "nvidia", memory_bytes=141 * 10**9, 
 
 @pytest.fixture
 def bandwidth():
-    return operation("bandwidth")
+    return make_operation("bandwidth")
 
 
 def measured(backend, problem, shape, regime=Burst, **options):

@@ -9,12 +9,12 @@ import pytest
 from mamf.measurement import group_pairs
 from mamf.profiling.classes import (
     COMMUNICATION,
-    classify,
+    classify_event,
     classify_name,
     compute_shares,
-    read_name,
+    parse_kernel_name,
 )
-from mamf.profiling.traces import Event, Trace, find_busy
+from mamf.profiling.traces import Event, Trace, find_busy_intervals
 
 DATA = Path(__file__).parent / "data"
 
@@ -50,7 +50,7 @@ def rows_of(name):
     ],
 )
 def test_a_name_is_read(name, function, arguments):
-    found = read_name(name)
+    found = parse_kernel_name(name)
     assert (found.function, found.arguments) == (function, arguments)
 
 
@@ -121,7 +121,7 @@ def under(kernel, *callers):
     ],
 )
 def test_the_operation_decides(event, expected):
-    assert classify(event) == expected
+    assert classify_event(event) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_operation_decides(event, expected):
 def test_the_backward_is_of_the_class_of_the_forward(caller, expected):
     product = Event("aten::bmm", "operation", 0, 1, parent=caller)
     node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
-    assert classify(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
+    assert classify_event(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
 
 
 # --- traces
@@ -146,7 +146,9 @@ def written(path, *events, **head):
 
 
 def seconds(trace):
-    by_class = group_pairs((classify(each.event), (each.begun, each.ended)) for each in find_busy(trace))
+    by_class = group_pairs(
+        (classify_event(each.event), (each.begun, each.ended)) for each in find_busy_intervals(trace)
+    )
     return {name: share.visible for name, share in compute_shares(by_class).items()}
 
 

@@ -98,7 +98,7 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
 )
 def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operation, kernel):
     """Every field of a problem, of every operation."""
-    of = discovery.operation(operation)
+    of = discovery.make_operation(operation)
     problem, shape = of.problem_for(backend, {}), of.default_shapes(backend)[0]
     command = Ncu("ncu", DEVICE[1], 0, launches=2).command(kernel, problem, shape)
     launched = []

@@ -6,7 +6,7 @@ from mamf.errors import PluginError, UnavailableError, UsageError
 from mamf.operations.matmul.operation import kernel_for
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plugins import discovery
-from mamf.plugins.discovery import backend_statuses, find_registered, load_backend_class, open_backend
+from mamf.plugins.discovery import find_registered, list_backend_statuses, load_backend_class, open_backend
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_auto_prefers_an_accelerator(distribution):
             name = "npu"
     """
     distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
-    statuses = backend_statuses()
+    statuses = list_backend_statuses()
     assert statuses[-1].name == "cpu"
     first = next(status for status in statuses if status.unavailable is None)
     assert open_backend("auto").name == first.name != "cpu"
@@ -61,11 +61,11 @@ def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
     distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
     with pytest.raises(PluginError, match=r"pip install -e \."):
         load_backend_class("stale")
-    assert any(status.name == "stale" and status.unavailable for status in backend_statuses())
+    assert any(status.name == "stale" and status.unavailable for status in list_backend_statuses())
 
 
 def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):
-    monkeypatch.setattr(discovery, "entry_points", lambda group: [])
+    monkeypatch.setattr(discovery, "find_entry_points", lambda group: [])
     with pytest.raises(UsageError, match=r"not installed.*pip install -e \."):
         find_registered(discovery.BACKENDS)
 

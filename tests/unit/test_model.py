@@ -12,7 +12,7 @@ from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import Preset, Request
 from mamf.operations.model.operation import PHASES, SIZES, ModelProblem, ModelShape
-from mamf.plugins.discovery import make_kernel, operation
+from mamf.plugins.discovery import make_kernel, make_operation
 from mamf.report.kernels import part_table
 from mamf.testing import SimulatedModel
 
@@ -99,9 +99,9 @@ def test_what_is_no_model_is_said_in_a_line(fields):
     ],
 )
 def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, architectures):
-    model = operation("model")
+    model = make_operation("model")
     request = Request(model, fields=fields, preset=model.presets()[size] if size else Preset())
-    assert [problem.architecture for problem in request.problems(backend)] == architectures
+    assert [problem.architecture for problem in request.make_problems(backend)] == architectures
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -109,7 +109,7 @@ def test_a_simulated_step_has_its_columns(backend, phase):
     problem, shape = ModelProblem(phase=phase), SHAPE
     row = measured(backend, problem, shape, Sustained)
     assert row.ok, row.reason
-    columns = operation("model").columns(row)
+    columns = make_operation("model").columns(row)
     assert columns["tokens/s"] == pytest.approx(SHAPE.tokens / row.seconds, abs=1)
     assert columns["parameters"] == problem.parameters(shape)
     assert row.rate("mean") == pytest.approx(problem.flop(shape) / row.seconds / 1e12)
@@ -161,14 +161,14 @@ def test_the_time_that_a_first_launch_compiles_outlasts_no_burst(backend):
 
 
 def test_a_kernel_is_named_with_its_attention(backend):
-    model = operation("model")
+    model = make_operation("model")
     assert make_kernel(model, "torch").name == "torch[sdpa]"
     assert make_kernel(model, "compiled[eager]").name == "compiled[eager]"
     assert make_kernel(model, "torch[sdpa-math]").unavailable(backend).reason
     with pytest.raises(UnknownNameError, match="attention kernel 'sdpa-flesh'"):
         make_kernel(model, "torch[sdpa-flesh]")
     with pytest.raises(UsageError, match="takes no argument in brackets"):
-        make_kernel(operation("bandwidth"), "torch[sdpa]")
+        make_kernel(make_operation("bandwidth"), "torch[sdpa]")
 
 
 @pytest.mark.parametrize("size", SIZES)

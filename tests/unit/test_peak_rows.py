@@ -12,7 +12,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
 from mamf.peaks import compute_max_flops, find_bandwidth, find_peak, read_named_devices
-from mamf.plugins.discovery import operation
+from mamf.plugins.discovery import make_operation
 
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
 #: Devices whose name needs the compute units: the driver's name and the units, by how the name in peaks.csv starts.
@@ -98,8 +98,8 @@ def test_an_unverified_bandwidth_bounds_nothing():
     assert find_bandwidth("NVIDIA H200", is_verified_only=True) == pytest.approx(4.8e12)
     tpu = DeviceInfo("x", 0, "TPU v6 lite", "x", cache_bytes=2**20)
     shape = BandwidthShape(2**30)
-    assert operation("bandwidth").fastest_possible(tpu, BandwidthProblem(), shape) is None
-    assert operation("bandwidth").fastest_possible(replace(tpu, name="NVIDIA H200"), BandwidthProblem(), shape)
+    assert make_operation("bandwidth").fastest_possible(tpu, BandwidthProblem(), shape) is None
+    assert make_operation("bandwidth").fastest_possible(replace(tpu, name="NVIDIA H200"), BandwidthProblem(), shape)
 
 
 # -- what no device exceeds --------------------------------------------------------------------------------------------

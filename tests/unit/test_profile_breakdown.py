@@ -6,7 +6,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.profiling.log import read_profile_or_none, write_profile
-from mamf.profiling.profile import MODULE, make_profile
+from mamf.profiling.profile import MODULE_PREFIX, make_profile
 from mamf.profiling.traces import Event, Trace
 
 BFLOAT16 = ["c10::BFloat16"] * 2
@@ -16,7 +16,7 @@ def product(begun, *callers, a=(64, 32), b=(32, 50), name="aten::mm", forward=No
     """A kernel of 1 s, launched by a product within ranges of modules, the outermost first; and all of these."""
     events, parent = [], None
     for caller in callers:
-        parent = Event(f"{MODULE}{caller}", "annotation", begun, begun + 1, parent=parent)
+        parent = Event(f"{MODULE_PREFIX}{caller}", "annotation", begun, begun + 1, parent=parent)
         events.append(parent)
     if forward:
         parent = Event(

@@ -13,7 +13,7 @@ from mamf.contribution import known_ceilings
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.traces import length, merge_intervals
+from mamf.profiling.traces import merge_intervals, sum_lengths
 
 TRAINING = """
 import sys, torch
@@ -101,7 +101,7 @@ def seconds_of_products(trace):
 
     products = times("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
     others = [*times("aten::scaled_dot_product_attention", "aten::copy_", "aten::clone", "aten::add_")]
-    return length(merge_intervals([*products, *others])) - length(merge_intervals(others))
+    return sum_lengths(merge_intervals([*products, *others])) - sum_lengths(merge_intervals(others))
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_an_error_of_the_profiler_ends_no_script(script, monkeypatch, capsys):
     def fail(**options):
         raise RuntimeError("another profiler\nis at work")
 
-    monkeypatch.setattr("mamf.profiling.running.torch_profiler", fail)
+    monkeypatch.setattr("mamf.profiling.running.make_torch_profiler", fail)
     assert main([*SHORTLY, script(f"{TINY}\nprint('went on')")]) == 1
     output = capsys.readouterr()
     assert output.out == "went on\n"

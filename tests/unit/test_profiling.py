@@ -17,7 +17,7 @@ from mamf.profiling.classes import CLASSES, COMMUNICATION, compute_shares
 from mamf.profiling.flops import count_flop
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import make_profile
-from mamf.profiling.traces import Event, Trace, find_gaps, length, merge_intervals, read_trace
+from mamf.profiling.traces import Event, Trace, find_gaps, merge_intervals, read_trace, sum_lengths
 
 STEP = 60
 TICKS = st.integers(0, STEP)
@@ -39,7 +39,7 @@ def grouped(events):
 def test_each_instant_counts_for_one_class_and_for_communication_last(by_class):
     found = compute_shares(by_class)
     covered = merge_intervals(interval for intervals in by_class.values() for interval in intervals)
-    assert sum(share.visible for share in found.values()) + length(find_gaps(covered, 0, STEP)) == STEP
+    assert sum(share.visible for share in found.values()) + sum_lengths(find_gaps(covered, 0, STEP)) == STEP
     ticks = {name: {tick for low, high in each for tick in range(low, high)} for name, each in by_class.items()}
     for name, share in found.items():
         assert share.visible + share.hidden == len(ticks[name])
@@ -336,7 +336,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
 def test_how_certain_idle_is(profile, took, said):
     timed = replace(profile, unprofiled_step_seconds=took)
     assert said in render_profile("table", "x", timed)
-    assert timed.seconds_of(IDLE) == pytest.approx(0 if took else 1.7e-4)
+    assert timed.get_visible_seconds(IDLE) == pytest.approx(0 if took else 1.7e-4)
 
 
 def test_a_class_above_its_sustained_ceiling_says_why(tmp_path):

@@ -127,7 +127,7 @@ def row_of(kind, **options):
 
 
 def rate(clock_hz, shape=SHAPE):
-    return SimulatedBackend()._flop_per_cycle(shape) * clock_hz / 1e12
+    return SimulatedBackend()._compute_flop_per_cycle(shape) * clock_hz / 1e12
 
 
 def coverage(rows):

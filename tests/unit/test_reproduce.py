@@ -39,12 +39,12 @@ def installed(monkeypatch):
         discovery.KERNELS: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
         discovery.ATTENTION_KERNELS: {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
     }
-    others = discovery.entry_points
+    others = discovery.find_entry_points
 
     def points(group):
         return [*others(group=group), *(EntryPoint(*each, group) for each in own.get(group, {}).items())]
 
-    monkeypatch.setattr(discovery, "entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", points)
 
 
 @pytest.fixture(autouse=True)

@@ -33,8 +33,8 @@ class TwoStates(SimulatedBackend):
         if seconds >= 0.3 and self.is_capped:
             self._slower = self.random.choice((1.0, 1.013))
 
-    def _time_factor(self):
-        return super()._time_factor() * (self._slower if self.is_capped else 1.0)
+    def _compute_time_factor(self):
+        return super()._compute_time_factor() * (self._slower if self.is_capped else 1.0)
 
 
 class Swinging(SimulatedBackend):
@@ -47,9 +47,9 @@ class Swinging(SimulatedBackend):
             self.loaded_from = moment
         return super()._idle_until(moment)
 
-    def _time_factor(self):
+    def _compute_time_factor(self):
         loaded = self.device_time - self.loaded_from
-        return super()._time_factor() * (1 + 0.04 * math.exp(-loaded / 3) * math.sin(2 * math.pi * loaded))
+        return super()._compute_time_factor() * (1 + 0.04 * math.exp(-loaded / 3) * math.sin(2 * math.pi * loaded))
 
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
@@ -67,7 +67,7 @@ def rate_of(backend, seconds, **changed):
         setattr(regime, name, value)
     pool, shape = backend.operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
     row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(seconds=0.0))
-    return row.best_rate, regime.visit_took
+    return row.best_rate, regime.last_visit_seconds
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.9, 3.3, 3.8, 4.8, math.inf])
@@ -76,7 +76,7 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
     steady, _ = rate_of(SimulatedBackend(), math.inf)
     rate, took = rate_of(backend, seconds)
     assert rate == pytest.approx(steady, rel=0.004)
-    assert took <= max(seconds, Sustained.shortest_anew(backend))
+    assert took <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend))
     assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
 
 
@@ -89,7 +89,7 @@ def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, s
     for loaded in (regime.visit_seconds, regime.anew.settling_seconds):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999
-    assert regime.visit_takes <= max(seconds, Sustained.shortest_anew(backend)) + 1e-9
+    assert regime.fixed_visit_seconds <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend)) + 1e-9
 
 
 def confirmed_rows(seed, kernel=None):

@@ -45,7 +45,7 @@ class Callback(MeteredCallback):
         self.training.step()
 
     def figures(self):
-        return {name: pytest.approx(each, rel=1e-3) for name, each in self.training.figures().items()}
+        return {name: pytest.approx(each, rel=1e-3) for name, each in self.training.compute_figures().items()}
 
 
 def trained(batch, *, module=None, steps=2, passes=1, work=lambda: None, **options):
@@ -125,7 +125,7 @@ def test_batches_of_other_sizes_are_counted_until_their_lengths_are_known():
     for rows, length in [(4, 100), (2, 100), (4, 400), (4, 200), (2, 300), (1, 400)]:
         sound = torch.zeros(rows, length)
         callback.train({"input_values": sound}, work=lambda sound=sound: work(sound))
-        seen.append(callback.training.figures().get("tflops", 0) * 1e12)
+        seen.append(callback.training.compute_figures().get("tflops", 0) * 1e12)
         right.append(counted(lambda sound=sound: work(sound)))
     # Two were counted, in place of being metered.
     assert seen == [pytest.approx(flop, rel=1e-3) for flop in (0, right[1], 0, *right[3:])]

@@ -18,9 +18,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import backend_statuses
+    from mamf.plugins.discovery import list_backend_statuses
 
-    statuses = backend_statuses()
+    statuses = list_backend_statuses()
     width = max(len(status.name) for status in statuses)
     for status in statuses:
         if status.unavailable is not None:

@@ -55,11 +55,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _operation(options: argparse.Namespace) -> AnyOperation:
     from mamf.logs.run_log import read_run_log
-    from mamf.plugins.discovery import find_operation, operation
+    from mamf.plugins.discovery import find_operation, make_operation
 
     options.kernel = options.kernel or None
     if options.operation:
-        return operation(options.operation)
+        return make_operation(options.operation)
     if options.kernel:
         return find_operation(options.kernel[0])
     if options.resume is None:
@@ -67,7 +67,7 @@ def _operation(options: argparse.Namespace) -> AnyOperation:
     plan = read_run_log(options.resume).plan
     if plan.is_search:
         raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
-    return operation(plan.operation)
+    return make_operation(plan.operation)
 
 
 class CountersSession(Session):

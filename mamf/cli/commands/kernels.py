@@ -30,11 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import OPERATIONS, find_registered, open_backend, operation
+    from mamf.plugins.discovery import OPERATIONS, find_registered, make_operation, open_backend
     from mamf.report.document import Document, Lines
 
     if options.operation:
-        operation(options.operation)  # report an unknown name before a device is opened
+        make_operation(options.operation)  # report an unknown name before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
     names = [options.operation] if options.operation else sorted(find_registered(OPERATIONS), key=_place)
     head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
@@ -48,12 +48,12 @@ def _place(name: str) -> tuple[int, str]:
 
 def kernels_of(name: str, backend: Backend) -> Block:
     """Return a table of the kernels of an operation, or the reason why the operation cannot be loaded."""
-    from mamf.plugins.discovery import operation, registered_kernel_names
+    from mamf.plugins.discovery import list_kernel_names, make_operation
     from mamf.report.document import Lines, text_table
 
     try:
-        of = operation(name)
-        rows = [(each, _availability(of, each, backend)) for each in registered_kernel_names(of)]
+        of = make_operation(name)
+        rows = [(each, _availability(of, each, backend)) for each in list_kernel_names(of)]
     except MamfError as error:
         return Lines([str(error)], f"{name}:")
     return replace(text_table(("kernel", "on this device"), rows), title=f"{name}:")

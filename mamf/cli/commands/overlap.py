@@ -83,12 +83,12 @@ def run(options: argparse.Namespace) -> int:
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES
     from mamf.operations.overlap import TIMED, Pair
-    from mamf.plugins.discovery import first_backend_name, load_backend_class, open_backend
+    from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
     step = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step) == 1 or not all(0 < each < math.inf for each in step):
         raise UsageError("--flop and --bytes describe one step: give both, each above 0")
-    own, name = find_rank_place(os.environ), options.backend or first_backend_name()
+    own, name = find_rank_place(os.environ), options.backend or find_first_backend()
     count = load_backend_class(name).device_count()
     beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
     collectives = [each for each in beside if each in COLLECTIVES]
@@ -122,7 +122,7 @@ def ranked(run: OverlapStrategy, own: RankPlace | None) -> Iterator[Measurement]
         yield from run.results()
         return
     with join_group(own, run.backend, _PATIENCE_SECONDS):
-        run.of_all = gather_all
+        run.gather_from_ranks = gather_all
         run.cells, run.seconds, run.budget_seconds = gather_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 

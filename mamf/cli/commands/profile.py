@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     import tempfile
 
     from mamf.machine.environment import quote_command_line
-    from mamf.profiling.running import Program, rank
+    from mamf.profiling.running import Program, get_rank
 
     options.command_line = quote_command_line()  # sys.argv will be the script's
     if options.source is not None:
@@ -113,11 +113,11 @@ def run(options: argparse.Namespace) -> int:
     # Take the script's arguments as typed: the underscores in mamf's options were replaced.
     name, *arguments = options.typed[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
-    program.require()
+    program.check_exists()
     if options.ranks == "all" and options.output is None:
         raise UsageError("--ranks all needs --output FOLDER")
-    if rank() and options.ranks == "first" and not options.stop:
-        with program.in_place():
+    if get_rank() and options.ranks == "first" and not options.stop:
+        with program.prepare_interpreter():
             return program.run()
     options.output, options.trace, options.memory = (_place(options, name) for name in ("output", "trace", "memory"))
     folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which a forked child would remove at its exit
@@ -133,13 +133,13 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
     Raises UsageError before the script runs for hours. The path is absolute because a script may change its folder.
     """
     from mamf.profiling.log import get_rank_log
-    from mamf.profiling.running import rank
+    from mamf.profiling.running import get_rank
 
     path: Path | None = getattr(options, option)
     if path is not None and option == "output" and options.ranks == "all":
         make_folder(path, "; choose another folder for --output")
-        path = get_rank_log(path, rank())
-    elif path is None or rank():
+        path = get_rank_log(path, get_rank())
+    elif path is None or get_rank():
         return None
     if path.exists():
         raise UsageError(f"{path} already exists: choose another file for --{option}")
@@ -171,10 +171,10 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
     ranges = ModuleRanges(lambda: resolve_backend(_device(options))) if options.nvtx else None
-    spans = ModuleRanges(lambda: make_ranges(memory.span)) if memory else None
+    spans = ModuleRanges(lambda: make_ranges(memory.record_span)) if memory else None
     watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(make_trace_ranges)) if each is not None]
     profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
-    if running.rank() and options.ranks == "first":  # this rank only has to end when the first one does
+    if running.get_rank() and options.ranks == "first":  # this rank only has to end when the first one does
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # report wrong logs before the script runs
         _ceilings(options)
@@ -188,7 +188,7 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
         if trace is None and printed.exists():
             return  # a process that the script forked has printed its profile
         if trace is None:
-            raise NothingProfiledError(profiler.explain_nothing(options.calls), code)
+            raise NothingProfiledError(profiler.explain_no_profile(options.calls), code)
         with running.restore_device(), contextlib.redirect_stdout(terminal):
             profile = make_profile(trace, _ceilings(options, trace.is_of_device), profiler.unprofiled_step_seconds)
             profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
@@ -211,15 +211,15 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
 
 def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
     """Write the log, and print the report on the first rank. ``name``: the script's file name."""
-    from mamf.profiling.log import profile_document, write_profile
-    from mamf.profiling.running import rank
+    from mamf.profiling.log import make_profile_document, write_profile
+    from mamf.profiling.running import get_rank
 
     if options.output:
         path = write_profile(options.output, options.command_line, name, profile)
         if path != options.output:
             warn(f"another program created {options.output} meanwhile: the profile is in {path}")
-    if not rank():
-        print_document(options, profile_document(name, profile, options.top))
+    if not get_rank():
+        print_document(options, make_profile_document(name, profile, options.top))
         if options.ranks == "all":
             say(f"all ranks: mamf show {options.output.parent}", note_stream(options))
         stdout().flush()
@@ -231,7 +231,7 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
     The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
     a log has no sustained ceiling.
     """
-    from mamf.ceilings.ceiling import given_ceiling
+    from mamf.ceilings.ceiling import mark_as_given
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
@@ -242,7 +242,7 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
         if SUSTAINED not in log.ceilings:
             known = f"it has: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({known}); measure one with 'mamf find'")
-        given |= {key: given_ceiling(each) for key, each in log.all_ceilings.items()}
+        given |= {key: mark_as_given(each) for key, each in log.all_ceilings.items()}
     return lambda dtype: find_rate(given, dtype, SUSTAINED)
 
 

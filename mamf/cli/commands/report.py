@@ -33,14 +33,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import as_file
-    from mamf.machine.environment import no_garbage_collection
+    from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.report import make_report
     from mamf.report.charts.picture import exists
     from mamf.report.page import render_page
 
     if options.output.exists() and not options.overwrite:
         raise exists(options.output)
-    with ExitStack() as opened, no_garbage_collection():
+    with ExitStack() as opened, disable_garbage_collection():
         paths = [path if path.is_dir() else opened.enter_context(as_file(path)) for path in options.logs]
         page = render_page(make_report(paths))
     (write_atomically if options.overwrite else create_atomically)(options.output, page)

@@ -138,17 +138,17 @@ def _operation_of(kernel: str, shape: str) -> AnyOperation:
     Raises UsageError if no operation reads the shape, and UnknownNameError if none of those that do has the kernel.
     """
     from mamf.cli.planning import AnyOperation
-    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, operation, registered_kernel_names
+    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, list_kernel_names, make_operation
 
     readers, names = list[AnyOperation](), set[str]()
-    for of in map(operation, find_registered(OPERATIONS)):
+    for of in map(make_operation, find_registered(OPERATIONS)):
         with suppress(UsageError):
             of.parse_shape(shape)
             readers.append(of)
     for of in readers:
-        if is_path(kernel) or kernel.partition("[")[0] in registered_kernel_names(of):
+        if is_path(kernel) or kernel.partition("[")[0] in list_kernel_names(of):
             return of
-        names |= {*registered_kernel_names(of)}
+        names |= {*list_kernel_names(of)}
     if not readers:
         raise UsageError(f"no operation has a shape {shorten(shape)!r}")
     raise UnknownNameError("kernel", kernel, names)
@@ -161,13 +161,13 @@ class ReproduceSession(Session):
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
         from mamf.operation import Request
-        from mamf.plugins.discovery import operation
+        from mamf.plugins.discovery import make_operation
 
         if resumed:  # the log contains the claims
             name = resumed.log.plan.operation
         else:
             name, self.asked, self.source = _read_claims(options)
-        super().__init__(Request(operation(name)), options, interruption, resumed)
+        super().__init__(Request(make_operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """Open the kernels of the claims that can run here; return each with its name."""
@@ -201,9 +201,9 @@ class ReproduceSession(Session):
 
         Nothing is imported only because a log names it: the user must give paths with --kernel.
         """
-        from mamf.plugins.discovery import choose_kernels, is_path, registered_kernel_names
+        from mamf.plugins.discovery import choose_kernels, is_path, list_kernel_names
 
-        if is_path(name) or name.partition("[")[0] not in registered_kernel_names(self.of):
+        if is_path(name) or name.partition("[")[0] not in list_kernel_names(self.of):
             path = name if is_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
             return None

@@ -186,11 +186,11 @@ def run_table(options: argparse.Namespace) -> int:
 
 
 def run_site(options: argparse.Namespace) -> int:
-    from mamf.machine.environment import no_garbage_collection
+    from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.site import INDEX, build_site
     from mamf.report.document import counted
 
-    with no_garbage_collection():
+    with disable_garbage_collection():
         data = build_site(_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
     say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")
@@ -199,9 +199,9 @@ def run_site(options: argparse.Namespace) -> int:
 
 def _contributed_file(root: Path) -> Path:
     """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
-    from mamf.peaks import CONTRIBUTED
+    from mamf.peaks import CONTRIBUTED_FILE
 
-    return root.parent / "mamf" / CONTRIBUTED
+    return root.parent / "mamf" / CONTRIBUTED_FILE
 
 
 def _folder(path: Path, advice: str = ", or name it with --results") -> Path:

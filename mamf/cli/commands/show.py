@@ -52,10 +52,10 @@ def _folder_document(folder: Path) -> Document:
     """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
     from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
     from mamf.node.verdict import judge, node_document
-    from mamf.profiling.log import find_rank_logs, ranks_document, read_rank_logs
+    from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
-        return ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
+        return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
     not_together, devices = read_nodes([folder])
     return node_document(devices, judge(devices, contributed_baseline(devices)), not_together)
 
@@ -64,7 +64,7 @@ def document_of(path: Path, options: argparse.Namespace) -> Document:
     """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
     from mamf.cli.reading import read_log, reading
     from mamf.logs.legacy import read_legacy_or_none
-    from mamf.profiling.log import profile_document, read_profile_or_none
+    from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import finder_document
 
     with reading([path]) as seen:
@@ -72,14 +72,14 @@ def document_of(path: Path, options: argparse.Namespace) -> Document:
     if imported:
         return finder_document(imported, options.top)
     if (profiled := read_profile_or_none(path)) is not None:
-        return profile_document(*profiled, options.top)
+        return make_profile_document(*profiled, options.top)
     return _document_of_run(read_log(path), options)
 
 
 def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import View
-    from mamf.kinds.registry import kind_of
+    from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_same_card
     from mamf.operations.unknown import operation_called
     from mamf.profiling.counters.report import counters_document
@@ -94,4 +94,4 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
         require_same_card(log, roofs)
     if log.counter_records:
         return counters_document(log)
-    return kind_of(log.plan).document(log, View(options.top, roofs))
+    return get_kind(log.plan).document(log, View(options.top, roofs))

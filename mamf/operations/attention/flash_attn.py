@@ -11,7 +11,7 @@ import torch
 
 from mamf.backend import Backend
 from mamf.errors import UnsupportedError
-from mamf.machine.environment import package_version
+from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     AbsentError,
@@ -144,7 +144,7 @@ class FlashAttention4(_FlashAttention):
     def load(self) -> Any:
         # flash-attn 2.8 includes an early copy of this module that needs other packages. __version__ does not tell them
         # apart.
-        if package_version(self.distribution) is None:
+        if get_package_version(self.distribution) is None:
             raise ModuleNotFoundError(f"no {self.distribution}", name=self.module)
         return importlib.import_module(self.module)
 

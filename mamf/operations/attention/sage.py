@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.machine.environment import package_version
+from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, output_of
 
@@ -45,7 +45,7 @@ class _Sage(QuantizedAttention):
         # Both releases have a function ``sageattn``. Only the second also has a function for each kernel.
         release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
         if release != self.release:
-            found = package_version(self.distribution) or f"{release}.x"
+            found = get_package_version(self.distribution) or f"{release}.x"
             raise AbsentError(f"the installed sageattention is {found}")
         self.require_built()
         return module.sageattn

@@ -20,7 +20,7 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import get_first_line
 from mamf.kernel import Prepared, Verdict
-from mamf.machine.environment import package_version
+from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
     Distance,
     block_structured,
@@ -353,7 +353,7 @@ class Library:
 
     def version(self) -> str | None:
         """Return the distribution and its version, or None if it is not installed."""
-        version = package_version(self.distribution)
+        version = get_package_version(self.distribution)
         return f"{self.distribution} {version}" if version else None
 
     def runs_on(self, capability: Capability) -> bool:

@@ -26,7 +26,7 @@ from mamf.operations.matmul.shapes import (
     ProductShapeT,
 )
 from mamf.plans import CLASSIC, KERNEL_REGIMES
-from mamf.plugins.discovery import choose_kernels, is_path, make_kernel, registered_kernels, skip_if_broken
+from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
 
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
 # have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
@@ -187,7 +187,7 @@ def _find_usable(
 ) -> list[tuple[MatmulKernel, str | None]]:
     """Return the available kernels that are wanted, each with why it does not support this problem, or None."""
     found: list[tuple[MatmulKernel, str | None]] = []
-    kernels: Any = registered_kernels(Matmul())
+    kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
         with skip_if_broken():
             if is_wanted(each) and each.unavailable(backend) is None:

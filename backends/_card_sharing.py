@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from mamf.backend import LEADER, Advice
+from mamf.backend import LEADER_PID_VARIABLE, Advice
 
 _MIG_SLICE = re.compile(r"\bMIG \S+")
 _VGPU_MODE = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
@@ -70,13 +70,13 @@ def count_other_processes(sensors: Any) -> int | None:
     pids, kin = {process.pid for process in processes}, _find_pids_of_run()
     if os.getpid() in pids:
         return len(pids - kin)
-    return max(0, len(pids) - (2 if LEADER in os.environ else 1))
+    return max(0, len(pids) - (2 if LEADER_PID_VARIABLE in os.environ else 1))
 
 
 def _find_pids_of_run() -> set[int]:
     """Return the pids of this process and of all others in the same run of mamf."""
     kin = {os.getpid()}
-    if leader := os.environ.get(LEADER):
+    if leader := os.environ.get(LEADER_PID_VARIABLE):
         with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
             kin.add(int(leader))
             kin |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}

@@ -21,7 +21,7 @@ from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class
 from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
 Answer = TypeVar("Answer")
-_NAME = "accelerator"
+_BACKEND_NAME = "accelerator"
 #: Functions whose name in torch.accelerator differs from that in torch.cuda, which vendors use.
 _GENERIC_NAMES = {
     "current_device": "current_device_index",
@@ -87,7 +87,7 @@ class HostFilledPool(TorchOperandPool):
 
 
 class AnyAcceleratorBackend(StreamedBackend):
-    name = _NAME
+    name = _BACKEND_NAME
     is_generic = True
 
     @classmethod
@@ -119,7 +119,7 @@ class AnyAcceleratorBackend(StreamedBackend):
     @classmethod
     def find_adapter(cls, device_type: str) -> str | None:
         """Return the name of an available backend for this device type, or None."""
-        for name in find_registered(BACKENDS).keys() - {_NAME}:
+        for name in find_registered(BACKENDS).keys() - {_BACKEND_NAME}:
             try:
                 other = load_backend_class(name)
                 if getattr(other, "device_type", None) == device_type and other.unavailable() is None:

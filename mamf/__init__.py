@@ -16,7 +16,7 @@ from typing import Any
 
 from mamf.measurement import Tabular
 
-_HOMES = {
+_MODULE_BY_NAME = {
     # measuring
     "CeilingSearch": "mamf.api.measuring",
     "Rows": "mamf.api.measuring",
@@ -88,7 +88,7 @@ _HOMES = {
     "UnsupportedError": "mamf.errors",
     "UsageError": "mamf.errors",
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULE_BY_NAME)
 
 
 def __getattr__(name: str) -> Any:
@@ -96,19 +96,19 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("mamf")
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'mamf' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 
 
-def _render(shown: Tabular) -> str:
+def _render_as_html(shown: Tabular) -> str:
     """Render an object as html for a notebook. This imports the report modules, on first use."""
-    from mamf.kinds.notebook import html_of
+    from mamf.kinds.notebook import render_html
 
-    return html_of(shown)
+    return render_html(shown)
 
 
-Tabular.render = staticmethod(_render)
+Tabular.render = staticmethod(_render_as_html)
 
 
 def __dir__() -> list[str]:

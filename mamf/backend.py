@@ -24,9 +24,9 @@ from mamf.dtypes import DTYPES
 SIMULATED = "simulated"
 MIB = 2**20
 #: Environment variable of processes that mamf starts: the pid of the one that leads them. It may hold the device, idle.
-LEADER = "MAMF_LEADER_PID"
+LEADER_PID_VARIABLE = "MAMF_LEADER_PID"
 # In a device's name, before the ways in which its card is shared.
-_SHARED = " (shared: "
+_SHARED_MARK = " (shared: "
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
     It is the name of no whole card, so it has no peak, and neither ceilings nor tables mix the two.
     """
     found = dict.fromkeys([*parse_sharing(name), *ways])
-    return f"{name.partition(_SHARED)[0]}{_SHARED}{', '.join(found)})" if found else name
+    return f"{name.partition(_SHARED_MARK)[0]}{_SHARED_MARK}{', '.join(found)})" if found else name
 
 
 def parse_sharing(name: str) -> tuple[str, ...]:
     """Return the ways in which a device of this name shares its card; empty for a whole card."""
-    ways = name.partition(_SHARED)[2].removesuffix(")")
+    ways = name.partition(_SHARED_MARK)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
 
 

@@ -22,7 +22,7 @@ class Scaling:
     columns: int | None
     dtype: str = "float32"
 
-    def count(self, rows: int, k: int) -> int:
+    def count_scales(self, rows: int, k: int) -> int:
         """Return the number of scales of an operand with this many rows of K values."""
         return -(-rows // self.rows) * (1 if self.columns is None else -(-k // self.columns))
 
@@ -35,7 +35,7 @@ class Format:
     b: Scaling
     values_per_byte: int = 1
 
-    def scaling(self, operand: str) -> Scaling:
+    def get_scaling(self, operand: str) -> Scaling:
         """Return the scaling of operand ``a`` or ``b``."""
         return self.a if operand == "a" else self.b
 
@@ -84,7 +84,7 @@ class DType:
     format: Format | None = None
 
 
-_ALL = (
+_DTYPE_TABLE = (
     DType("bfloat16", 2, "bfloat16", "bf16", 8e-3),
     DType("float16", 2, "float16", "fp16", 1e-3),
     DType("float32", 4, "float32", "fp32", 1e-5),
@@ -107,7 +107,7 @@ _ALL = (
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),
 )
-DTYPES = {dtype.name: dtype for dtype in _ALL}
+DTYPES = {dtype.name: dtype for dtype in _DTYPE_TABLE}
 OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8"))
 #: Dtypes whose operands are quantized and have scales.
 FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.format)

@@ -132,19 +132,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 #: Exceptions that end a run wherever they are raised. While the command line handles signals, the first is Interrupted.
-ENDING: list[type[BaseException]] = [KeyboardInterrupt]
+ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
-def plugin_errors() -> tuple[type[BaseException], ...]:
-    """Return what ``except plugin_errors():`` catches: everything, even SystemExit, except what is in ENDING."""
-    return () if isinstance(sys.exc_info()[1], tuple(ENDING)) else (BaseException,)
+def get_plugin_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that an ``except`` clause catches from a plugin: all, even SystemExit, except those in
+    ENDING_EXCEPTIONS.
+    """
+    return () if isinstance(sys.exc_info()[1], tuple(ENDING_EXCEPTIONS)) else (BaseException,)
 
 
 def get_first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, shortened, because vendors' messages can fill pages."""
     try:
         lines = str.strip(str(error)).splitlines()
-    except plugin_errors():
+    except get_plugin_errors():
         lines = ["its message cannot be read"]
     return lines[0].strip()[:_MAX_LINE_LENGTH] if lines else type(error).__name__
 
@@ -162,7 +164,7 @@ MAX_SEED = 2**63 - 1
 #: The largest run log; its longest line (half a million samples), because a record takes several times its length in
 #: memory; and the deepest nesting of objects.
 MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTED = 512 << 20, 16 << 20, 32
-TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
+LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
 _MAX_DIGITS = len(str(MAX_SEED))
 #: The most steps (combinations of kernel, problem, shape and regime) of a run.
 MAX_STEPS = 1_000_000
@@ -299,11 +301,11 @@ FORMATS = ("table", "csv", "json", "markdown", "html")
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 #: Tools in whose format measured roofs can be written.
-EXPORTS = ("tracelens",)
+EXPORT_FORMATS = ("tracelens",)
 #: A row that is slower by more than this share counts as a regression.
 DEFAULT_TOLERANCE = 0.01
 #: A device that shares a run counts as hung after this many silent seconds; compiling a kernel can take minutes.
-PATIENCE_SECONDS = 300.0
+MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: Exit codes of the verdict on a node.
 VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

@@ -94,7 +94,7 @@ class Parameter:
             require_known((self.name.replace("_", " "), value, self.choices))
         return value
 
-    def values_of(self, given: Any) -> tuple[Any, ...]:
+    def parse_values(self, given: Any) -> tuple[Any, ...]:
         """Return the values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
         several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
         return tuple(self.parse(str(each)) if self.read or isinstance(each, str) else each for each in several)
@@ -392,7 +392,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 class Request:
     """What to measure of an operation: shapes or values of sizes, and values of fields. Each replaces the preset's."""
 
-    of: Operation[Any, Any]
+    operation: Operation[Any, Any]
     shapes: Sequence[Any] = ()
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -403,20 +403,22 @@ class Request:
         """Whether the request names shapes or sizes. If not, it means the operation's default shapes."""
         return bool(self.shapes or self.sizes or self.preset.shapes or self.preset.sizes)
 
-    def problems(self, backend: Backend) -> tuple[Any, ...]:
+    def make_problems(self, backend: Backend) -> tuple[Any, ...]:
         """Every combination of the fields, with the device's defaults. Raises UsageError."""
         others = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
         base = {name: values[0] for name, values in self.preset.fields.items()}
         chosen = [{**base, **each} for each in combine_values(others)]
-        asked = (self.of.complete(preset, given) for preset in chosen for given in combine_values(self.fields))
-        return tuple(dict.fromkeys(self.of.problem_for(backend, each) for each in asked))
+        asked = (self.operation.complete(preset, given) for preset in chosen for given in combine_values(self.fields))
+        return tuple(dict.fromkeys(self.operation.problem_for(backend, each) for each in asked))
 
-    def labeled_shapes(self, backend: Backend) -> dict[Any, str]:
+    def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
         """Return the shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
         if whole := self.preset.shapes or dict.fromkeys(self.shapes, ""):
             return dict(whole)
         sizes = {**self.preset.sizes, **self.sizes}
-        return dict.fromkeys(self.of.shapes_of(sizes, backend) if sizes else self.of.default_shapes(backend), "")
+        return dict.fromkeys(
+            self.operation.shapes_of(sizes, backend) if sizes else self.operation.default_shapes(backend), ""
+        )
 
 
 def make_operation_plan(

@@ -22,7 +22,7 @@ from mamf.measurement import DATASHEET, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
 #: The file of confirmed ceilings in this package, which ``mamf results table`` writes.
-CONTRIBUTED = "contributed.csv"
+CONTRIBUTED_FILE = "contributed.csv"
 
 # Headroom above the datasheet's peak if its clock is not listed: boards run faster than their datasheet (an RTX 4090
 # reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
@@ -33,7 +33,7 @@ _HEADROOM_KNOWN_CLOCK = 1.02
 # compute_max_flops_at_clock).
 HEADROOM_OF_READ_CLOCK, HEADROOM_OF_FALLING_CLOCK = 1.02, 1.10
 # No device is faster in float64 than in float32.
-_BOUNDED_BY = {"fp64": "fp32"}
+_BOUNDING_DTYPES = {"fp64": "fp32"}
 # FLOP per cycle and unit are multiples of 16; a datasheet's rounding may shift them by 0.5 %.
 _FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
 # Upper bounds for a CPU core: FLOP per cycle, and clock. Two 512-bit FMA units do 32 FLOP in float64 and 64 in float32;
@@ -203,7 +203,7 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
     higher peak is the bound.
     """
     own, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
-    for name in (own, _BOUNDED_BY.get(own, own)):
+    for name in (own, _BOUNDING_DTYPES.get(own, own)):
         listed = (_find_first_peak(rows, each) for each in (name, f"{name}_acc16"))
         if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
             return max(verified, key=lambda peak: peak.flops)
@@ -315,7 +315,7 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
             lowest=float(row["lowest"]),
             **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
         )
-        for row in read_packaged_rows(CONTRIBUTED)
+        for row in read_packaged_rows(CONTRIBUTED_FILE)
     )
 
 

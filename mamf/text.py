@@ -19,7 +19,7 @@ _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 # GitHub markup at any position. Plain addresses stay as they are.
-_INLINE = re.compile(
+_INLINE_MARKUP = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
     r"|\*(?=\S)"  # an emphasis that is never opened needs no escape at its end
     r"|(?<![^\W_])_+|_+(?![^\W_])"  # within a word it is no markup
@@ -27,8 +27,8 @@ _INLINE = re.compile(
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 # A heading, quotation, list, rule or link definition.
-_MARKED = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
-_BEGINS_BLOCK = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
+_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
+_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
@@ -48,7 +48,7 @@ class Link(str):
 
 def strip_markup(text: str) -> str:
     """``text`` as people read it: if it is Markup, without links, escapes and emphasis."""
-    return _MARKED.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
+    return _MARKUP.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
 
 
 def escape_invisible(text: str) -> str:
@@ -97,10 +97,10 @@ def escape_markdown(text: str) -> str:
     """``text`` escaped for use within a line of markdown, such as a cell or part of a heading."""
     if isinstance(text, Markup):
         return text
-    escaped = _INLINE.sub(lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible(text))
+    escaped = _INLINE_MARKUP.sub(lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible(text))
     return _ENTITY.sub("&amp;", escaped).replace("<", "&lt;")
 
 
 def escape_markdown_line(text: str) -> str:
     """``text`` escaped as a whole line of markdown that starts no block."""
-    return text if isinstance(text, Markup) else _BEGINS_BLOCK.sub(lambda found: f"{found[0]}\\", escape_markdown(text))
+    return text if isinstance(text, Markup) else _BLOCK_START.sub(lambda found: f"{found[0]}\\", escape_markdown(text))

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import LEADER
+from mamf.backend import LEADER_PID_VARIABLE
 from mamf.cli.progress import Phases, heard_by
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import command_of
@@ -39,11 +39,11 @@ from mamf.errors import (
     UnsupportedError,
     UsageError,
     describe_error,
-    plugin_errors,
+    get_plugin_errors,
 )
 from mamf.files import make_folder
 from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of, run_title
+from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
@@ -194,7 +194,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = View(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, kind_of(log.plan).document(log, view))
+    print_document(options, get_kind(log.plan).document(log, view))
     say(f"logs: {folder}", note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
@@ -218,7 +218,7 @@ def _resume(options: argparse.Namespace) -> int:
         log = read_run_log(path)
         if command_of(log).split()[0] != options.command:
             right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
-            raise LogMismatchError(f"{path} is the log of {run_title(log.plan)}: resume it with '{right}'")
+            raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{right}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:
@@ -340,7 +340,7 @@ def watch_children(
         on_event(event)
         phases.show(watch.phases)
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER: str(os.getpid())}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
     with Children(commands, environment) as children, Phases(names) as phases:
         watch_until_end(watch, children.processes, children.next, lambda: release(children), show)
@@ -363,7 +363,7 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
             return work(send)
         except KeyboardInterrupt:
             return EXIT_CODE
-        except plugin_errors() as error:  # including any error of a vendor's library
+        except get_plugin_errors() as error:  # including any error of a vendor's library
             send({FAILURE: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 

@@ -243,7 +243,7 @@ def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) 
         return options.kernel  # type: ignore[no-any-return]
     from mamf.plugins.discovery import make_kernel
 
-    reasons = {name: make_kernel(request.of, name).unavailable(backend) for name in of_preset}
+    reasons = {name: make_kernel(request.operation, name).unavailable(backend) for name in of_preset}
     able = [name for name, reason in reasons.items() if reason is None]
     for name, reason in reasons.items():
         if able and reason:
@@ -262,15 +262,15 @@ def make_plan(
 
     An option whose dest is the name of a field of Plan sets that field.
     """
-    labels = request.labeled_shapes(backend)
+    labels = request.make_labeled_shapes(backend)
     names = {each.name for each in fields(Plan)} - {"operation", "shapes"}
     named = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     return make_operation_plan(
-        request.of,
+        request.operation,
         kernels,
-        request.problems(backend),
+        request.make_problems(backend),
         labels,
-        asked_regimes(options.regime, (request.of.default_regime,), request.of.regimes),
+        asked_regimes(options.regime, (request.operation.default_regime,), request.operation.regimes),
         budget_seconds=options.budget,
         layers=tuple(labels.values()) if any(labels.values()) else (),
         options=how,

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
-from mamf.errors import MAX_LOG_BYTES, TOO_LONG, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LOG_BYTES, RunLogError
 from mamf.logs.compare import build_log_roofs
 from mamf.logs.run_log import RunLog, Seen
 from mamf.logs.shared_runs import read_run
@@ -73,7 +73,7 @@ def as_file(path: Path | str) -> Iterator[Path]:
             with opened as pipe, copy.open("wb") as file:
                 for piece in iter(lambda: pipe.read(1 << 20), b""):
                     if file.write(piece) and file.tell() > MAX_LOG_BYTES:
-                        raise RunLogError(f"{path} {TOO_LONG}")
+                        raise RunLogError(f"{path} {LOG_TOO_LONG}")
         except (ValueError, HTTPException, urllib.error.URLError, TimeoutError) as error:
             raise RunLogError(f"cannot read {address}: {error}") from None
         yield copy

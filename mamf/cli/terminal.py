@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from mamf.backend import Backend
-from mamf.errors import FORMATS, PATIENCE_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
+from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
 from mamf.plans import CEILINGS, CLOCKS
 from mamf.text import escape_invisible, escape_invisible_in_lines, wrap_line
 
@@ -258,7 +258,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--patience": Shared(
         "time without progress after which a device counts as hung, such as 10m",
         "5m",
-        {"type": duration, "default": PATIENCE_SECONDS, "metavar": "TIME"},
+        {"type": duration, "default": MAX_SILENT_SECONDS, "metavar": "TIME"},
     ),
     "--picture": Shared("picture file to write, .png or .svg", "none", _FILE),
     "--precision": Shared(

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from mamf.cli.terminal import say, warn
-from mamf.errors import CRASH_SIGNALS, CRASHED, ENDING, LOST, Interrupted, RunLogWriteError
+from mamf.errors import CRASH_SIGNALS, CRASHED, ENDING_EXCEPTIONS, LOST, Interrupted, RunLogWriteError
 
 EXIT_CODE = 130
 #: The signals that end a run. SIGHUP does not if it was ignored when the process started, as under nohup.
@@ -51,7 +51,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         for number in ENDING_SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
-        self._ended_by, ENDING[0] = ENDING[0], Interrupted
+        self._ended_by, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], Interrupted
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -61,7 +61,7 @@ class Interruption:
                 continue
             is_python = self.is_requested and handler == signal.default_int_handler
             signal.signal(number, self._on_late_signal if is_python else handler)
-        ENDING[0] = self._ended_by
+        ENDING_EXCEPTIONS[0] = self._ended_by
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:

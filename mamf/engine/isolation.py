@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
-from mamf.errors import describe_error, plugin_errors
+from mamf.errors import describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
@@ -62,7 +62,7 @@ class Isolation:
                 answer = dict(tensors.serve(channel, kernel, backend, row.problem, row.shape, pool))
             is_whole = True
             return answer
-        except plugin_errors() as error:
+        except get_plugin_errors() as error:
             is_here = isinstance(error, (tensors.ChannelError, OSError)) or backend.is_out_of_memory(error)
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
@@ -81,6 +81,6 @@ def _start() -> subprocess.Popen[bytes]:
 _OF_DEVICES: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
 
 
-def isolation_of(backend: Backend) -> Isolation:
+def get_isolation(backend: Backend) -> Isolation:
     """Return the Isolation of an opened device."""
     return _OF_DEVICES.setdefault(backend, Isolation())

@@ -99,7 +99,7 @@ class StepFigures:
     samples_per_second: float = _NAN
 
 
-class _Step(NamedTuple):
+class _UnreadStep(NamedTuple):
     """A step whose marks are not read yet.
 
     ``marks``: the end of the previous step, the call of ``begin`` or None, and the end of this step. ``work`` returns
@@ -165,7 +165,7 @@ class Meter:
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._copies, self._share = world_size // model_parallel, 1 / model_parallel
-        self._given = None if ceiling is None else to_ceiling_flops(ceiling)
+        self._given_ceiling = None if ceiling is None else to_ceiling_flops(ceiling)
         self._tokens = tokens_per_step
         self._flops, self._per_token = flops_per_step, 0.0
         if model is not None:
@@ -175,23 +175,23 @@ class Meter:
         self._lock = threading.RLock()
         self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}
         self._warned: set[str] = set()
-        self._loop = 0
-        self._number = 0
-        self._end: Any = None
-        self._begun: Any = None
-        self._unread: _Step | None = None
-        self._read, self._steps_read = [0.0] * 7, 0
+        self._first_thread = 0
+        self._step_number = 0
+        self._end_mark: Any = None
+        self._begin_mark: Any = None
+        self._unread_step: _UnreadStep | None = None
+        self._sums, self._steps_read = [0.0] * 7, 0
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._find_peak_and_ceiling(self._resolve_dtype(name))
 
     def __repr__(self) -> str:
-        return f"<Meter: {self.dtype}, {self._number} steps>"
+        return f"<Meter: {self.dtype}, {self._step_number} steps>"
 
     def begin(self) -> None:
         """Mark that the data of the next step are ready. The time since the last step counts as waiting."""
         with self._lock:
             if self._is_first_thread():
-                self._begun = self._mark()
+                self._begin_mark = self._mark()
 
     def step(
         self,
@@ -208,21 +208,21 @@ class Meter:
         with self._lock:
             if not self._is_first_thread():
                 return None
-            end, start = self._mark(), self._begun if self._end is None else self._end
+            end, start = self._mark(), self._begin_mark if self._end_mark is None else self._end_mark
             figures = self.finish()
-            self._number += 1
-            if start is not None and self._number > self.warmup_steps:
+            self._step_number += 1
+            if start is not None and self._step_number > self.warmup_steps:
                 if tokens is None and self._tokens is not None:
                     tokens = self._tokens * self.accumulation
                 work = functools.partial(self._compute_work, tokens, samples, flops, self.accumulation)
-                self._unread = _Step(self._number, (start, self._begun, end), work)
-            self._end, self._begun = end, None
+                self._unread_step = _UnreadStep(self._step_number, (start, self._begin_mark, end), work)
+            self._end_mark, self._begin_mark = end, None
             return figures
 
     def finish(self) -> StepFigures | None:
         """Wait for the last step to end on the device and return its figures; None if they were already returned."""
         with self._lock:
-            step, self._unread = self._unread, None
+            step, self._unread_step = self._unread_step, None
             if step is None:
                 return None
             start, begun, end = step.marks
@@ -230,30 +230,30 @@ class Meter:
                 self.backend.wait(end)
             between = _NAN if begun is None else self._seconds_between(start, begun)
             sums = (self._seconds_between(start, end), between, *step.work())
-            self._read = [before + own for before, own in zip(self._read, sums, strict=True)]
+            self._sums = [before + own for before, own in zip(self._sums, sums, strict=True)]
             self._steps_read += 1
             return self._make_figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
         with self._lock:
-            return self._make_figures(self._steps_read, self._steps_read, *self._read) if self._steps_read else None
+            return self._make_figures(self._steps_read, self._steps_read, *self._sums) if self._steps_read else None
 
     def reset(self) -> None:
         """Forget the steps so far, so that ``mean`` starts from zero."""
         with self._lock:
-            self._read, self._steps_read = [0.0] * 7, 0
+            self._sums, self._steps_read = [0.0] * 7, 0
 
     def pause(self) -> None:
         """Do not count the time until the next ``begin``, for example of an evaluation or a checkpoint."""
         with self._lock:
             self.finish()
-            self._end = self._begun = None
+            self._end_mark = self._begin_mark = None
 
     def _is_first_thread(self) -> bool:
         """Return whether this thread called first. Steps of two loops would count each other's time."""
-        self._loop = self._loop or threading.get_ident()
-        is_own = self._loop == threading.get_ident()
+        self._first_thread = self._first_thread or threading.get_ident()
+        is_own = self._first_thread == threading.get_ident()
         if not is_own:
             self._warn("steps of another thread are left out: give each training loop its own Meter")
         return is_own
@@ -320,7 +320,7 @@ class Meter:
     def _find_peak_and_ceiling(self, dtype: str) -> tuple[float, float]:
         """Return FLOP/s of the datasheet and of the ceiling in a dtype; NaN if unknown."""
         if dtype not in self._peaks_and_ceilings:
-            listed, ceiling = datasheet_peak(self.backend.info, dtype), self._given
+            listed, ceiling = datasheet_peak(self.backend.info, dtype), self._given_ceiling
             if ceiling is None:
                 try:
                     ceiling = measured_peak(self.backend, dtype).flops

@@ -161,11 +161,11 @@ class MeteredTraining:
     def __init__(
         self, model: Any, module: Any, options: dict[str, Any], amounts: tuple[Any, Any], is_compiled: bool = False
     ) -> None:
-        self.options, self._given, self.meter = options, amounts, Meter(**options)
+        self.options, self._amounts, self.meter = options, amounts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepCounter | None = None
         self._is_counting, self._counts = False, _CountedFlop()
-        self._work, self._is_between, self._warned = _StepWork(), True, set[str]()
+        self._work, self._is_between_steps, self._warned = _StepWork(), True, set[str]()
         self._gradients: Gradients | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
@@ -207,8 +207,8 @@ class MeteredTraining:
 
     def begin(self) -> None:
         """Say that the data of a pass are ready. Only the first pass of a step tells the meter."""
-        if self._is_between:
-            self._is_between = False
+        if self._is_between_steps:
+            self._is_between_steps = False
             self.meter.begin()
 
     def add(self, batch: Any) -> None:
@@ -216,7 +216,7 @@ class MeteredTraining:
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
-        found = read_pass(batch, *self._given)
+        found = read_pass(batch, *self._amounts)
         is_first = not self._work.passes
         self._work.add(found)
         if self._formula is not None and not (found.sequences or self._find_fixed_length(found)):
@@ -245,7 +245,7 @@ class MeteredTraining:
     def step(self) -> None:
         """End a step, after the optimizer."""
         self.stop()
-        work, self._work, self._is_between = self._work, _StepWork(), True
+        work, self._work, self._is_between_steps = self._work, _StepWork(), True
         counter, self._counter = self._counter, None
         self.meter.accumulation = max(len(work.passes), 1)
         if self._gradients is not None and work.passes:

@@ -23,7 +23,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, TOO_LONG, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import Header, plan_from_record
 from mamf.logs.records import (
     RECORDS,
@@ -54,7 +54,7 @@ def read_lines(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
         if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
             raise RunLogError(f"{path} is not a regular file: save the log to a file first")
         if state.st_size > MAX_LOG_BYTES:
-            raise RunLogError(f"{path} {TOO_LONG}")
+            raise RunLogError(f"{path} {LOG_TOO_LONG}")
         with path.open("rb") as file:
             for line in iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""):
                 if len(line) > MAX_LINE_BYTES:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import MamfError, UnsupportedError, describe_error, plugin_errors
+from mamf.errors import MamfError, UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import list_tensors, take_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
@@ -109,7 +109,7 @@ def answer(channel: Channel) -> None:
                 found = _check_kernel(channel, asked)
             except (ChannelError, BrokenPipeError):
                 return
-            except plugin_errors() as error:
+            except get_plugin_errors() as error:
                 found = {"unknown": describe_error(error)}
             channel.send(**found)
 

@@ -82,7 +82,7 @@ def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tenso
     """
     format = DTYPES[dtype].format
     assert format is not None
-    scaling, rows = format.scaling(operand), values.shape[0]
+    scaling, rows = format.get_scaling(operand), values.shape[0]
     elements = memory.view(rows, -1)
     step = max(_CHUNK_ROWS, _CHUNK // values.shape[1] // _CHUNK_ROWS * _CHUNK_ROWS)
     scales = []

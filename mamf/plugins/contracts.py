@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, describe_error, get_first_line, plugin_errors
+from mamf.errors import MamfError, PluginError, UsageError, describe_error, get_first_line, get_plugin_errors
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[BaseException], ...]
@@ -210,7 +210,7 @@ class wrap_errors_of:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
+        if error is None or not isinstance(error, get_plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
             return
         if isinstance(error, self._refuses):
             raise UsageError(f"{self._plugin}: {get_first_line(error)}") from error

@@ -162,16 +162,16 @@ class StepProfiler:
         self.watches = watches
         self.unprofiled_step_seconds: float | None = None
         self._steps, self._warmup, self.stop = steps, warmup, stop
-        self._seen = self._profiled = 0
-        self._process, self._rank, self._claim = os.getpid(), get_rank(), folder / "profiled"
+        self._step_count = self._profiled_steps = 0
+        self._process, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
         self._profiled_process: int | None = None
         self._profiler: Any = None
-        self._began, self._has_step_to_end, self._has_signal = 0.0, False, False
+        self._start_seconds, self._has_step_to_end, self._has_signal = 0.0, False, False
         self._is_starting = self._is_running = False
 
     @property
     def is_complete(self) -> bool:
-        return self._profiled == self._steps
+        return self._profiled_steps == self._steps
 
     @property
     def _is_other_process(self) -> bool:
@@ -182,7 +182,7 @@ class StepProfiler:
         if self._profiled_process is None and get_rank() == self._rank:
             is_first = os.getpid() == self._process  # even if the script has removed the folder
             try:
-                self._claim.touch(exist_ok=False)
+                self._claim_file.touch(exist_ok=False)
                 is_first = True
             except FileExistsError:
                 is_first = False
@@ -198,7 +198,7 @@ class StepProfiler:
         self._has_step_to_end = is_in_backward()
         if self._has_step_to_end:
             return
-        self._seen += 1
+        self._step_count += 1
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
                 self._profile_next()
@@ -219,15 +219,15 @@ class StepProfiler:
             self.failure, self._is_running = describe_error(error), False
 
     def _profile_next(self) -> None:
-        if self._seen == self._warmup:
+        if self._step_count == self._warmup:
             synchronize()
-            self._began = time.perf_counter()
-        elif self._seen == self._warmup + self._steps:
+            self._start_seconds = time.perf_counter()
+        elif self._step_count == self._warmup + self._steps:
             synchronize()
-            self.unprofiled_step_seconds = (time.perf_counter() - self._began) / self._steps
+            self.unprofiled_step_seconds = (time.perf_counter() - self._start_seconds) / self._steps
             self._start()
         elif self._is_running:
-            self._profiled += 1
+            self._profiled_steps += 1
             if self.is_complete:
                 self.finish()
                 self.on_profiled()
@@ -238,12 +238,14 @@ class StepProfiler:
         """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
         if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
             return
-        warmup = self._seen - 2 * self._steps
+        warmup = self._step_count - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
         if self._is_running:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
-        if self._profiled:
-            self._remark = f"{self._profiled} of {self._steps} steps, because the script started a profiler{advice}"
+        if self._profiled_steps:
+            self._remark = (
+                f"{self._profiled_steps} of {self._steps} steps, because the script started a profiler{advice}"
+            )
             with self._record_errors():
                 self.finish()
                 self.on_profiled()
@@ -291,7 +293,7 @@ class StepProfiler:
 
     def read_trace(self, path: Path) -> Trace | None:
         """Return the trace of the profiled steps; None if there are none. ``path``: the file to write the trace to."""
-        if not self._profiled or self.failure:
+        if not self._profiled_steps or self.failure:
             return None
         if not path.exists():
             self._profiler.export_chrome_trace(str(path))
@@ -304,17 +306,19 @@ class StepProfiler:
         """Say in one line why no step was profiled. ``function``: the function whose calls are the steps."""
         if self.failure:
             return self.failure
-        if not self._seen and self._claim.exists():
+        if not self._step_count and self._claim_file.exists():
             steps = self._warmup + 2 * self._steps
             return (
                 f"the script forked a training process, which took fewer than {steps} steps: lower --warmup or --steps"
             )
-        if not self._seen and function is not None:
+        if not self._step_count and function is not None:
             return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"
-        if not self._seen:
+        if not self._step_count:
             named = "name a function that is a step, such as --calls torch:Tensor.backward or --calls __main__:train"
             return f"no optimizer of torch stepped in this process; {named}"
-        return f"the script took {self._seen} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
+        return (
+            f"the script took {self._step_count} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
+        )
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:

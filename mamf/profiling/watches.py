@@ -153,7 +153,7 @@ class DtypeWatch:
         self.remark = ""
         self.rows: tuple[DtypeRow, ...] = ()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._running = ExitStack()
+        self._cleanup = ExitStack()
         self._optimizers: set[int] = set()
         self._is_running = False
 
@@ -163,7 +163,7 @@ class DtypeWatch:
         self._is_running = True
         for each in _list_eager_modules():
             if not any(True for _ in each.children()):
-                self._running.callback(each.register_forward_hook(self._count_output).remove)
+                self._cleanup.callback(each.register_forward_hook(self._count_output).remove)
         # The first argument: the logits of a loss function, and the loss that a backward pass starts from.
         for owner, name, what in (
             (torch.nn.functional, "cross_entropy", "logits"),
@@ -171,7 +171,7 @@ class DtypeWatch:
         ):
             usual = getattr(owner, name)
             setattr(owner, name, self._count_first_argument(usual, what))
-            self._running.callback(setattr, owner, name, usual)
+            self._cleanup.callback(setattr, owner, name, usual)
 
     def record_step(self, optimizer: Any) -> None:
         if self._is_running and id(optimizer) not in self._optimizers:
@@ -182,7 +182,7 @@ class DtypeWatch:
 
     def finish(self) -> None:
         self._is_running = False
-        self._running.close()
+        self._cleanup.close()
         self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
 
     def _count_output(self, module: Any, inputs: Any, output: Any) -> None:
@@ -213,28 +213,28 @@ class ModuleRanges:
 
     def __init__(self, opened: Callable[[], Any]) -> None:
         self.remark = ""
-        self._opened = opened
+        self._open_backend = opened
         self._backend: Any = None
-        self._running = ExitStack()
-        self._open = _OpenRanges()
+        self._cleanup = ExitStack()
+        self._open_ranges = _OpenRanges()
         #: Names of modules, as paths from the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
         with self._stop_on_error():
-            self._backend = backend = self._opened()
+            self._backend = backend = self._open_backend()
             if backend.profiler_range("a module") is None:
                 raise UnavailableError(f"{backend.info.name} ({backend.name}) has no profiler that reads ranges")
-            self._running.enter_context(backend.profiler_window("steps"))
+            self._cleanup.enter_context(backend.profiler_window("steps"))
             for each in _list_eager_modules():
-                self._running.callback(each.register_forward_pre_hook(self._open_range, prepend=True).remove)
-                self._running.callback(each.register_forward_hook(self._close_range, always_call=True).remove)
+                self._cleanup.callback(each.register_forward_pre_hook(self._open_range, prepend=True).remove)
+                self._cleanup.callback(each.register_forward_hook(self._close_range, always_call=True).remove)
 
     def finish(self) -> None:
         with self._stop_on_error():
-            while self._open.ranges:
-                self._open.ranges.pop()[1].__exit__(None, None, None)
-            self._running.close()
+            while self._open_ranges.ranges:
+                self._open_ranges.ranges.pop()[1].__exit__(None, None, None)
+            self._cleanup.close()
 
     @contextmanager
     def _stop_on_error(self) -> Iterator[None]:
@@ -242,8 +242,8 @@ class ModuleRanges:
             yield
         except Exception as error:
             self.remark = f"no ranges by module: {describe_error(error)}"
-            self._open = _OpenRanges()
-            self._running.close()
+            self._open_ranges = _OpenRanges()
+            self._cleanup.close()
 
     def _open_range(self, module: Any, *_: object) -> None:
         import torch
@@ -253,14 +253,14 @@ class ModuleRanges:
         with self._stop_on_error():
             own = self._backend.profiler_range(self._get_name(module))
             own.__enter__()
-            self._open.ranges.append((module, own))
+            self._open_ranges.ranges.append((module, own))
 
     def _close_range(self, module: Any, *_: object) -> None:
         import torch
 
         if torch.compiler.is_compiling():
             return
-        ranges = self._open.ranges
+        ranges = self._open_ranges.ranges
         if ranges and ranges[-1][0] is module:
             with self._stop_on_error():
                 ranges.pop()[1].__exit__(None, None, None)

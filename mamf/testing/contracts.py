@@ -11,7 +11,7 @@ import pytest
 from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import measurement_from_record, measurement_record
@@ -22,13 +22,13 @@ from mamf.operations.matmul.shapes import LAYOUTS, MatmulKernel, MatmulProblem, 
 from mamf.plugins.contracts import check_attribute, guard_method
 
 
-class _OnBackend:
+class _BackendFixture:
     @pytest.fixture
     def backend(self) -> Backend:
         raise NotImplementedError("define a fixture that opens the backend")
 
 
-class BackendContract(_OnBackend):
+class BackendContract(_BackendFixture):
     """Tests what every backend must do. Define the fixture ``backend``, an open device."""
 
     #: The error that the vendor's library raises when memory is exhausted.
@@ -159,7 +159,7 @@ class BackendContract(_OnBackend):
         assert backend.resolve_dtype("bfloat16") == "bfloat16"
 
 
-class _OfKernel(_OnBackend):
+class _KernelFixture(_BackendFixture):
     @pytest.fixture
     def kernel(self) -> AnyKernel:
         raise NotImplementedError("define a fixture that returns the kernel, or a kernel of the operation")
@@ -169,7 +169,7 @@ class _OfKernel(_OnBackend):
         return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
-class AnyKernelContract(_OfKernel):
+class AnyKernelContract(_KernelFixture):
     """Tests what a kernel of any operation must do.
 
     Define the fixtures ``backend``, ``kernel``, and a ``problem`` and a ``shape`` that the kernel supports.
@@ -196,9 +196,9 @@ class AnyKernelContract(_OfKernel):
         """Fails if the kernel changes its operands, uses only one operand set, or does no work in later launches."""
         pool = backend.operand_pool(problem.data, problem.seed)
         with kernel.settings(backend, problem):
-            checked = Checked(kernel.prepare(backend, problem, shape, pool, sets=3))
+            checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets=3))
             assert len(checked.launches) == 3
-            checked.rehearse(backend)
+            checked.warm_up_and_verify(backend)
             checked.poison()
             for launch in (*checked.launches, *checked.launches):
                 launch()
@@ -238,7 +238,7 @@ class KernelContract(AnyKernelContract):
                 if kernel.unsupported(backend, variant) is None:
                     with kernel.settings(backend, variant):
                         pool = backend.operand_pool(data, 0)
-                        Checked(kernel.prepare(backend, variant, shape, pool)).rehearse(backend)
+                        CheckedKernel(kernel.prepare(backend, variant, shape, pool)).warm_up_and_verify(backend)
 
     def test_rewrites_its_output_when_asked(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem, shape: MatmulShape
@@ -273,7 +273,7 @@ class AttentionKernelContract(AnyKernelContract):
         assert reason and "\n" not in reason
 
 
-class OperationContract(_OfKernel):
+class OperationContract(_KernelFixture):
     """Tests what every operation must do. Define the fixtures ``backend``, ``operation`` and one ``kernel`` of it."""
 
     @pytest.fixture

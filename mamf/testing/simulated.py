@@ -176,13 +176,14 @@ class SimulatedBackend(Backend):
 
     def begin_run(self) -> None:
         """Draw how much slower or faster the device is during this run, then begin a visit."""
-        self._of_run = {capped: self._draw_state(capped, "run") for capped in self._states}
+        self._run_slowdown = {capped: self._draw_state(capped, "run") for capped in self._states}
         self.begin_visit()
 
     def begin_visit(self) -> None:
         """Draw how much slower or faster the device is until the next visit."""
-        self._of_run_and_visit = {
-            capped: (1 + of_run) * (1 + self._draw_state(capped, "visit")) for capped, of_run in self._of_run.items()
+        self._slowdown = {
+            capped: (1 + of_run) * (1 + self._draw_state(capped, "visit"))
+            for capped, of_run in self._run_slowdown.items()
         }
 
     def _draw_state(self, capped: bool, of: str) -> float:
@@ -191,7 +192,7 @@ class SimulatedBackend(Backend):
 
     def _compute_time_factor(self) -> float:
         """Return the factor by which the states of run, visit and clock multiply the time of a launch."""
-        state = self._of_run_and_visit[self.is_capped]
+        state = self._slowdown[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
             state *= 1 + self.world.hunting / 2 * (1 if is_low else -1)

@@ -86,12 +86,12 @@ def test_mx_scales_are_the_powers_of_two_that_ocp_defines(dtype, most, seed, exp
 @given(seed=seeds, exponent=exponents)
 def test_the_largest_of_a_block_is_the_largest_of_the_format(dtype, operand, seed, exponent):
     result = of(dtype, normal(seed, exponent), operand)
-    scaling = DTYPES[dtype].format.scaling(operand)
+    scaling = DTYPES[dtype].format.get_scaling(operand)
     columns = scaling.columns or 128
     blocks = result.elements.float().abs().view(128 // scaling.rows, scaling.rows, 128 // columns, columns)
     assert (blocks.amax((1, 3)) == 448).all()
     assert result.scales.shape == (128 // scaling.rows, 128 // columns)
-    assert result.scales.numel() == scaling.count(128, 128)
+    assert result.scales.numel() == scaling.count_scales(128, 128)
 
 
 # -- e2m1 --------------------------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_bad_input_is_one_line(attention, arguments, said):
 def shapes_of(*asked):
     parser = Parser()
     add_parameters(parser, Attention())
-    return list(request_of(Attention(), parser.parse_args(asked)).labeled_shapes(SimulatedBackend()))
+    return list(request_of(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
 
 
 @pytest.mark.parametrize("preset", PRESETS)

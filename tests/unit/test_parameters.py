@@ -42,7 +42,7 @@ def test_a_field_declares_its_option_and_default():
     ],
 )
 def test_a_keyword_names_one_value_or_several(name, given, values):
-    assert PARAMETERS[name].values_of(given) == values
+    assert PARAMETERS[name].parse_values(given) == values
 
 
 @pytest.mark.parametrize(

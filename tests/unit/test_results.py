@@ -9,7 +9,7 @@ from mamf.contribution.collection import check_submitters, read_collection
 from mamf.contribution.tables import contributed_csv, results_pages
 from mamf.logs.entries import entries
 from mamf.logs.run_log import read_run_log
-from mamf.peaks import CONTRIBUTED
+from mamf.peaks import CONTRIBUTED_FILE
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LOGS = sorted(RESULTS.rglob("*.jsonl"))
@@ -50,7 +50,7 @@ def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
     held, _ = collected
     for path, page in results_pages(held).items():
         assert (RESULTS / path).read_text(encoding="utf-8") == page, "run 'mamf results table'"
-    ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED).read_text(encoding="utf-8")
+    ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED_FILE).read_text(encoding="utf-8")
     assert ceilings == contributed_csv(held), "run 'mamf results table'"
 
 

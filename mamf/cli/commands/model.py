@@ -76,8 +76,8 @@ def _profile(options: argparse.Namespace) -> int:
 
     backend = open_backend(options.backend or "auto", options.device or 0)
     request = request_of(Model(), options)
-    rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.problems(backend)
-            for shape in request.labeled_shapes(backend)]  # fmt: skip
+    rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.make_problems(backend)
+            for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
         raise UsageError(
             f"--nvtx, --dtypes and --memory need a single row, not {len(rows)}: name one phase and context"
@@ -107,7 +107,7 @@ class ModelSession(Session):
     """Measures training steps of models, and looks up the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
-        from mamf.ceilings.ceiling import given_ceiling
+        from mamf.ceilings.ceiling import mark_as_given
         from mamf.cli.ceilings import given_ceilings, wanted_ceilings
         from mamf.cli.resuming import contradiction
         from mamf.logs.records import known_ceiling_record
@@ -116,7 +116,7 @@ class ModelSession(Session):
         wanted = wanted_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         for key, each in given_ceilings(self.options, wanted, self.backend).items():
-            ceiling, before = given_ceiling(each), self.known_ceilings.get(key)
+            ceiling, before = mark_as_given(each), self.known_ceilings.get(key)
             if before and known_ceiling_record(before) != known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)

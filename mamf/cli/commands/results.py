@@ -199,9 +199,9 @@ def run_site(options: argparse.Namespace) -> int:
 
 def _contributed_file(root: Path) -> Path:
     """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
-    from mamf.peaks import CONTRIBUTED
+    from mamf.peaks import CONTRIBUTED_FILE
 
-    return root.parent / "mamf" / CONTRIBUTED
+    return root.parent / "mamf" / CONTRIBUTED_FILE
 
 
 def _folder(path: Path, advice: str = ", or name it with --results") -> Path:

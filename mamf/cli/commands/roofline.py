@@ -24,7 +24,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import EXIT_CODE
-from mamf.errors import EXPORTS, UsageError
+from mamf.errors import EXPORT_FORMATS, UsageError
 from mamf.files import create_atomically, make_folder, write_atomically
 from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS
 
@@ -62,7 +62,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     group = parser.add_argument_group("files")
     add(group, "--picture")
-    group.add_argument("--export", choices=EXPORTS, help="also write the measured roofs in the format of another tool")
+    group.add_argument(
+        "--export", choices=EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
+    )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"
     )
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if options.picture:
         file_type(options.picture)
     if export and not options.export:
-        raise UsageError(f"--export-file {export}: name the format too (--export {EXPORTS[0]})")
+        raise UsageError(f"--export-file {export}: name the format too (--export {EXPORT_FORMATS[0]})")
     for path in filter(None, (options.picture, export)):
         if path.exists() and not options.overwrite:
             raise exists(path)

@@ -329,9 +329,9 @@ class ProductProblem(DeclaredProblem):
         count, format = shape.elements[operand], DTYPES[self.dtype].format
         if format is None:
             return count * DTYPES[self.dtype].itemsize
-        scaling = format.scaling(operand)
+        scaling = format.get_scaling(operand)
         scale_size = 4 if scaling.dtype == "float32" else 1
-        return count // format.values_per_byte + scaling.count(shape.rows[operand], shape.k) * scale_size
+        return count // format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
 
     def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write."""

@@ -99,7 +99,7 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counters of a kernel on a shape.
+    """The counters of a kernel on one shape.
 
     ``kernels``: the device kernels of a launch; each metric is the median over launches. ``cycles``: one number per
     launch, the sum over its device kernels. ``reason``: why nothing was counted, if so.
@@ -223,7 +223,7 @@ class Bound:
 
 
 def find_bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
-    """Find what bounds a launch: the gaps between its kernels, or else what bounds the longest kernel.
+    """Find what bounds a launch: the gaps between its kernels, else the bound of the longest kernel.
 
     ``burst_seconds``: the time of a launch in burst, without the profiler.
     """
@@ -357,7 +357,7 @@ def find_ncu(name: str | None) -> str:
 
 
 def explain_failure(output: str, errors: str) -> str:
-    """Say in one line why ncu counted nothing: the program's own error, or else ncu's."""
+    """Say in one line why ncu counted nothing: the error of the profiled program, else ncu's own error."""
     own = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
     said = [line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)]
     return " / ".join([*own[-1:], *said[:1]]) or "ncu counted no kernel and does not say why"
@@ -392,7 +392,7 @@ def run_program(command: Sequence[str]) -> Output:
     Raises UnavailableError if it cannot be started.
     """
     try:
-        # In a new session, so that Ctrl-C reaches this process only, which then kills the others.
+        # ncu gets a new session, so that Ctrl-C reaches only this process. It then kills ncu and its processes.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )

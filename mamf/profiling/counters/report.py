@@ -44,7 +44,7 @@ from mamf.report.shares import problem_title
 class Line(NamedTuple):
     """A line of the table: a launch, or one of its device kernels.
 
-    ``kernel``: the counters; for a launch, those of its device kernels added up. ``launch``: all counts of a launch,
+    ``kernel``: the counters; for a launch, the sums over its device kernels. ``launch``: all counts of a launch,
     None in the line of a device kernel. ``base``: the cycles of the first launch, to which others are relative.
     """
 
@@ -169,13 +169,13 @@ def _format_name(line: Line) -> str:
 
 
 def _describe_device_kernels(line: Line) -> str | None:
-    """Return what a launch ran on the device; None in the line of a device kernel."""
+    """Return the device kernels that a launch ran; None in the line of a device kernel."""
     is_one = line.launch is not None and len(line.launch.kernels) == 1
     return (shorten_kernel_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
 
 
 def _make_answers(table: Table[Line]) -> Iterator[str]:
-    """Yield which kernel has the fewest cycles and which is fastest in burst; for a single kernel, what bounds it."""
+    """Yield the names of the kernel with the fewest cycles and of the fastest in burst; for one kernel, its bound."""
     launches = [line for line in table.rows if line.is_launch]
     ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
     if len(ranked) > 1:

@@ -103,9 +103,9 @@ def __getattr__(name: str) -> Any:
 
 def _render_as_html(shown: Tabular) -> str:
     """Render an object as html for a notebook. This imports the report modules, on first use."""
-    from mamf.kinds.notebook import html_of
+    from mamf.kinds.notebook import render_html
 
-    return html_of(shown)
+    return render_html(shown)
 
 
 Tabular.render = staticmethod(_render_as_html)

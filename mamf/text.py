@@ -52,7 +52,7 @@ def strip_markup(text: str) -> str:
 
 
 def escape_invisible(text: str) -> str:
-    """Escape the invisible characters in a text, which makes it one line: Escape as ``\\x1b``, a line end as ``\\n``."""
+    """Escape invisible characters in a text, which makes it one line: Escape as ``\\x1b``, a line end as ``\\n``."""
     return _NOT_PLAIN.sub(_escape_if_invisible, text)
 
 

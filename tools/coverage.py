@@ -30,7 +30,7 @@ import numpy as np
 from rates import logs_below
 
 from mamf.calibration import ANEW, find_calibration
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, error_of
+from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, compute_figure_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
@@ -101,7 +101,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     known = first.repeatability
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
-    scatter = error_of([replace(row, repeatability=exact) for row in rounds]).total
+    scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds]).total
     celsius = known_median(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
     return Figure(*about, rate, interval.low, interval.high, first.seconds, scatter, known, celsius)

@@ -24,7 +24,7 @@ from typing import Any
 import burst_clock
 from figure_tables import ROOT, read
 
-from mamf.kinds.registry import chart_of
+from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import build_log_roofs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.verdict import judge, node_chart
@@ -42,7 +42,7 @@ _KEY = b"mamf data"
 
 def _log(path: str, **choices: Any) -> Callable[[], Picture]:
     """``mamf plot`` of a log."""
-    return lambda: chart_of(read(path), **choices)
+    return lambda: make_log_chart(read(path), **choices)
 
 
 def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:

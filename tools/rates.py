@@ -48,7 +48,7 @@ from mamf.calibration import find_calibration
 from mamf.cli.terminal import duration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
-from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, verify_plan
+from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
 from mamf.logs.entries import (
@@ -488,7 +488,7 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
     found = []
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
-        plan = verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
+        plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
         found.append(counts(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).results())))
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)

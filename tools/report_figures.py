@@ -20,7 +20,7 @@ from pathlib import Path
 
 import mamf
 from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FinderRun
 from mamf.report.document import Document, Lines, Table
 from mamf.report.imported import finder_document
@@ -35,7 +35,7 @@ def document_of(path: Path) -> Document:
     log = mamf.read_log(path)
     if isinstance(log, FinderRun):
         return finder_document(log)
-    return kind_of(log.plan).document(log, View())
+    return get_kind(log.plan).document(log, View())
 
 
 def figures_of(document: Document) -> list[str]:

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, Ceilings, why_hopeless
-from mamf.engine.runner import Named
-from mamf.engine.search.grid import plan_for
+from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
+from mamf.engine.runner import NamedKernel
+from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import fit_traits
 from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
@@ -172,7 +172,7 @@ def search(
     asked, names = as_tuple("regime", regime) or (BURST,), as_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
     (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
-    plan, chosen = plan_for(
+    plan, chosen = plan_search(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     named = list(zip(plan.kernels, chosen, strict=True))
@@ -209,7 +209,7 @@ class CeilingSearch:
         """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
         found = self.ceilings
         if self.regime not in found:
-            if reason := why_hopeless(self._run.rows):
+            if reason := explain_no_ceiling(self._run.rows):
                 raise DeviceError(f"no ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
@@ -299,7 +299,7 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
     return measure_kernels("matmul", shapes, **options)
 
 
-def _run(plan: Plan, backend: Backend, kernels: Sequence[Named], log: str | Path | None) -> Run:
+def _run(plan: Plan, backend: Backend, kernels: Sequence[NamedKernel], log: str | Path | None) -> Run:
     return Run(plan, backend, kernels, path=None if log is None else Path(log))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.review import Review, review_log
 from mamf.errors import RunLogError
-from mamf.kinds.registry import chart_of
+from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import Comparison
 from mamf.logs.compare import compare as compared
 from mamf.logs.finder import read_finder_logs
@@ -102,7 +102,7 @@ def plot(
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw(chart_of(_opened(log), regime, directions))
+    figure = draw(make_log_chart(_opened(log), regime, directions))
     if path is not None:
         save(figure, Path(path), overwrite)
     return figure

@@ -130,7 +130,8 @@ def confirm_ceilings(
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``sought``: triples of problem, regime and default kernel. A ceiling that ``fell_behind`` gets an unknown interval.
+    ``sought``: triples of problem, regime and default kernel. The interval of a ceiling is unknown if another visit was
+    clearly faster (``has_faster_visit``).
     """
     rows = list(rows)
     found: dict[tuple[Problem, str], Ceiling] = {}
@@ -139,11 +140,11 @@ def confirm_ceilings(
         ceiling = confirm_ceiling(same, device, uuid_hash, default)
         if ceiling is not None:
             unknown = replace(ceiling.interval, low=0.0)
-            found[problem, regime] = replace(ceiling, interval=unknown) if fell_behind(ceiling, same) else ceiling
+            found[problem, regime] = replace(ceiling, interval=unknown) if has_faster_visit(ceiling, same) else ceiling
     return found
 
 
-def ceilings_of_plan(
+def confirm_plan_ceilings(
     plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings of a plan that the rows confirm, by problem and regime."""
@@ -151,7 +152,7 @@ def ceilings_of_plan(
     return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
 
 
-def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
+def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     """Return whether another visit measured the winner clearly faster than its confirming rounds allow.
 
     Then something else used the device during these rounds. A slower visit says nothing, because it may have been
@@ -162,7 +163,7 @@ def fell_behind(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     return max(own, default=0.0) > _CLEARLY_FASTER * max(ceiling.interval.high, ceiling.rate)
 
 
-def why_hopeless(rows: Sequence[Measurement]) -> str | None:
+def explain_no_ceiling(rows: Sequence[Measurement]) -> str | None:
     """Return why no ceiling can be found: the first row's reason if all rows failed, or None."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
@@ -204,7 +205,7 @@ def confirm_ceiling(
         tied=tuple(other for other in _find_finalists(fresh) if other != winner and is_tied(own, fresh[other])),
         conditions=summarize_conditions(own.values()),
         gain_over_default=gain,
-        repeatability=repeatability_of(list(own.values())),
+        repeatability=find_median_repeatability(list(own.values())),
     )
 
 
@@ -218,7 +219,7 @@ def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
     """Sort candidates by their median rate over rounds, best first. Candidates that were dropped come last."""
     found = group_rounds(rows)
     kept = set(_find_finalists(found))
-    return sorted(found, key=lambda each: (each in kept, median_rate(found[each].values())), reverse=True)
+    return sorted(found, key=lambda each: (each in kept, compute_median_rate(found[each].values())), reverse=True)
 
 
 def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
@@ -227,7 +228,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     The rate is the median of the rounds or, if their figure is a mean, total work divided by total time. Without a
     calibration (converted logs) the interval comes from order statistics of the rounds.
     """
-    known = repeatability_of(rounds)
+    known = find_median_repeatability(rounds)
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), median_interval(rates)
@@ -237,14 +238,14 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
-def error_of(rounds: Sequence[Measurement]) -> FigureError:
+def compute_figure_error(rounds: Sequence[Measurement]) -> FigureError:
     """Return the error of the figure of ``combine_rounds``, relative to the mean of all runs."""
-    return figure_error(*_combine_visits(rounds), known_repeatability(rounds))
+    return figure_error(*_combine_visits(rounds), choose_repeatability(rounds))
 
 
-def known_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
+def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
     """Return the calibration of these rounds, or that of their regime if the log names none."""
-    return repeatability_of(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
+    return find_median_repeatability(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 
 def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
@@ -256,7 +257,7 @@ def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, 
     return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors
 
 
-def repeatability_of(rounds: Iterable[Measurement]) -> Repeatability | None:
+def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
     """Return the median calibration of the rounds, or None if they have none.
 
     The median suffices because a kernel that varies between runs does so in most rounds.
@@ -274,7 +275,7 @@ def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measu
     return found
 
 
-def median_rate(rows: Iterable[Measurement]) -> float:
+def compute_median_rate(rows: Iterable[Measurement]) -> float:
     return stdlib_statistics.median(row.best_rate for row in rows)
 
 
@@ -321,7 +322,7 @@ def _mean_watts(rows: Iterable[Measurement]) -> float | None:
 # -- shares ------------------------------------------------------------------------------------------------------------
 
 
-def ceiling_of(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:
+def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:
     """Return the ceiling of a row's dtype and regime, or None."""
     return find_rate(rates, label_dtype(row.problem), row.regime)
 
@@ -330,17 +331,17 @@ def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     """Return MAMFU: the row's rate as a share of the ceiling of its dtype and regime. None without a ceiling, or if the
     ceiling's interval is unknown. Rows are normalized to the run's first device, to which the ceiling belongs.
     """
-    ceiling = ceiling_of(row, ceilings)
+    ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
         return None
     return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
 
-def share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
+def compute_share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
     """Return the relative error of ``mamfu`` that the timer may cause: the accuracies of row and ceiling, added in
     quadrature. 0 if they are unknown or there is no ceiling.
     """
-    ceiling = ceiling_of(row, ceilings)
+    ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
         return 0.0
     return math.hypot(row.accuracy, compute_relative_accuracy(row.timer_accuracy, ceiling.seconds))
@@ -350,7 +351,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     """Return whether the reference matmul around a row differs from its ceiling by more than a steady card and the
     timer explain. Both are the same matmul, so only the accuracy of the ceiling counts.
     """
-    drift, ceiling = compute_drift(row, ceilings), ceiling_of(row, ceilings)
+    drift, ceiling = compute_drift(row, ceilings), find_row_ceiling(row, ceilings)
     if drift is None or ceiling is None:
         return False
     return abs(drift) > STATE_TOLERANCE + compute_relative_accuracy(row.timer_accuracy, ceiling.seconds)
@@ -361,7 +362,7 @@ def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
 
     None if the reference was not measured or there is no ceiling.
     """
-    ceiling, seen = ceiling_of(row, ceilings), row.details.get("reference_tflops")
+    ceiling, seen = find_row_ceiling(row, ceilings), row.details.get("reference_tflops")
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
@@ -382,14 +383,14 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
 
 
-def known_share(row: Measurement, known: Rates) -> float | None:
+def compute_known_share(row: Measurement, known: Rates) -> float | None:
     """Return MAMFU from known ceilings: the row's rate as a share of that of its dtype and regime. None without a
     ceiling or a valid row.
     """
-    ceiling = ceiling_of(row, known)
+    ceiling = find_row_ceiling(row, known)
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 
-def given_ceiling(ceiling: Ceiling) -> Ceiling:
+def mark_as_given(ceiling: Ceiling) -> Ceiling:
     """Mark a ceiling as read from a log that --ceiling names."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

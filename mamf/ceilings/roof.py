@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mamf.ceilings.ceiling import Ceiling, ceiling_of
+from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.bandwidth.operation import READS, BandwidthProblem, BandwidthShape
@@ -56,7 +56,7 @@ class Roofs:
         because a fill is faster than any work that computes.
         """
         work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
-        compute = ceiling_of(row, self.compute) if work.has_products else None
+        compute = find_row_ceiling(row, self.compute) if work.has_products else None
         if memory is None or (compute is None if work.has_products else not reads(row.problem)):
             return None
         seconds = {
@@ -124,12 +124,12 @@ def reads(problem: object) -> bool:
     return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
 
 
-def key_of(ceiling: Ceiling) -> tuple[str, str]:
+def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
     """Return the dtype of a matmul ceiling, or READ_BANDWIDTH, and the regime."""
     return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
-def level_of(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
+def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
     """Return the level that serves the bytes of the arrays, CACHE or MEMORY; None if both contribute.
 
     Arrays that fit in the cache are served from it after the first pass of a launch, so ``warm`` must be above 1.
@@ -158,7 +158,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             if problem.data == "normal":
                 _keep_higher(compute, (ceiling.dtype, ceiling.regime), ceiling)
         elif isinstance(problem, BandwidthProblem) and reads(problem):
-            level = level_of(problem, ceiling.shape, cache_bytes)
+            level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
                 _keep_higher(bandwidth, (level, ceiling.regime), ceiling)
     if not compute and not bandwidth:

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
-from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, key_of, level_of
+from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, find_memory_level, make_ceiling_key
 from mamf.cli.resuming import contradiction
 from mamf.cli.terminal import warn
-from mamf.engine.estimate import working_kernels
+from mamf.engine.estimate import choose_working_kernels
 from mamf.engine.regimes import Burst, Sustained
-from mamf.engine.search.grid import plan_for
-from mamf.engine.search.shares import name_of
+from mamf.engine.search.grid import plan_search
+from mamf.engine.search.shares import get_ceiling_name
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -91,8 +91,8 @@ def read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str
     for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.own_ceilings.values()):
         problem = ceiling.problem
         is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ
-        if is_read and level_of(problem, ceiling.shape, cache_bytes) == MEMORY:
-            found[key_of(ceiling)] = ceiling
+        if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY:
+            found[make_ceiling_key(ceiling)] = ceiling
     return found
 
 
@@ -117,11 +117,11 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = problem_for(backend, dtype)
         try:
-            default = working_kernels(backend, problem)[0].name
+            default = choose_working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
             warn(f"cannot measure a {dtype} ceiling, so rows in this dtype show no share (MAMFU): {error}")
             continue
-        search, _ = plan_for(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
+        search, _ = plan_search(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
     if operation_called(plan.operation).has_memory_shares:
         try:
@@ -163,6 +163,6 @@ def budget_warning(search: Plan) -> str | None:
         return None
     return (
         f"--budget leaves only {seconds:.3g} of the usual {usual:.0f} s for the "
-        f"{name_of(search)} ceiling: the ceiling may be "
+        f"{get_ceiling_name(search)} ceiling: the ceiling may be "
         "several percent too low, and shares of it too high"
     )

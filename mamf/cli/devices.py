@@ -43,7 +43,7 @@ from mamf.errors import (
 )
 from mamf.files import make_folder
 from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of, run_title
+from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
@@ -194,7 +194,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = View(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, kind_of(log.plan).document(log, view))
+    print_document(options, get_kind(log.plan).document(log, view))
     say(f"logs: {folder}", note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
@@ -218,7 +218,7 @@ def _resume(options: argparse.Namespace) -> int:
         log = read_run_log(path)
         if command_of(log).split()[0] != options.command:
             right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
-            raise LogMismatchError(f"{path} is the log of {run_title(log.plan)}: resume it with '{right}'")
+            raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{right}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:

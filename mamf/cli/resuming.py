@@ -19,7 +19,7 @@ from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import find_crashes
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
-from mamf.kinds.registry import kind_of, run_title
+from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter, encode_record
@@ -111,14 +111,14 @@ def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
     resumption = f"mamf {command_of(log)} --resume {shlex.quote(str(log.path))}"
-    raise LogMismatchError(f"{log.path} is the log of {run_title(plan)}: resume it with '{resumption}'")
+    raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: resume it with '{resumption}'")
 
 
 def command_of(log: RunLog) -> str:
     """Return the command that resumes a log."""
     if log.counter_records:
         return _COUNTERS
-    return " ".join(map(shlex.quote, kind_of(log.plan).command(log.plan).split()))
+    return " ".join(map(shlex.quote, get_kind(log.plan).command(log.plan).split()))
 
 
 def asks_for_plan(options: argparse.Namespace) -> bool:

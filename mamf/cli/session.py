@@ -18,7 +18,7 @@ from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.plans import BURST, CEILINGS, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Named, Setup, Strategy
+    from mamf.engine.runner import NamedKernel, Setup, Strategy
     from mamf.kinds.driver import Resumed
     from mamf.kinds.kind import View
     from mamf.logs.run_log import RunLog
@@ -85,7 +85,7 @@ class Session:
         resumed: Resumed | None,
     ) -> None:
         from mamf.cli.resuming import lose_device, reopen, require_kind
-        from mamf.engine.isolation import isolation_of
+        from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import fit_traits
         from mamf.kinds.driver import Run
         from mamf.logs.recording import apply_traits
@@ -100,7 +100,7 @@ class Session:
             self.backend = reopen(self.log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
-        isolation_of(self.backend).everything = options.isolate
+        get_isolation(self.backend).everything = options.isolate
         advice: Sequence[Advice] = ()
         if self.log:
             apply_traits(self.backend, self.log.header.get("traits", {}))
@@ -111,7 +111,7 @@ class Session:
                 f"--devices cannot measure {self.of.name}: all devices share their links and would slow each other "
                 "down; use one device, or 'mamf node'"
             )
-        self.kernels: Sequence[Named] = self.open_kernels()
+        self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
         self.driven = Run(
             self.plan,
@@ -148,7 +148,7 @@ class Session:
 
     # -- parts that commands override ----------------------------------------------------------------------------------
 
-    def open_kernels(self) -> Sequence[Named]:
+    def open_kernels(self) -> Sequence[NamedKernel]:
         """Open the kernels; return each with its name in the options."""
         from mamf.cli.resuming import require_same_kernels
         from mamf.plugins.discovery import choose_kernels, make_kernel
@@ -180,9 +180,9 @@ class Session:
 
     def strategy(self, setup: Setup) -> Strategy:
         """Return the strategy that chooses the steps. Called when the run begins."""
-        from mamf.kinds.registry import kind_of
+        from mamf.kinds.registry import get_kind
 
-        return kind_of(self.plan).strategy(setup)
+        return get_kind(self.plan).strategy(setup)
 
     def say_plan(self) -> None:
         """Print what the run would measure and how long it would take."""
@@ -208,9 +208,9 @@ class Session:
 
     def document(self, log: RunLog) -> Document:
         """Return the report of a log."""
-        from mamf.kinds.registry import kind_of
+        from mamf.kinds.registry import get_kind
 
-        return kind_of(log.plan).document(log, self.view())
+        return get_kind(log.plan).document(log, self.view())
 
     def judge(self, code: int) -> int:
         """Return the command's exit code. ``code``: that of the run, which is 0 if it measured anything."""
@@ -267,10 +267,10 @@ class Session:
 
         run = self.driven
         try:
-            log = read_run_log(run.writer.path) if run.is_written else run.log_in_memory()
+            log = read_run_log(run.writer.path) if run.is_written else run.build_log()
         except RunLogError as error:
             warn(str(error))
-            code, log = error.exit_code, run.log_in_memory()
+            code, log = error.exit_code, run.build_log()
         for warning in (describe_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
             if warning:
                 warn(warning)
@@ -308,7 +308,7 @@ class Session:
 
 def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[Plan] = ()) -> None:
     """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
-    from mamf.engine.estimate import kernels_seconds
+    from mamf.engine.estimate import estimate_max_sampling_seconds
     from mamf.report.document import counted
 
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
@@ -317,7 +317,7 @@ def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: S
     for search in searches:
         names = " and ".join(search.regimes)
         say(f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s")
-    seconds = kernels_seconds(plan, steps, backend)
+    seconds = estimate_max_sampling_seconds(plan, steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")

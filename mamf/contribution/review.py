@@ -24,7 +24,7 @@ from mamf.contribution.rules import (
 )
 from mamf.errors import RunLogError, UsageError, shorten
 from mamf.files import number_path
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
     MALFORMED,
@@ -146,7 +146,7 @@ def _apply_rules(path: Path, seen: Seen | None) -> Review:
         log = build_run_log(path, whole)
     except RunLogError as error:
         return Review(path, (*findings, _unreadable_finding(path, error)))
-    if log.counter_records or not kind_of(log.plan).is_collected:
+    if log.counter_records or not get_kind(log.plan).is_collected:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
     evidence = Evidence(whole, log)

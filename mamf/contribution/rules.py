@@ -20,7 +20,7 @@ from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
 from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_rows
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import STATISTICS, FinderRun
 from mamf.logs.recording import End, Header
 from mamf.logs.records import RECORDS, ceiling_from_record, ceiling_record, measurement_record
@@ -328,7 +328,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
         ceilings = recompute_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
-        again = kind_of(plan).summary(plan, log.measurements, ceilings, End("complete"))
+        again = get_kind(plan).summary(plan, log.measurements, ceilings, End("complete"))
         for name in ("measured", "best"):
             if not values_agree(log.summary.get(name), again[name]):
                 message = f"{name} is {log.summary.get(name)} in the summary, but the rows give {again[name]}"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes import Burst, Classic, Sustained
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes import get_regime_class
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import (
     DeviceError,
     MamfError,
@@ -24,7 +24,7 @@ from mamf.measurement import label_dtype
 from mamf.operations.matmul.operation import kernels_for
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import find_contributed_rates
-from mamf.plans import BURST, Plan, StepKey, SweepOptions
+from mamf.plans import BURST, Plan, StepKey
 
 #: M = N = K of a probe's first and of its largest matmul. A CPU starts smaller: it emulates some dtypes, and would take
 #: a minute for a matmul that takes other devices a millisecond.
@@ -35,9 +35,6 @@ _SLOW_SECONDS = 0.05
 _PROBE_LAUNCHES = 3
 # Seconds to prepare and verify a shape on an accelerator.
 _OVERHEAD_SECONDS = 0.01
-_BURST_LAUNCHES = 12
-# Seconds of a classic row on an accelerator: 150 launches and flushes usually take less.
-_CLASSIC_SECONDS = 1.0
 
 
 def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE) -> float:
@@ -78,7 +75,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         pool.release()
 
 
-def working_kernels(
+def choose_working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """Return the kernels of a search, as ``kernels_for`` chooses them.
@@ -122,7 +119,7 @@ def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: Matm
 
 
 def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
-    Checked(prepared).rehearse(backend)
+    CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):
         start = backend.mark()
@@ -140,34 +137,13 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
     for regime in plan.regimes:
         launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
         if launches:
-            total += _regime_seconds(regime, launches, plan, backend)
+            total += len(launches) * _OVERHEAD_SECONDS + sum(launches)
+            total += get_regime_class(regime).estimate_seconds(backend, plan, launches)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
-def kernels_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
+def estimate_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Return the longest time that sampling these rows can take, in seconds, without preparation and verification."""
-    visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
-    a_row = {
-        Burst.name: plan.seconds or Burst.default_seconds,
-        Sustained.name: visit,
-        Classic.name: plan.seconds or _CLASSIC_SECONDS,
-    }
-    warmup = Classic.warmup_seconds if any(regime == Classic.name for regime, *_ in steps) else 0.0
-    return warmup + sum(a_row[regime] for regime, *_ in steps)
-
-
-def _regime_seconds(regime: str, launches: Sequence[float], plan: Plan, backend: Backend) -> float:
-    shapes, once = len(launches), sum(launches)
-    overhead = shapes * _OVERHEAD_SECONDS + once
-    if regime == Sustained.name:
-        visit = backend.sustained_traits.settle_seconds + Sustained.shortest_seconds
-        longest = sum(max(visit, 4 * launch) for launch in launches)
-        return overhead + backend.sustained_traits.soak_seconds + longest
-    if regime == Classic.name:
-        options: SweepOptions = plan.options
-        return overhead + Classic.warmup_seconds + once * (options.warmup_launches + options.timed_launches)
-    max_seconds = plan.seconds or Burst.default_seconds
-    per_shape = [min(_BURST_LAUNCHES * launch, max(3 * launch, max_seconds)) for launch in launches]
-    traits = backend.burst_traits
-    once_only = traits.longest_rest_seconds + traits.warm_in_seconds
-    return overhead + once_only + (1 + traits.rest_ratio) * sum(per_shape)
+    rows = [get_regime_class(regime) for regime, *_ in steps]
+    warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))
+    return warmup + sum(regime.max_row_seconds(backend, plan) for regime in rows)

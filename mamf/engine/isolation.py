@@ -81,6 +81,6 @@ def _start() -> subprocess.Popen[bytes]:
 _OF_DEVICES: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
 
 
-def isolation_of(backend: Backend) -> Isolation:
+def get_isolation(backend: Backend) -> Isolation:
     """Return the Isolation of an opened device."""
     return _OF_DEVICES.setdefault(backend, Isolation())

@@ -13,7 +13,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import DeviceError, MamfError, UnsupportedError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 
@@ -22,7 +22,7 @@ Watch = Callable[[Callable[[], object]], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Launching:
+class LaunchRequest:
     """``launches``: within the window. After it, one launch for ``watch``, and ``repeats`` to compare results."""
 
     launches: int = 1
@@ -32,7 +32,7 @@ class Launching:
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchResult:
     """The result of ``launch_in_window``.
 
     - ``seconds``: the time between two marks of each launch in the window.
@@ -49,7 +49,9 @@ class Launched:
     is_deterministic: bool | None = None
 
 
-def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
+def launch_in_window(
+    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: LaunchRequest
+) -> LaunchResult:
     """Prepare the kernel and verify a launch, then launch within the profiler's window and verify again.
 
     Raises UnsupportedError if the kernel does not support the problem, WrongResultError, and DeviceError if a launch
@@ -68,13 +70,13 @@ def launch_in_window(kernel: AnyKernel, problem: Any, shape: Any, backend: Backe
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
 
 
-def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: Launching) -> Launched:
+def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: LaunchRequest) -> LaunchResult:
     begun = backend.now()
     pool = backend.operand_pool(problem.data, problem.seed)
     ready = kernel.prepare(backend, problem, shape, pool)
-    checked = Checked(ready)
+    checked = CheckedKernel(ready)
     if asked.verifies:
-        checked.rehearse(backend)
+        checked.warm_up_and_verify(backend)
         checked.poison()
     else:
         launch_once(checked.launches[0], backend)
@@ -86,7 +88,7 @@ def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, ask
     if asked.verifies:
         checked.verify()
         checked.require_unchanged_operands()
-    return Launched(
+    return LaunchResult(
         seconds=tuple(backend.seconds_between(*each) for each in marks),
         preparing_seconds=prepared - begun,
         verdict=checked.verdict if asked.verifies else None,
@@ -119,7 +121,7 @@ def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches
 
 
 def _is_deterministic(
-    checked: Checked, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
+    checked: CheckedKernel, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
 ) -> bool | None:
     """Compare what launches return or, for kernels that return nothing, the checksum of their output."""
     digests = set[object]()

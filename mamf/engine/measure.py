@@ -10,7 +10,7 @@ from typing import Any
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.ceilings.ceiling import CONFIRM
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
@@ -36,7 +36,7 @@ class ClockChoice:
     _best: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(cls, plan: Plan) -> ClockChoice:
+    def from_plan(cls, plan: Plan) -> ClockChoice:
         """Runs that compare rows with others need the clock of each."""
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, by_shape=len(plan.kernels) > 1)
@@ -123,13 +123,13 @@ class _Run:
             return self.result("unsupported", reason)
         sets = self.regime.sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
-            checked = Checked(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
+            checked = CheckedKernel(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
             # Compile, tune and verify now, so that no timed launch does it for the first time.
-            estimate = checked.rehearse(backend)
-            if kernel.must_fit_a_train and self.regime.outlasted_by(estimate):
+            estimate = checked.warm_up_and_verify(backend)
+            if kernel.must_fit_a_train and self.regime.explain_too_long(estimate):
                 # The first launch may have compiled for minutes, and the compiler may still use the host.
-                estimate = min(checked.seconds_of(0, backend) for _ in range(_LAUNCHES_OF_AN_ESTIMATE))
-                if reason := self.regime.outlasted_by(estimate):
+                estimate = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_OF_AN_ESTIMATE))
+                if reason := self.regime.explain_too_long(estimate):
                     return self.result("unsupported", reason)
             if kernel.reports_reserved:
                 checked.poison()
@@ -144,12 +144,12 @@ class _Run:
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.judge(samples, verdict, peak, reserved)
 
-    def measure_clock(self, checked: Checked, taken: Samples) -> None:
+    def measure_clock(self, checked: CheckedKernel, taken: Samples) -> None:
         """Add the true clock to the samples, if the rate counts FLOP and the run wants the clock."""
         work = self.problem.work(self.shape)
         seconds = figure_of(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
         if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
-            taken.clock_hz = self.regime.true_clock(checked, seconds)
+            taken.clock_hz = self.regime.measure_true_clock(checked, seconds)
 
     def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
         # Round as the log does, so that figures computed from it are identical. No timer resolves a nanosecond.
@@ -184,7 +184,7 @@ class _Run:
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
         if reason := explain_implausible(row, info, self.fastest_possible):
             return replace(row, status="implausible", reason=reason, summary=None)
-        return replace(row, repeatability=self.regime.repeatability_of(self.problem))
+        return replace(row, repeatability=self.regime.find_repeatability(self.problem))
 
     def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
@@ -226,7 +226,7 @@ def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, no
     return len(result.samples) < StoppingRule.min_samples
 
 
-def measure_memory(backend: Backend, checked: Checked, problem: Any, shape: Any) -> int | None:
+def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
     """Measure the bytes that one launch needs: operands, saved tensors and the memory that it allocates. Other memory
     of the process does not count. None if the backend does not report memory.
     """

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
-from mamf.ceilings.ceiling import Ceiling, ceilings_of_plan
-from mamf.engine.isolation import isolation_of
+from mamf.ceilings.ceiling import Ceiling, confirm_plan_ceilings
+from mamf.engine.isolation import get_isolation
 from mamf.engine.measure import ClockChoice, find_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
@@ -35,9 +35,9 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import wrap_errors_of
 
-_MAX_ENDS = 3
+_MAX_CRASHES = 3
 #: A kernel, with the name that it was requested by.
-Named = tuple[str, AnyKernel]
+NamedKernel = tuple[str, AnyKernel]
 
 
 @dataclass
@@ -51,12 +51,12 @@ class Crashes:
     fatal: Sequence[Measurement] = ()
     keep: Callable[[Measurement | None], None] = lambda row: None
 
-    def reason_against(self, asked: Measurement) -> str:
+    def explain_skip(self, asked: Measurement) -> str:
         """Return why a step must not be launched again; empty if it may be."""
         of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
-        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_ENDS else "")
+        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_CRASHES else "")
 
 
 _OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
@@ -229,16 +229,16 @@ class Runner:
         # The first row has no deadline. Otherwise a run with a very short budget would never get past it, however often
         # it is resumed.
         # Nor is a visit cut short that starts anew, because nothing of it would count.
-        deadline = self.deadline if self._has_figure and not step.regime.visit_takes else None
+        deadline = self.deadline if self._has_figure and not step.regime.fixed_visit_seconds else None
         rule = replace(step.rule, deadline=deadline)
-        failed, crashes = failed_row(step), find_crashes(self.backend)
-        if reason := crashes.reason_against(failed):
+        failed, crashes = make_failed_row(step), find_crashes(self.backend)
+        if reason := crashes.explain_skip(failed):
             return replace(failed, reason=reason)
         crashes.keep(replace(failed, reason=CRASHED))
         try:
             wants_clock = self.clocks.wants(step.phase, step.regime.name, problem, step.shape, kernel.name)
             row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit, wants_clock)
-            row = isolation_of(self.backend).confirm(row, kernel, self.backend)
+            row = get_isolation(self.backend).confirm(row, kernel, self.backend)
         finally:
             crashes.keep(None)
         if row.status == "failed":
@@ -271,12 +271,12 @@ class Setup:
 
     plan: Plan
     backend: Backend
-    kernels: Sequence[Named]
+    kernels: Sequence[NamedKernel]
     rows: list[Measurement] = field(default_factory=list)
     on_phase: Callable[[str], None] = lambda text: None
 
     @property
-    def opened(self) -> list[Any]:
+    def kernel_objects(self) -> list[Any]:
         """The kernels without their names."""
         return [kernel for _, kernel in self.kernels]
 
@@ -300,7 +300,7 @@ class Setup:
     @property
     def confirmed(self) -> dict[tuple[Any, str], Ceiling]:
         """The ceilings that the rows confirm, by problem and regime."""
-        return ceilings_of_plan(self.plan, self.rows, self.backend.info, self.opened[0].name)
+        return confirm_plan_ceilings(self.plan, self.rows, self.backend.info, self.kernel_objects[0].name)
 
 
 class Strategy(Protocol):
@@ -329,7 +329,7 @@ class PlanStrategy(ABC):
 
     def results(self) -> Iterator[Measurement | Record]:
         self.run = Runner(
-            self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.of(self.plan)
+            self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.from_plan(self.plan)
         )
         yield from self.run.results(self.steps())
 
@@ -338,7 +338,7 @@ class PlanStrategy(ABC):
         """Yield the steps that the runner (``self.run``) measures."""
 
 
-def failed_row(step: Step) -> Measurement:
+def make_failed_row(step: Step) -> Measurement:
     """Return a row with the status ``failed`` for a step; the caller adds the reason."""
     kernel, regime = step.kernel.name, step.regime
     return Measurement(

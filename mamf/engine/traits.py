@@ -34,7 +34,7 @@ _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
 _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
 # A train takes a quarter of the controller's reaction time. A device has recovered if it keeps its first speed for
 # three quarters of it.
-_OF_TRAIN, _OF_RECOVERY, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
+_TRAIN_SHARE, _RECOVERY_SHARE, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
 # Sizes of both arrays of a copy together. At least _MIN_IN_CACHE of them must be _IN_CACHE times as fast as memory.
 _COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _COPIES, _MIN_IN_CACHE, _IN_CACHE = 20, 2, 1.3
@@ -67,14 +67,14 @@ def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text
             f"measuring how {info.name} wakes up, slows down and settles, because "
             "its backend has only assumed values (8 s)"
         )
-        _measured[key] = _measured_or_assumed(backend)
+        _measured[key] = _measure_or_assume_traits(backend)
     found = _measured[key]
     backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
     backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
     return found.findings
 
 
-def _measured_or_assumed(backend: Backend) -> MeasuredTraits:
+def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
     except get_plugin_errors() as error:  # whatever a vendor's library raises
@@ -100,7 +100,7 @@ def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float
     if wake.seconds > _TRAIN_SECONDS / 2:
         remarks.append(f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds:.2g} s or more")
     if reaction.seconds is not None:
-        train = min(max(_OF_TRAIN * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
+        train = min(max(_TRAIN_SHARE * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
         remarks += [] if recovery else [f"a rest of {_RECOVERIES[-1]:g} s did not restore the initial speed"]
     elif wake.seconds or reaction.remark:  # rests do not help here, and cause a wake-up delay
@@ -128,9 +128,9 @@ def measure_cache(backend: Backend) -> int | None:
     try:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
-            once = _per_launch(backend, launch, 1)
+            once = _time_launches(backend, launch, 1)
             probe.lead()  # so that small copies do not wait for the host
-            rates[size] = size / _per_launch(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
+            rates[size] = size / _time_launches(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
     finally:
         pool.release()
         backend.release_memory()
@@ -139,7 +139,7 @@ def measure_cache(backend: Backend) -> int | None:
     return max(cached) if len(cached) >= _MIN_IN_CACHE else None
 
 
-def _per_launch(backend: Backend, launch: Launch, count: int) -> float:
+def _time_launches(backend: Backend, launch: Launch, count: int) -> float:
     """Return the mean seconds of ``count`` launches, after one warm-up launch."""
     launch()
     backend.submit()
@@ -163,7 +163,7 @@ def _product(backend: Backend) -> Iterator[Launch]:
         with kernel.settings(backend, problem):
             for size in _SIZES:
                 launch = kernel.prepare(backend, problem, MatmulShape(size, size, size), pool).launches[0]
-                if _per_launch(backend, launch, 3) >= _LAUNCH_SECONDS:
+                if _time_launches(backend, launch, 3) >= _LAUNCH_SECONDS:
                     break
             yield launch
     finally:
@@ -200,7 +200,7 @@ class Reaction(NamedTuple):
         return f"launches became {1 / (1 + self.slower):.2g} times faster within seconds of load" if is_slow else ""
 
 
-def _swings_since(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
+def _find_swing_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
     """Return the moment from which the power controller only oscillates: the means over the last two periods agree.
     None if they do not, or if launches are too long to tell.
     """
@@ -216,8 +216,8 @@ def _swings_since(ends: Sequence[float], seconds: Sequence[float], backend: Back
 class _Probe:
     def __init__(self, backend: Backend, launch: Launch) -> None:
         self.backend, self.launch = backend, launch
-        self.launch_seconds = _per_launch(backend, launch, 10)
-        self.flush_seconds = _per_launch(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
+        self.launch_seconds = _time_launches(backend, launch, 10)
+        self.flush_seconds = _time_launches(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
         self.waking = 0.0
 
     def lead(self) -> None:
@@ -229,11 +229,11 @@ class _Probe:
         """Return the longest wake-up after any rest. For each rest the shortest of several rounds counts, because of
         noise.
         """
-        found = [min(self._wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
+        found = [min(self._measure_wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
         self.waking = max(seconds for seconds, _times in found)
         return Wake(max(times for _seconds, times in found), self.waking)
 
-    def _wake_after(self, rest: float) -> tuple[float, float]:
+    def _measure_wake_after(self, rest: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest)
         windows = self._train(_TRAIN_SECONDS)
@@ -270,7 +270,7 @@ class _Probe:
         return Reaction(
             seconds=next(begins, None) if settled > _SLOWED * first else None,
             slower=settled / first - 1,
-            settled=last if last < 0.8 * ends[-1] else _swings_since(ends, seconds, self.backend),
+            settled=last if last < 0.8 * ends[-1] else _find_swing_start(ends, seconds, self.backend),
             first=first,
         )
 
@@ -303,7 +303,7 @@ class _Probe:
         for rest in _RECOVERIES:
             self._load(max(0.2, 3 * reaction))
             self.backend.sleep(rest)
-            train = self._train(_OF_RECOVERY * reaction)
+            train = self._train(_RECOVERY_SHARE * reaction)
             if median(train[len(train) // 2 :]) <= _RECOVERED * first:
                 return rest
         return None

@@ -14,7 +14,7 @@ from mamf.backend import Advice
 from mamf.engine.runner import Setup, Strategy
 from mamf.errors import DeviceLostError, get_first_line
 from mamf.kinds.kind import AnyCeilings
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.recording import (
     End,
     Record,
@@ -83,7 +83,7 @@ class Run(Setup):
     on_lost: Callable[[Measurement], None] = lambda row: None
 
     def __post_init__(self) -> None:
-        self.kind = kind_of(self.plan)
+        self.kind = get_kind(self.plan)
         #: The findings of the doctor, known once the log is open.
         self.findings: list[Advice] = []
         #: Failures that did not end the run.
@@ -104,18 +104,18 @@ class Run(Setup):
         """
         strategy = (self.strategy or self.kind.strategy)(self)
         if self.path is None and self.resumed is None:
-            return self._unlogged(strategy)
-        driven = self._driven(strategy)
+            return self._measure_without_log(strategy)
+        driven = self._measure_with_log(strategy)
         next(driven)  # open the log now, so that closing the iterator before the first row closes the log too
         return driven
 
-    def _unlogged(self, strategy: Strategy) -> Generator[Measurement, None, None]:
+    def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
         for found in strategy.results():
             if isinstance(found, Measurement):
                 self.rows.append(found)
                 yield found
 
-    def _driven(self, strategy: Strategy) -> Generator[Any, None, None]:
+    def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
         """Yield None once the log is open, then the rows."""
         with ExitStack() as opened:
             with self.signals.shielded():
@@ -154,12 +154,12 @@ class Run(Setup):
             self.resumed.writer.write_resume(self.resumed.log, again)
             return self.resumed.writer
         assert self.path is not None, "a run without a path has no log to open"
-        self.header = self.new_header()
+        self.header = self.build_header()
         return RunLogWriter.create(self.path, self.header, self.is_numbered)
 
-    def new_header(self) -> dict[str, Any]:
+    def build_header(self) -> dict[str, Any]:
         findings = [format_finding(finding).strip() for finding in self.findings]
-        kernel = self.opened[0].name if self.plan.is_search else " ".join(self.plan.kernels)
+        kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, plan_record(self.plan), findings, self.notes)
 
     def _write(self, found: Measurement | Record) -> None:
@@ -185,7 +185,7 @@ class Run(Setup):
         self.writer.append()
         self.is_written = True
 
-    def log_in_memory(self) -> RunLog:
+    def build_log(self) -> RunLog:
         """Return the log as reading its file would return it."""
         log = RunLog(self.writer.path, add_sharing(self.header, self.summary), self.rows, summary=self.summary)
         if before := self.resumed and self.resumed.log:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mamf.ceilings.ceiling import Ceiling, Ceilings, mamfu, why_hopeless
+from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling, mamfu
 from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.logs.recording import End
@@ -105,7 +105,7 @@ class KernelRows(Kind):
         return RowsStrategy(setup)
 
     def document(self, log: RunLog, view: View) -> Document:
-        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _own_roofs(log))
+        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _build_confirmed_roofs(log))
         own = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, view.baseline
         return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
@@ -145,7 +145,7 @@ class Sweep(KernelRows):
         drawing.require_no_direction(log)
         if of.chart == "caches":
             own = [row for row in rows if row.operation == of.name]
-            return decode_chart(own, _own_roofs(log), header, drawing.regime)
+            return decode_chart(own, _build_confirmed_roofs(log), header, drawing.regime)
         if of.chart == "phases":
             return model_chart(rows, log.known_ceilings, header, drawing.regime)
         if of.chart == "shapes":
@@ -174,14 +174,14 @@ class Find(KernelRows):
     def count_left(self, setup: Setup) -> int:
         """Return the number of unconfirmed ceilings, of problems that some kernel supports."""
         plan, found = setup.plan, setup.confirmed
-        if why_hopeless(setup.rows):
+        if explain_no_ceiling(setup.rows):
             return 0
         failed = {step for step, row in setup.answers.items() if not row.ok}
         hopeful = plan.problems if plan.is_search else {step.problem for step in plan.steps(failed)}
         return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
 
     def is_cut_short(self, setup: Setup, left_out: int) -> bool:
-        return bool(left_out if why_hopeless(setup.rows) else self.count_left(setup))
+        return bool(left_out if explain_no_ceiling(setup.rows) else self.count_left(setup))
 
     def command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
@@ -210,7 +210,7 @@ class Find(KernelRows):
         return super().summary(plan, rows, ceilings, end)
 
 
-def _own_roofs(log: RunLog) -> Roofs | None:
+def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
     """Return the roofs that a log has confirmed, if memory may limit its rows; else None."""
     if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None

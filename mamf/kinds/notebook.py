@@ -10,7 +10,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import DEFAULT_TOLERANCE
 from mamf.kinds.kind import View
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.compare import Comparison
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -26,7 +26,7 @@ _MAX_ROWS, _MAX_OF_LOG = 10, 50
 
 
 @functools.singledispatch
-def html_of(shown: object) -> str:
+def render_html(shown: object) -> str:
     raise TypeError(f"a {type(shown).__name__} has no table")
 
 
@@ -39,24 +39,24 @@ def _html(*blocks: Block) -> str:
     return render_fragment(Document("", blocks))
 
 
-@html_of.register
+@render_html.register
 def _(row: Measurement) -> str:
     return _html(group_table([row], Shares(_header("unknown")), lambda row: None), Lines(failure_lines([row])))
 
 
-@html_of.register
+@render_html.register
 def _(ceiling: Ceiling) -> str:
     return _html(Lines([ceiling.device]), ceiling_table([ceiling], _header(ceiling.device)))
 
 
-@html_of.register
+@render_html.register
 def _(found: Comparison) -> str:
     return render_fragment(comparison_document(found, DEFAULT_TOLERANCE))
 
 
-@html_of.register
+@render_html.register
 def _(log: RunLog) -> str:
-    document, shown, room = kind_of(log.plan).document(log, View(top=_MAX_ROWS)), list[Block](), _MAX_OF_LOG
+    document, shown, room = get_kind(log.plan).document(log, View(top=_MAX_ROWS)), list[Block](), _MAX_OF_LOG
     for block in document.visible_blocks:
         if isinstance(block, Table):
             room -= len(block.top_rows)

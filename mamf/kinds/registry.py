@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find())}
 
 
-def kind_of(plan: Plan) -> Kind:
+def get_kind(plan: Plan) -> Kind:
     """Return the kind of a plan. A kind that this version does not know is treated as a sweep, because its log has
     rows.
     """
@@ -29,13 +29,13 @@ def kind_of(plan: Plan) -> Kind:
     return KINDS.get(plan.kind, KINDS[SWEEP])
 
 
-def run_title(plan: Plan) -> str:
+def make_run_title(plan: Plan) -> str:
     """Return the title of a run, such as ``a sweep of matmul``."""
-    noun = kind_of(plan).noun
+    noun = get_kind(plan).noun
     return noun if noun.split()[-1] == plan.operation else f"{noun} of {plan.operation}"
 
 
-def chart_of(
+def make_log_chart(
     log: RunLog,
     regime: str | None = None,
     directions: Sequence[str] | None = None,
@@ -47,7 +47,7 @@ def chart_of(
 
     for name in directions or ():
         require_known(("direction", name, DIRECTIONS))
-    chart = kind_of(log.plan).chart(log, Drawing(regime, directions))
+    chart = get_kind(log.plan).chart(log, Drawing(regime, directions))
     if log.tier == "interrupted":
         return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
     return chart

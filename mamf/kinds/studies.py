@@ -94,12 +94,12 @@ class Overlap(KernelRows):
     noun = "an overlap"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, cells_of
+        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, list_pairs
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
         seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
-        return OverlapStrategy(setup.backend, Pair(), cells_of(setup.steps), seconds, budget, setup.on_phase)
+        return OverlapStrategy(setup.backend, Pair(), list_pairs(setup.steps), seconds, budget, setup.on_phase)
 
     def document(self, log: RunLog, view: View) -> Document:
         return overlap_document(log.measurements, log.header, log.summary, view.top)

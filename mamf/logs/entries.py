@@ -22,10 +22,10 @@ from mamf.ceilings.ceiling import (
     CONFIRM,
     MIN_ROUNDS,
     Ceiling,
+    choose_repeatability,
     combine_rounds,
+    compute_figure_error,
     confirm_ceiling,
-    error_of,
-    known_repeatability,
 )
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, device_speeds, get_context
@@ -322,10 +322,10 @@ def _add_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
     """Add to an entry the error, temperature and cycles of the visits of one run that its figure combines."""
     return replace(
         entry,
-        error=decision_error(error_of(visits), visits[0].regime, len(visits)),
+        error=decision_error(compute_figure_error(visits), visits[0].regime, len(visits)),
         seconds=visits[0].seconds,
         celsius=known_median(row.conditions.celsius for row in visits),
-        per_degree=known_repeatability(visits).per_degree,
+        per_degree=choose_repeatability(visits).per_degree,
         cycles_used=known_median(row.conditions.cycles_used for row in visits),
         cycles_error=_cycles_error(visits[0].regime, visits[0].problem),
     )

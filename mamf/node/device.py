@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import MIB, Backend
-from mamf.engine.runner import Named
-from mamf.engine.search.grid import plan_for
-from mamf.engine.strategies.studies import kernels_to_verify, verify_plan
+from mamf.engine.runner import NamedKernel
+from mamf.engine.search.grid import plan_search
+from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify_plan
 from mamf.errors import UnavailableError
 from mamf.kinds.driver import Run
 from mamf.measurement import Measurement
@@ -97,7 +97,7 @@ class DeviceRun:
         except UnavailableError as error:  # no kernel can run this part; the verdict reports it as missing
             self.on_progress(f"{part}: {error}")
 
-    def _measure(self, part: str, plan: Plan, kernels: Sequence[Named]) -> Iterator[Measurement]:
+    def _measure(self, part: str, plan: Plan, kernels: Sequence[NamedKernel]) -> Iterator[Measurement]:
         path = log_path(self.folder, self.backend.index, part)
         run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=path)
         return run.measurements()
@@ -106,12 +106,12 @@ class DeviceRun:
 
     def _find_ceilings(self, part: str) -> Iterator[Measurement]:
         problem, seconds = problem_for(self.backend, self.dtype), self.seconds * _FIND_SHARE
-        plan, kernels = plan_for(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
+        plan, kernels = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
         return self._measure(part, plan, list(zip(plan.kernels, kernels, strict=True)))
 
     def _verify_kernels(self, part: str) -> Iterator[Measurement]:
-        kernels = kernels_to_verify(self.backend, None)
-        plan = verify_plan(self.backend, kernels, self.verify_seconds)
+        kernels = choose_kernels_to_verify(self.backend, None)
+        plan = make_verify_plan(self.backend, kernels, self.verify_seconds)
         return self._measure(part, plan, list(kernels.items()))
 
     def _measure_kernels(self, part: str) -> Iterator[Measurement]:

@@ -12,7 +12,7 @@ from mamf.ceilings.ceiling import MAX_SHARE, Ceiling
 from mamf.contribution.known_ceilings import place_among_known
 from mamf.errors import DEFAULT_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import View
-from mamf.kinds.registry import chart_of, kind_of, run_title
+from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
@@ -349,12 +349,12 @@ def _profile_facts(profile: Profile) -> list[Fact]:
 def make_log_source(log: RunLog) -> Source:
     header = log.header
     document = (
-        make_counters_document(log) if log.counter_records else kind_of(log.plan).document(log, View(top=_MAX_ROWS))
+        make_counters_document(log) if log.counter_records else get_kind(log.plan).document(log, View(top=_MAX_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     return Source(
         log.path.name,
-        f"{header['device']['name']}: {run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
+        f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             machine_line(header),
             f"{_format_start(header)}; {end_line(log.summary)}",
@@ -384,7 +384,7 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
-            yield chart_of(log, regime)
+            yield make_log_chart(log, regime)
 
 
 def _list_figures(log: RunLog) -> Iterable[Figure]:

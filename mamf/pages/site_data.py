@@ -19,7 +19,7 @@ from mamf.contribution.collection import (
 )
 from mamf.contribution.rules import TIERS
 from mamf.dtypes import DTYPES
-from mamf.kinds.registry import run_title
+from mamf.kinds.registry import make_run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Rate, group_pairs
@@ -131,7 +131,7 @@ def read_site_data(root: Path) -> SiteData:
 def _describe_log(log: RunLog, place: Path) -> SiteLog:
     header, plan, device = log.header, log.plan, log.header["device"]
     dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
-    title = run_title(plan).partition(" ")[2].removesuffix(" of matmul")
+    title = make_run_title(plan).partition(" ")[2].removesuffix(" of matmul")
     what = ", ".join([title, *filter(None, dtypes)])
     return SiteLog(
         *(place, log.tier, device["name"], what, header["started"], software_versions(header)),

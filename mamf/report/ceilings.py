@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.ceilings.ceiling import CHOOSE, Ceiling, fell_behind, group_rounds, median_rate, why_hopeless
+from mamf.ceilings.ceiling import (
+    CHOOSE,
+    Ceiling,
+    compute_median_rate,
+    explain_no_ceiling,
+    group_rounds,
+    has_faster_visit,
+)
 from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import RunLog
@@ -94,7 +101,7 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
     """Return the best of the library's default, which scouts, if another kernel reaches the ceiling."""
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE, default))
-    rates = {shape: median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
+    rates = {shape: compute_median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
     if default == ceiling.kernel or not rates:
         return []
     best = max(rates, key=rates.__getitem__)
@@ -115,7 +122,7 @@ def _temperature_note(ceiling: Ceiling) -> Iterator[str]:
 
 
 def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
-    if fell_behind(ceiling, rows):
+    if has_faster_visit(ceiling, rows):
         return "interval unknown: this shape was faster earlier in the run, so the device was busy later; find it again"
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
@@ -146,7 +153,7 @@ def find_document(
 ) -> Document:
     """Return the report of a find: its ceilings. CSV has a row for each ceiling; JSON also has all measurements."""
     every = [replace(each, title="") for each in row_columns(rows, Shares(header), lambda row: None)]
-    reason = why_hopeless(rows)
+    reason = explain_no_ceiling(rows)
     blocks: list[Block] = [
         Lines([machine_line(header)]),
         ceiling_table(list(ceilings.values()), header),

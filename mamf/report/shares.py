@@ -14,11 +14,11 @@ from mamf.ceilings.ceiling import (
     STATE_TOLERANCE,
     Ceiling,
     Ceilings,
-    ceiling_of,
+    compute_known_share,
+    compute_share_accuracy,
+    find_row_ceiling,
     has_drifted,
-    known_share,
     mamfu,
-    share_accuracy,
 )
 from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
@@ -157,7 +157,7 @@ class Shares:
         if not row.work.has_products:
             return None
         share = mamfu(row, self.ceilings)
-        return known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
+        return compute_known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
 
     def mbu(self, row: Measurement) -> float | None:
         """Return the share of the read bandwidth of memory in the row's regime; None without one."""
@@ -178,7 +178,7 @@ class Shares:
         return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
-        ceiling = ceiling_of(row, self.ceilings) or ceiling_of(row, self.known)
+        ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
         return ceiling.tflops if ceiling and row.work.has_products else None
 
     def point(self, row: Measurement) -> RoofPoint | None:
@@ -201,7 +201,7 @@ class Shares:
             Column("ceiling_tflops", "", self.ceiling_tflops),
             Column("mbu", "MBU", self.mbu, percent, 1),
             Column("mamfu", "MAMFU", self.mamfu, percent, 1),
-            Column("mamfu_accuracy", "", lambda row: share_accuracy(row, self.ceilings) or None),
+            Column("mamfu_accuracy", "", lambda row: compute_share_accuracy(row, self.ceilings) or None),
             *(roof if self.roofs is not None else ()),
         ]
 
@@ -216,7 +216,7 @@ class Shares:
             yield f"device speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since the ceiling was measured"
         own = mamfu(row, self.ceilings)
         # By more than drift and the timer explain.
-        highest = 1 + STATE_TOLERANCE + share_accuracy(row, self.ceilings)
+        highest = 1 + STATE_TOLERANCE + compute_share_accuracy(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
 
@@ -228,7 +228,7 @@ class Shares:
             for (dtype, regime), each in self.ceilings.items()
             if regime in regimes
         ]
-        known = (share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
+        known = (compute_share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches less"]

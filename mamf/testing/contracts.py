@@ -11,7 +11,7 @@ import pytest
 from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
 from mamf.kernel import AnyKernel
 from mamf.logs.records import measurement_from_record, measurement_record
@@ -196,9 +196,9 @@ class AnyKernelContract(_KernelFixture):
         """Fail if the kernel changes its operands, uses only one operand set, or does no work in later launches."""
         pool = backend.operand_pool(problem.data, problem.seed)
         with kernel.settings(backend, problem):
-            checked = Checked(kernel.prepare(backend, problem, shape, pool, sets=3))
+            checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets=3))
             assert len(checked.launches) == 3
-            checked.rehearse(backend)
+            checked.warm_up_and_verify(backend)
             checked.poison()
             for launch in (*checked.launches, *checked.launches):
                 launch()
@@ -238,7 +238,7 @@ class KernelContract(AnyKernelContract):
                 if kernel.unsupported(backend, variant) is None:
                     with kernel.settings(backend, variant):
                         pool = backend.operand_pool(data, 0)
-                        Checked(kernel.prepare(backend, variant, shape, pool)).rehearse(backend)
+                        CheckedKernel(kernel.prepare(backend, variant, shape, pool)).warm_up_and_verify(backend)
 
     def test_rewrites_its_output_when_asked(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem, shape: MatmulShape

@@ -9,7 +9,7 @@ import torch
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.engine.regimes.base import Checked, WrongResultError, skipped_work
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError, compute_skipped_work_ratio
 from mamf.errors import UsageError
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -51,8 +51,8 @@ def product(dtype):
 def rehearsed(kernel, backend, problem, shape, sets=1):
     pool = backend.operand_pool(problem.data, problem.seed)
     with kernel.settings(backend, problem):
-        checked = Checked(kernel.prepare(backend, problem, shape, pool, sets))
-        checked.rehearse(backend)
+        checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets))
+        checked.warm_up_and_verify(backend)
     return checked
 
 
@@ -214,7 +214,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
         pytest.skip("what idles between checks of a sustained visit is bounded by physics alone")
     brief = cpu.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
     monkeypatch.setattr(type(cpu), "sustained_traits", brief)
-    monkeypatch.setattr(Sustained, "longest_settling_seconds", 0.02)
+    monkeypatch.setattr(Sustained, "max_settling_seconds", 0.02)
     started, problem = REGIMES[regime](cpu), product("float32")
     started.start()
     # One launch an operand set: what rotates would need a memory for each.
@@ -235,7 +235,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
     ],
 )
 def test_skipped_work_shows_in_every_checked_launch(checked, others, times):
-    assert skipped_work(checked, others) == pytest.approx(times)
+    assert compute_skipped_work_ratio(checked, others) == pytest.approx(times)
 
 
 class TakesAName(TorchMm):

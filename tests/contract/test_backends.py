@@ -10,7 +10,7 @@ from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
 
 from mamf.backend import MIB, Unavailable
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
 from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class, open_backend
@@ -110,7 +110,7 @@ def vendor(request):
 def timed_launches(backend, calls):
     """The names of what one train of three launches makes of torch and of the vendor."""
     calls.clear()
-    checked = Checked(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
+    checked = CheckedKernel(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
     with FlushRecorder(calls):
         taken = Burst(backend).sample(checked, StoppingRule(seconds=0.0), 0.0)
     assert len(taken.seconds) == 3

@@ -14,7 +14,7 @@ from verdicts import verified
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError, UnsupportedError, UsageError
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
 from mamf.operations.decode.torch_decode import BoundKernel, attend, make_tables
@@ -271,10 +271,10 @@ def test_the_reference_is_right_on_honest_launches(cpu):
     "fault", ["unshuffled", "last token", "one row", "scale", "remembers", "copies signs", "table", "cache"]
 )
 def test_a_wrong_launch_is_found(fault, cpu):
-    checked = Checked(prepared(Reads(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32")))
+    checked = CheckedKernel(prepared(Reads(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32")))
     with pytest.raises(WrongResultError):
         for _ in range(3):
-            checked.rehearse(cpu)
+            checked.warm_up_and_verify(cpu)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
     assert (len(ready.launches), backend.captured) == (1, 3)
     assert verified(ready).ok
     with pytest.raises(WrongResultError):
-        Checked(prepared(SdpaKvcache(), with_graphs(skips=[1]), shape, small)).rehearse(backend)
+        CheckedKernel(prepared(SdpaKvcache(), with_graphs(skips=[1]), shape, small)).warm_up_and_verify(backend)
 
 
 def test_a_device_without_graphs_says_so(cpu):

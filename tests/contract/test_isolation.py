@@ -13,8 +13,8 @@ import torch
 
 from mamf.engine import isolation
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.regimes.base import Checked
-from mamf.engine.runner import Runner, Step, isolation_of
+from mamf.engine.regimes.base import CheckedKernel
+from mamf.engine.runner import Runner, Step, get_isolation
 from mamf.kernel import Verdict
 from mamf.operations import isolated
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -56,7 +56,7 @@ class Passing(Own):
     name = "passing"
 
     def bind(self, problem, a, b, c):
-        Checked._take = lambda self, verdict, index: None
+        CheckedKernel._take = lambda self, verdict, index: None
         return c.zero_, 1.0
 
 
@@ -88,7 +88,7 @@ class Ending(Own):
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
     """Starts threads in place of processes, and counts them."""
-    monkeypatch.setattr(Checked, "_take", Checked._take)
+    monkeypatch.setattr(CheckedKernel, "_take", CheckedKernel._take)
     monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1e-3)
     started, opened = [], []
 
@@ -114,7 +114,7 @@ def process(monkeypatch):
 
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
-    isolation_of(cpu).everything = everything
+    get_isolation(cpu).everything = everything
     regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
@@ -240,7 +240,7 @@ def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
         row_of(by_path(Own), backend=cpu)
     process[0].join(timeout=10)
     assert not process[0].is_alive()
-    assert isolation_of(cpu)._process is None
+    assert get_isolation(cpu)._process is None
 
 
 @pytest.mark.emulated

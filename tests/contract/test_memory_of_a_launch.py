@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
 from mamf.engine.measure import measure_memory
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.kernel import Buffer
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -89,8 +89,8 @@ def bytes_of(backend, kernel, direction, sets=1, pool=None):
     problem = AttentionProblem("float32", direction)
     pool = pool or backend.operand_pool("normal", 0)
     with kernel.settings(backend, problem):
-        checked = Checked(kernel.prepare(backend, problem, SHAPE, pool, sets))
-        checked.rehearse(backend)
+        checked = CheckedKernel(kernel.prepare(backend, problem, SHAPE, pool, sets))
+        checked.warm_up_and_verify(backend)
         return measure_memory(backend, checked, problem, SHAPE)
 
 
@@ -131,8 +131,8 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
 
     def needed(phase, sets=1):
         problem = ModelProblem(**sizes, phase=phase)
-        checked = Checked(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0), sets))
-        checked.rehearse(backend)
+        checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0), sets))
+        checked.warm_up_and_verify(backend)
         return measure_memory(backend, checked, problem, shape)
 
     parameters = 4 * ModelProblem(**sizes).parameters(shape)

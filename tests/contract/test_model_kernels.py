@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.operations.attention.operation import Attention
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -35,7 +35,7 @@ def cpu():
 def checked(problem, kernel=None, shape=SHAPE):
     kernel = kernel or TorchModel("sdpa-math")
     assert not (kernel.unsupported(cpu(), problem) or kernel.unsupported_shape(problem, shape))
-    return Checked(kernel.prepare(cpu(), problem, shape, cpu().operand_pool("normal", 0), sets=3))
+    return CheckedKernel(kernel.prepare(cpu(), problem, shape, cpu().operand_pool("normal", 0), sets=3))
 
 
 class TestModelKernel(AnyKernelContract):
@@ -67,7 +67,7 @@ def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_forward_and_backward_is_right(problem, dtype):
     step = checked(replace(problem, phase="forward-backward", dtype=dtype))
-    step.rehearse(cpu())
+    step.warm_up_and_verify(cpu())
     assert step.verdict.details["gradient_error"] > 0
     assert step.verdict.error < (1e-5 if dtype == "float32" else 0.03)
 
@@ -76,7 +76,7 @@ def test_a_forward_and_backward_is_right(problem, dtype):
 def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypatch):
     problem = replace(GPT2, phase="step", optimizer=optimizer)
     step = checked(problem)
-    step.rehearse(cpu())
+    step.warm_up_and_verify(cpu())
     step.poison()
     for launch in (*step.launches, *step.launches):
         launch()
@@ -113,7 +113,7 @@ class ProductDtypes(TorchDispatchMode):
 def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(problem):
     problem = replace(problem, phase="forward-backward", dtype="bfloat16", autocast=True)
     step = checked(problem)
-    step.rehearse(cpu())
+    step.warm_up_and_verify(cpu())
     assert 1e-4 < step.verdict.error < 0.03
     with ProductDtypes() as products:
         losses, *gradients = step.launches[0]()
@@ -143,7 +143,7 @@ def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
     problem = replace(GPT2, seed=13)
     monkeypatch.setattr(torch_model, "fill", lambda network, generator: setattr(Altering, "network", network))
     with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
-        checked(problem, TorchModel(f"{__name__}:Altering")).rehearse(cpu())
+        checked(problem, TorchModel(f"{__name__}:Altering")).warm_up_and_verify(cpu())
     assert not get_known_answers(problem, SHAPE, cpu().device)
 
 
@@ -170,7 +170,7 @@ class Rounded(SdpaMath):
 def test_a_wrong_attention_shows_in_the_model(kind, phase):
     kernel = TorchModel(f"{__name__}:{kind.__name__}")
     with pytest.raises(WrongResultError):
-        checked(replace(GPT2, phase=phase, dtype="bfloat16"), kernel, ModelShape(2, 64)).rehearse(cpu())
+        checked(replace(GPT2, phase=phase, dtype="bfloat16"), kernel, ModelShape(2, 64)).warm_up_and_verify(cpu())
 
 
 class Sequential(TorchAttention):
@@ -191,7 +191,7 @@ class Sequential(TorchAttention):
 
 def test_an_attention_of_forward_alone_has_that_phase_alone():
     kernel = TorchModel(f"{__name__}:Sequential")
-    checked(LLAMA, kernel).rehearse(cpu())
+    checked(LLAMA, kernel).warm_up_and_verify(cpu())
     assert "does not support fwd+bwd" in kernel.unsupported(cpu(), replace(LLAMA, phase="forward-backward"))
 
 
@@ -206,14 +206,14 @@ def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda network, **options: asked.append(options) or network)
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
-    checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+    checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(cpu())
     assert asked == ["reset", {"dynamic": False}]
 
 
 def test_a_compiled_model_is_held_to_the_same_reference(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda network, **options: lambda *batch: network(*batch) * 1.5)
     with pytest.raises(WrongResultError):
-        checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+        checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(cpu())
 
 
 def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
@@ -221,7 +221,7 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
     compiled = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(torch, "compile", compiled)
     problem = replace(GPT2, phase="forward-backward", layers=1, dtype="bfloat16", autocast=True)
-    checked(problem, make_kernel(make_operation("model"), "compiled[sdpa-math]")).rehearse(cpu())
+    checked(problem, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(cpu())
     assert len(graphs) == 1
 
 

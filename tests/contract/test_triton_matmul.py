@@ -162,7 +162,7 @@ def check(text, shape, *of_problem, **accumulation):
     problem = MatmulProblem(*of_problem, **accumulation)
     pool = cpu.operand_pool("normal", 0)
     checked = Checked(kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
-    checked.rehearse(cpu)
+    checked.warm_up_and_verify(cpu)
     return checked.verdict
 odd, whole = (20, 17, 33), (24, 32, 32)
 for layout in LAYOUTS:

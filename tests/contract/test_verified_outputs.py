@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.torch_products import TorchMm
@@ -28,7 +28,7 @@ class Spoiled(TorchMm):
 def checked(spoil, dtype="float32", layout="nt", data="normal"):
     backend = open_backend("cpu")
     problem = problem_for(backend, dtype, layout=layout, data=data)
-    return backend, Checked(Spoiled(spoil).prepare(backend, problem, SHAPE, backend.operand_pool(data, 0)))
+    return backend, CheckedKernel(Spoiled(spoil).prepare(backend, problem, SHAPE, backend.operand_pool(data, 0)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -39,7 +39,7 @@ def test_a_right_kernel_keeps_its_bits_and_special_values(dtype, data):
     right.poison()
     assert not compare(right.launches[0]())().cells
     assert right.prepared.verify_special().ok
-    right.rehearse(backend)
+    right.warm_up_and_verify(backend)
 
 
 def test_one_flipped_bit_is_found_and_located():
@@ -54,7 +54,7 @@ def test_one_flipped_bit_is_found_and_located():
 def test_wrong_tiles_are_located_without_a_right_output(spoil, dtype):
     backend, wrong = checked(lambda c: spoil(c[64:128, 256:320]), dtype)
     with pytest.raises(WrongResultError) as raised:
-        wrong.rehearse(backend)
+        wrong.warm_up_and_verify(backend)
     assert raised.value.verdict.details["wrong tiles"] == "1 wrong tile of 64x64: row 1 column 4 of product 0"
 
 

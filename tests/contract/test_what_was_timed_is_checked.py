@@ -28,7 +28,7 @@ def backend(monkeypatch):
     opened = open_backend("cpu")
     brief = opened.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
     monkeypatch.setattr(type(opened), "sustained_traits", brief)
-    monkeypatch.setattr(Sustained, "longest_settling_seconds", 0.02)
+    monkeypatch.setattr(Sustained, "max_settling_seconds", 0.02)
     monkeypatch.setattr("mamf.kernel.MAX_OPERAND_SETS", 3)  # each set has its turn often
     return opened
 

@@ -1,11 +1,11 @@
 """What a kernel's launches are worth, as measuring finds it."""
 
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 
 
 def verified(prepared):
     """The verdict on every operand set, launched once from poisoned outputs."""
-    checked = Checked(prepared)
+    checked = CheckedKernel(prepared)
     checked.poison()
     for launch in checked.launches:
         launch()

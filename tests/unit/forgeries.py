@@ -4,7 +4,7 @@ import copy
 import json
 
 from mamf.contribution.rules import Evidence, recompute_ceilings
-from mamf.kinds.registry import kind_of
+from mamf.kinds.registry import get_kind
 from mamf.logs.recording import End
 from mamf.logs.records import ceiling_record, measurement_record
 from mamf.logs.run_log import build_run_log, parse_records, read_lines
@@ -43,7 +43,7 @@ def recompute(path, records):
     evidence = _evidence(path, records)
     if records[-1]["record"] == "summary":
         plan, log = evidence.plan, evidence.log
-        again = kind_of(plan).summary(plan, log.measurements, ceilings or log.all_ceilings, End("complete"))
+        again = get_kind(plan).summary(plan, log.measurements, ceilings or log.all_ceilings, End("complete"))
         records[-1]["best"] = again["best"]
     return records
 

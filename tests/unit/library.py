@@ -25,15 +25,15 @@ POINTS = {
 
 
 def short(planned, sizes=(4096, 8192), scouts=6):
-    """``plan_for`` that leaves a search few shapes."""
+    """``plan_search`` that leaves a search few shapes."""
 
-    def plan_for(*arguments, **options):
+    def plan_search(*arguments, **options):
         plan, kernels = planned(*arguments, **options)
         return replace(
             plan, options=replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=scouts, refinements=0)
         ), kernels
 
-    return plan_for
+    return plan_search
 
 
 def install(monkeypatch):
@@ -47,7 +47,7 @@ def install(monkeypatch):
     monkeypatch.setattr(discovery, "find_entry_points", points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(FindStrategy, "fine_shapes", 1)
-    monkeypatch.setattr("mamf.api.measuring.plan_for", short(grid.plan_for))
+    monkeypatch.setattr("mamf.api.measuring.plan_search", short(grid.plan_search))
     monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))
 
 

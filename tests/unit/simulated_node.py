@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 
 from mamf.backend import Advice
 from mamf.engine.search import grid
-from mamf.engine.search.grid import plan_for
+from mamf.engine.search.grid import plan_search
 from mamf.engine.search.rounds import Rounds
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import UnavailableError
@@ -53,7 +53,7 @@ class Node(SimulatedBackend):
 
 def short_plan(*arguments, **options):
     sizes = (8192, 16384)
-    plan, kernels = plan_for(*arguments, **options)
+    plan, kernels = plan_search(*arguments, **options)
     return replace(
         plan, options=replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
     ), kernels
@@ -69,7 +69,7 @@ def install(patch):
 
     patch.setattr(discovery, "find_entry_points", points)
     patch.setattr(FindStrategy, "fine_shapes", 1)
-    patch.setattr("mamf.node.device.plan_for", short_plan)
+    patch.setattr("mamf.node.device.plan_search", short_plan)
     patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))
     patch.setattr(FindStrategy, "sustained_candidates", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)

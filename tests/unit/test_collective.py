@@ -5,7 +5,7 @@ import torch
 import torch.distributed
 from forked import forked
 
-from mamf.engine.regimes.base import Checked, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operations import collective_kernels
 from mamf.operations.collective import COLLECTIVES, CollectiveProblem, CollectiveShape
@@ -55,9 +55,9 @@ def status(kernel, collective):
     """How the check of a collective ends on a rank."""
     backend = open_backend("cpu")
     problem, shape = CollectiveProblem(collective, 2, "float32"), CollectiveShape(4096)
-    checked = Checked(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0)))
+    checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0)))
     try:
-        checked.rehearse(backend)
+        checked.warm_up_and_verify(backend)
         checked.prepare_check()
         checked.launches[0]()
         checked.verify()

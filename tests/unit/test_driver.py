@@ -91,6 +91,6 @@ def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypa
     run = driven(tmp_path / "run.jsonl", [KNOWN, *rows])
     with pytest.raises(RunLogWriteError):
         list(run.measurements())
-    log = run.log_in_memory()
+    log = run.build_log()
     assert not run.is_written
     assert (log.tier, len(log.measurements), [*log.known_ceilings]) == ("complete", 3, [("bfloat16", "burst")])

@@ -18,7 +18,7 @@ LOG = Path(__file__).parents[2] / "results/nvidia-h200/sweep-torch-mm-bfloat16-b
 
 
 def document(log, **view):
-    return registry.kind_of(log.plan).document(log, View(**view))
+    return registry.get_kind(log.plan).document(log, View(**view))
 
 
 def test_a_new_column_is_one_line(monkeypatch):

@@ -21,7 +21,7 @@ from refusals import assert_refused
 import mamf
 from mamf.ceilings.ceiling import MIN_ROUNDS, Ceiling, confirm_ceiling
 from mamf.engine.runner import Setup
-from mamf.engine.search.grid import plan_for
+from mamf.engine.search.grid import plan_search
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError, IncomparableError, UnsupportedError, UsageError
 from mamf.logs.records import ceiling_from_record, ceiling_record
@@ -454,7 +454,7 @@ SLOW = {"compute_units": 4, "flop_per_cycle_per_unit": 32, "memory_bytes": 8 * 1
 def test_the_grid_suits_memory_and_speed(changed):
     physics = dataclasses.replace(Physics(), **changed)
     backend, problem = SimulatedBackend(physics=physics), MatmulProblem()
-    plan, kernels = plan_for(backend, problem, SIMULATED[-1:], regimes=("burst",), scouts=48)
+    plan, kernels = plan_search(backend, problem, SIMULATED[-1:], regimes=("burst",), scouts=48)
     find = find_with(plan, kernels, backend)
     rows = found(find)
     assert all(row.ok for row in rows)
@@ -540,9 +540,9 @@ def test_a_dtype_that_cannot_be_searched_costs_no_other(find, tmp_path, monkeypa
     def plan(backend, problem, *given, **fields):
         if problem.dtype == "float16":
             raise UsageError("20 s are too few for a search in float16")
-        return plan_for(backend, problem, *given, **fields)
+        return plan_search(backend, problem, *given, **fields)
 
-    monkeypatch.setattr("mamf.engine.search.grid.plan_for", plan)
+    monkeypatch.setattr("mamf.engine.search.grid.plan_search", plan)
     options = ["--regime", "burst", "--budget", "10s", "--output", "run.jsonl"]
     code, _, err = find("--dtype", "float16", "bfloat16", *options)
     assert code == 2
@@ -658,7 +658,7 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:  # a grid as real ones are: a coarse one has few small shapes
         patch.setattr("mamf.engine.search.grid._STEPS", 20)
         patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
-        plan, kernels = plan_for(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
+        plan, kernels = plan_search(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
     find = find_with(plan, kernels, backend)
     begun = backend.now()
     return find, found(find), backend.now() - begun
@@ -746,9 +746,9 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
         for regime, kernel in won.items()
     ]
     monkeypatch.setattr("mamf.peaks.read_contributed_rates", lambda: rows)
-    plan, kernels = plan_for(backend, MatmulProblem(), is_quick=True)
+    plan, kernels = plan_search(backend, MatmulProblem(), is_quick=True)
     assert [kernel.name for kernel in kernels] == list(plan.kernels) == names
-    _, kernels = plan_for(backend, MatmulProblem())
+    _, kernels = plan_search(backend, MatmulProblem())
     assert [kernel.name for kernel in kernels] == [KERNEL, "compiled", "library"]
 
 
@@ -774,8 +774,8 @@ def test_the_best_is_found_at_the_edges_of_the_grid_too(name, best):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mamf.engine.search.grid._STEPS", 20)
         patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
-        patch.setattr("mamf.engine.search.grid.working_kernels", lambda *given: [kernel])
-        plan, kernels = plan_for(backend, MatmulProblem(), regimes=("burst",), is_quick=True)
+        patch.setattr("mamf.engine.search.grid.choose_working_kernels", lambda *given: [kernel])
+        plan, kernels = plan_search(backend, MatmulProblem(), regimes=("burst",), is_quick=True)
     find = find_with(plan, kernels, backend)
     found(find)
     assert chip.tflops(find.ceilings["burst"].shape) >= 0.998 * chip.tflops(best)
@@ -791,5 +791,5 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
 
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
     monkeypatch.setattr("mamf.engine.search.grid.find_priors", lambda info, problem: [MatmulShape(64, 64, 10**6)])
-    plan, _ = plan_for(SimulatedBackend(), MatmulProblem(), SIMULATED[-1:])
+    plan, _ = plan_search(SimulatedBackend(), MatmulProblem(), SIMULATED[-1:])
     assert plan.options.priors == ()

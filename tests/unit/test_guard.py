@@ -16,7 +16,7 @@ from mamf.ceilings.ceiling import CONFIRM
 from mamf.cli import main
 from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
-from mamf.kinds.registry import chart_of
+from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import Comparison, Pair
 from mamf.logs.entries import combine_visits
 from mamf.logs.judging import GuardResult, JudgedRow, is_in_doubt, judge_pair
@@ -148,7 +148,7 @@ def test_ctrl_c_leaves_a_log_and_no_new_baseline(guard, on_launch):
 
 def test_its_logs_are_shown_drawn_and_checked(guard, run):
     assert "simulated-attention" in run("show", "baseline.jsonl")[1]
-    assert chart_of(read_run_log("baseline.jsonl")).grid
+    assert make_log_chart(read_run_log("baseline.jsonl")).grid
     assert found(Path("baseline.jsonl")) <= {"simulated", "missing-field", "implausible", "changed-code"}
     code, _, err = run("sweep", "--operation", "attention", "--resume", "baseline.jsonl")
     assert (code, "resume it with 'mamf guard FILE.toml --resume baseline.jsonl'" in err) == (2, True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import mamf
-from mamf.kinds.notebook import html_of
+from mamf.kinds.notebook import render_html
 from mamf.measurement import Measurement
 from mamf.report.document import Document, text_table
 from mamf.report.page import render_fragment
@@ -49,14 +49,14 @@ def test_a_strangers_text_is_no_markup(machine):
     device = {**log.header["device"], "name": MARKUP}
     hostile = replace(log, measurements=[row], header={**log.header, "device": device})
     for shown in (row, hostile, replace(mamf.load_ceiling("find.jsonl"), device=MARKUP)):
-        assert "<script" not in html_of(shown)
-        assert "&lt;script&gt;" in html_of(shown)
+        assert "<script" not in render_html(shown)
+        assert "&lt;script&gt;" in render_html(shown)
     assert "<script" not in render_fragment(Document(MARKUP, [text_table([MARKUP], [[MARKUP]])]))
 
 
 def test_what_has_no_table_is_said():
     with pytest.raises(TypeError, match="a int has no table"):
-        html_of(1)
+        render_html(1)
 
 
 def test_what_is_printed_fits_in_a_line(machine):

@@ -15,10 +15,10 @@ from forked import forked
 from two_queues import ASIDE, OWN, SimulatedPair, TwoQueues
 
 from mamf.cli import main
-from mamf.engine.strategies.studies import OverlapStrategy, overlapping
+from mamf.engine.strategies.studies import OverlapStrategy, compute_overlapping_seconds
 from mamf.errors import UsageError
 from mamf.kernel import Verdict
-from mamf.kinds.registry import chart_of
+from mamf.kinds.registry import make_log_chart
 from mamf.logs.run_log import read_run_log
 from mamf.operations.overlap import SMALLEST, OverlapProblem, OverlapShape
 from mamf.report.studies import pairs_of
@@ -65,13 +65,13 @@ def told_by_another_rank(of_window):
 def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
     pair = "all_reduce", f"{LARGE}+1GiB"
     late = itertools.chain([(-1e-3, None)], itertools.repeat((1e-3, None)))
-    once = rows_of(*pair, of_all=told_by_another_rank(late.__next__))
+    once = rows_of(*pair, gather_from_ranks=told_by_another_rank(late.__next__))
     assert {row.status for row in once.values()} == {"ok"}
     assert sum(len(row.samples) for row in once.values()) <= sum(len(row.samples) for row in rows_of(*pair).values())
-    always = rows_of(*pair, of_all=told_by_another_rank(lambda: (-1e-3, None)))
+    always = rows_of(*pair, gather_from_ranks=told_by_another_rank(lambda: (-1e-3, None)))
     assert "the host queues these launches too slowly" in always["other", True].reason
     mostly = itertools.cycle([(-1e-3, None)] * 4 + [(1e-3, 0)])
-    refused = rows_of(*pair, of_all=told_by_another_rank(mostly.__next__))
+    refused = rows_of(*pair, gather_from_ranks=told_by_another_rank(mostly.__next__))
     assert "the host queues these launches too slowly" in refused["other", True].reason
 
 
@@ -109,9 +109,9 @@ def test_only_blocks_within_the_overlap_count():
     """The first work runs alone from 6 on, at twice the rate; a mean over all of it would be 1.4."""
     first = [(0.0, 1), (2.0, 2), (4.0, 3), (6.0, 4), (7.0, 5), (8.0, 6)]
     other = [(1.0, 2), (3.0, 3), (6.5, 6)]
-    assert overlapping([first, other]) == [2.0, 1.375]
-    assert overlapping([[(0.0, 1), (1.0, 2)], [(0.5, 1), (3.0, 2)]]) is None
-    assert overlapping([[(0.0, 4), (2.0, 8), (4.0, 12)]]) == [0.5]
+    assert compute_overlapping_seconds([first, other]) == [2.0, 1.375]
+    assert compute_overlapping_seconds([[(0.0, 1), (1.0, 2)], [(0.5, 1), (3.0, 2)]]) is None
+    assert compute_overlapping_seconds([[(0.0, 4), (2.0, 8), (4.0, 12)]]) == [0.5]
 
 
 class Wrong(SimulatedMatmul):
@@ -139,7 +139,7 @@ def test_a_device_with_one_queue_says_so():
 
 
 def test_a_failure_on_another_rank_counts_for_all():
-    rows = rows_of("all_reduce", f"{LARGE}+1GiB", of_all=lambda own: [own, own or own is False])
+    rows = rows_of("all_reduce", f"{LARGE}+1GiB", gather_from_ranks=lambda own: [own, own or own is False])
     assert {row.reason for row in rows.values()} == {"another rank failed"}
 
 
@@ -191,7 +191,7 @@ def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
     assert (read.plan.kind, read.tier, len(read.measurements)) == ("overlap", "complete", 4)
     (pair,) = json.loads(run("show", "log.jsonl", "--format", "json")[1])["pairs"]
     assert pair["products_kept"] == pytest.approx(TwoQueues.kept[OWN], rel=0.02)
-    rows = chart_of(read).rows
+    rows = make_log_chart(read).rows
     assert [(row.group, row.name) for row in rows] == [
         (f"{LARGE} with to_host 1GiB", name) for name in ("matmul", "to_host")
     ]

@@ -71,7 +71,7 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     assert row.rate("median") == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.world.cap_watts, rel=0.01)
-    assert row.launches * row.seconds >= Sustained.shortest_seconds, "what was queued before the visit is none of it"
+    assert row.launches * row.seconds >= Sustained.min_visit_seconds, "what was queued before the visit is none of it"
 
 
 def test_long_launches_do_not_throttle_themselves():
@@ -116,8 +116,8 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
     assert first.conditions.throttle_reasons == second.conditions.throttle_reasons == ("power cap",)
     taken = len(sensors.read_at)
     rests = [later - earlier for earlier, later in itertools.pairwise(sensors.read_at)]
-    assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.max_held_back
-    assert taken > 2 * regime.max_held_back
+    assert sum(rest >= backend.burst_traits.cold_after_seconds for rest in rests) == regime.max_throttled_trains
+    assert taken > 2 * regime.max_throttled_trains
 
 
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
@@ -187,7 +187,7 @@ def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
 
 def test_power_without_ticks_is_that_of_the_sensor():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=60.0))
-    assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)
+    assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.compute_mean_watts, rel=0.01)
 
 
 def test_the_power_of_a_ceiling_is_energy_over_time():
@@ -250,7 +250,7 @@ def test_a_slow_device_finishes_with_three_launches():
     row = take(regime, MatmulShape(4096, 4096, 4096))
     assert row.launches == 3
     assert row.summary.interval.coverage == 0.75
-    assert regime.visit_took < 9 * row.summary.slowest, "no rest lasts as long as a launch"
+    assert regime.last_visit_seconds < 9 * row.summary.slowest, "no rest lasts as long as a launch"
 
 
 @settings(max_examples=25)

@@ -8,7 +8,7 @@ from made_rates import ceiling
 from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, level_of, make_roof_point
+from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, find_memory_level, make_roof_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -94,7 +94,7 @@ def test_a_fill_is_no_roof_and_under_none():
     ],
 )
 def test_levels_are_read_off_the_arrays(pattern, nbytes, warm, level):
-    assert level_of(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), L2) == level
+    assert find_memory_level(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), L2) == level
 
 
 @pytest.mark.parametrize("pattern", ["copy", "read", "triad"])
@@ -103,7 +103,7 @@ def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, 
     problem, info = BandwidthProblem(pattern), DeviceInfo("cuda", 0, "card", "vendor", cache_bytes=cache)
     for size in range(16 * MIB, 1024 * MIB, 16 * MIB):
         shape = BandwidthShape(size)
-        assert Bandwidth().may_be_ceiling(info, problem, shape) == (level_of(problem, shape, cache) == MEMORY)
+        assert Bandwidth().may_be_ceiling(info, problem, shape) == (find_memory_level(problem, shape, cache) == MEMORY)
 
 
 def test_the_highest_of_what_was_confirmed_is_the_roof():

@@ -28,7 +28,7 @@ def measured(tmp_path_factory):
 def little(patch):
     """The simulated device, and a search of few shapes."""
     library.install(patch)
-    patch.setattr(grid, "plan_for", library.short(grid.plan_for, (8192, 16384)))
+    patch.setattr(grid, "plan_search", library.short(grid.plan_search, (8192, 16384)))
     patch.setattr(roofline, "_PASSES", 256)  # long launches are few
     patch.setattr(roofline, "_CACHES", (64, 128))
 

@@ -18,7 +18,7 @@ from refusals import assert_refused
 
 from mamf.ceilings.ceiling import compute_drift, mamfu
 from mamf.errors import UsageError
-from mamf.kinds.registry import chart_of
+from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import compare
 from mamf.logs.run_log import read_run_log, with_device_speeds
 from mamf.logs.shared_runs import find_shared_logs, join_logs, read_run
@@ -319,7 +319,7 @@ def test_logs_are_shown_drawn_compared_and_checked_as_one_run(run, shared):
     rows = list(csv.DictReader(io.StringIO(run("show", "out", "--format", "csv")[1])))
     assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
     assert float(rows[0]["device_speed"]) > 0.9
-    chart = chart_of(read_run(Path("out")))
+    chart = make_log_chart(read_run(Path("out")))
     assert "devices 0 1 2 3, figures scaled to the first" in chart.subtitle
     points = [
         point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name
@@ -441,7 +441,7 @@ def attention_kernels(monkeypatch):
         "slow-attention": "test_shared_runs:SlowAttention",
     }
     monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNELS, kernels)
-    monkeypatch.setattr("mamf.cli.ceilings.plan_for", simulated_node.short_plan)
+    monkeypatch.setattr("mamf.cli.ceilings.plan_search", simulated_node.short_plan)
 
 
 ATTENTION = ["attention", "--seq-lens", "1024", "2048", "4096", "8192", "--head-dims", "64", "128"]

@@ -67,7 +67,7 @@ def rate_of(backend, seconds, **changed):
         setattr(regime, name, value)
     pool, shape = backend.operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
     row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(seconds=0.0))
-    return row.best_rate, regime.visit_took
+    return row.best_rate, regime.last_visit_seconds
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.9, 3.3, 3.8, 4.8, math.inf])
@@ -76,7 +76,7 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
     steady, _ = rate_of(SimulatedBackend(), math.inf)
     rate, took = rate_of(backend, seconds)
     assert rate == pytest.approx(steady, rel=0.004)
-    assert took <= max(seconds, Sustained.shortest_anew(backend))
+    assert took <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend))
     assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
 
 
@@ -89,7 +89,7 @@ def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, s
     for loaded in (regime.visit_seconds, regime.anew.settling_seconds):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999
-    assert regime.visit_takes <= max(seconds, Sustained.shortest_anew(backend)) + 1e-9
+    assert regime.fixed_visit_seconds <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend)) + 1e-9
 
 
 def confirmed_rows(seed, kernel=None):

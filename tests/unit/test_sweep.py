@@ -4,7 +4,7 @@ import pytest
 from made_plans import setup_of, sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.rows import OneKernelStrategy, largest_buffers
+from mamf.engine.strategies.rows import OneKernelStrategy, compute_largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -56,7 +56,7 @@ def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, 
 
 def test_operands_are_reserved_for_the_largest_shape_that_fits():
     plan = plan_of([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
-    buffers = largest_buffers(plan, 50 * 2**20, 10**9)
+    buffers = compute_largest_buffers(plan, 50 * 2**20, 10**9)
     assert buffers["a"].elements == 2048 * 512
     assert buffers["b"].elements == 1024 * 1024
     assert sum(buffer.nbytes for buffer in buffers.values()) < 10**9

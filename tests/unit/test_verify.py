@@ -11,7 +11,7 @@ import pytest
 from made_plans import setup_of
 
 from mamf.cli import main
-from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, verify_plan
+from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, make_verify_plan
 from mamf.kernel import CELL, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import find_shared_logs, read_run
@@ -30,7 +30,7 @@ PLAN = [*DEVICE, "--dtype", "bfloat16"]
 def verified(physics, seed=0, budget=0.2):
     device = SimulatedBackend(physics=physics, seed=seed)
     kernel = SimulatedMatmul()
-    plan = verify_plan(device, {"mamf.testing:SimulatedMatmul": kernel}, budget, ["bfloat16"])
+    plan = make_verify_plan(device, {"mamf.testing:SimulatedMatmul": kernel}, budget, ["bfloat16"])
     return list(VerifyStrategy(setup_of(plan, [kernel], device)).results())
 
 
@@ -149,7 +149,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
 def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, physics, told):
     monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error is above float64's bound
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
-    monkeypatch.setattr("mamf.node.device.kernels_to_verify", lambda backend, names: kernels)
+    monkeypatch.setattr("mamf.node.device.choose_kernels_to_verify", lambda backend, names: kernels)
     DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._run_part("verify")
     device = read_device(Device(0), read_device_logs(tmp_path, 0), NodeRun([0]))
     assert len(device.failures) == len(told)
@@ -169,7 +169,7 @@ def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked
 
 def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
-    plan = verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], number=7)
+    plan = make_verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], number=7)
     begun = device.now()
     rows = list(VerifyStrategy(setup_of(plan, kernels, device)).results())
     assert 12 <= device.now() - begun < 15
@@ -196,8 +196,8 @@ def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monke
 
 def test_the_same_number_is_the_same_problem():
     device, kernel = SimulatedBackend(), SimulatedMatmul()
-    plan = verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])
-    fewer = verify_plan(device, {"a": kernel}, dtypes=["float16"])
+    plan = make_verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])
+    fewer = make_verify_plan(device, {"a": kernel}, dtypes=["float16"])
     problems = [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
     assert problems == [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
     for number, (problem, shape) in enumerate(problems, 1):

@@ -12,7 +12,7 @@ from unittest import mock
 
 from attacks.calls import Counts, call
 from mamf.engine.regimes.classic import Classic
-from mamf.engine.search.grid import THOROUGH, plan_for
+from mamf.engine.search.grid import THOROUGH, plan_search
 from mamf.engine.search.strategy import FindStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
 
@@ -80,17 +80,17 @@ def little_work() -> Iterator[None]:
     """Searches of a coarse grid, a short warm-up of classic, and nobody waits to see how busy the host is."""
 
     def short(*arguments: Any, **options: Any) -> Any:
-        (plan, kernels), sizes = plan_for(*arguments, **options), (4096, 8192)
+        (plan, kernels), sizes = plan_search(*arguments, **options), (4096, 8192)
         few = replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=6, refinements=0)
         return replace(plan, options=few), kernels
 
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),
         # Modules that import it by name, first: one that is imported later would keep the substitute.
-        mock.patch("mamf.cli.ceilings.plan_for", short),
-        mock.patch("mamf.node.device.plan_for", short),
-        mock.patch("mamf.api.measuring.plan_for", short),
-        mock.patch("mamf.engine.search.grid.plan_for", short),
+        mock.patch("mamf.cli.ceilings.plan_search", short),
+        mock.patch("mamf.node.device.plan_search", short),
+        mock.patch("mamf.api.measuring.plan_search", short),
+        mock.patch("mamf.engine.search.grid.plan_search", short),
         mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
         mock.patch.object(FindStrategy, "fine_shapes", 1),
         mock.patch("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4)),

@@ -99,12 +99,12 @@ class _AttentionSession(Session):
     """Measures the ceilings if they are not given, then kernels, whose rows are shares of these ceilings."""
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
-        from mamf.ceilings.roof import key_of
+        from mamf.ceilings.roof import make_ceiling_key
         from mamf.cli.ceilings import given_ceilings, require_repeated_ceilings, wanted_ceilings
 
         super().__init__(request, options, *opened)
         held = [*self.log.all_ceilings.values(), *self.log.own_ceilings.values()] if self.log else []
-        self.ceilings: dict[tuple[str, str], Ceiling] = {key_of(ceiling): ceiling for ceiling in held}
+        self.ceilings: dict[tuple[str, str], Ceiling] = {make_ceiling_key(ceiling): ceiling for ceiling in held}
         given = given_ceilings(options, wanted_ceilings(self.plan), self.backend)
         if self.log and self.before:
             require_repeated_ceilings(options, self.log, self.before, given)
@@ -124,10 +124,10 @@ class _AttentionSession(Session):
 
     def _missing_searches(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_budgets, wanted_ceilings
-        from mamf.engine.search.shares import name_of
+        from mamf.engine.search.shares import get_ceiling_name
 
         names = {key[0] for key in wanted_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
-        searches = [search for search in self.plan.searches if name_of(search) in names]
+        searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_budgets(self.plan.budget_seconds, searches)
 
     def _references(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
@@ -152,7 +152,7 @@ class _AttentionSession(Session):
             self.ceilings,
             [Record("ceiling", ceiling_record(each)) for each in self.given.values()],
             searches,
-            references_of=lambda ceilings: self._references(ceilings, lambda remark: None),
+            choose_references=lambda ceilings: self._references(ceilings, lambda remark: None),
             on_failure=self.record_failure,
         )
 

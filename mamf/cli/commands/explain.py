@@ -99,12 +99,12 @@ class ExplainSession(Session):
 
     def report(self, log: RunLog) -> int:
         from mamf.kinds.kind import Drawing
-        from mamf.kinds.registry import kind_of
+        from mamf.kinds.registry import get_kind
         from mamf.report.charts.picture import draw, save
 
         code = super().report(log)
         if self.options.picture and log.measurements:
-            chart = kind_of(log.plan).chart(log, Drawing())
+            chart = get_kind(log.plan).chart(log, Drawing())
             save(draw(chart), self.options.picture, self.options.overwrite)
             say(f"figure: {self.options.picture}", note_stream(self.options))
         return code

@@ -33,7 +33,7 @@ from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, Plan, asked_regim
 from mamf.plugins.discovery import open_backend
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Named
+    from mamf.engine.runner import NamedKernel
     from mamf.kinds.driver import Resumed
     from mamf.logs.run_log import RunLog
 
@@ -129,14 +129,14 @@ class _SearchSession(Session):
     def _problems(self) -> tuple[Any, ...]:
         return request_of(self.of, self.options).make_problems(self.backend)
 
-    def open_kernels(self) -> Sequence[Named]:
+    def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.cli.resuming import require_same_kernels
-        from mamf.engine.search.grid import plan_for
+        from mamf.engine.search.grid import plan_search
 
         options, before = self.options, self.before
         if before is None:
             (problem,) = self._problems()
-            self._search, opened = plan_for(
+            self._search, opened = plan_search(
                 self.backend,
                 problem,
                 options.kernel,

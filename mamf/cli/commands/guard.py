@@ -178,7 +178,7 @@ class _GuardSession(Session):
         from mamf.logs.entries import fields_of
         from mamf.logs.judging import BY_CYCLES, guarded_entries
 
-        here = self.log.header if self.log else self.driven.new_header()
+        here = self.log.header if self.log else self.driven.build_header()
         found = blocking_differences(baseline.header, here)
         if self.guarded.by == BY_CYCLES:
             found = [each for each in found if not each.is_of_card]

@@ -107,7 +107,7 @@ class ModelSession(Session):
     """Measures training steps of models, and looks up the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
-        from mamf.ceilings.ceiling import given_ceiling
+        from mamf.ceilings.ceiling import mark_as_given
         from mamf.cli.ceilings import given_ceilings, wanted_ceilings
         from mamf.cli.resuming import contradiction
         from mamf.logs.records import known_ceiling_record
@@ -116,7 +116,7 @@ class ModelSession(Session):
         wanted = wanted_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         for key, each in given_ceilings(self.options, wanted, self.backend).items():
-            ceiling, before = given_ceiling(each), self.known_ceilings.get(key)
+            ceiling, before = mark_as_given(each), self.known_ceilings.get(key)
             if before and known_ceiling_record(before) != known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
                 raise contradiction(self.options, "ceiling", then, self.options.ceiling)

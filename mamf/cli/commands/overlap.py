@@ -122,7 +122,7 @@ def ranked(run: OverlapStrategy, own: RankPlace | None) -> Iterator[Measurement]
         yield from run.results()
         return
     with join_group(own, run.backend, _PATIENCE_SECONDS):
-        run.of_all = gather_all
+        run.gather_from_ranks = gather_all
         run.cells, run.seconds, run.budget_seconds = gather_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 

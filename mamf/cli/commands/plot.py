@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _picture(options: argparse.Namespace) -> Picture:
     from mamf.cli.reading import read_log
-    from mamf.kinds.registry import chart_of
+    from mamf.kinds.registry import make_log_chart
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.logs.shared_runs import is_shared_folder
     from mamf.node.logs import contributed_baseline, read_nodes
@@ -82,7 +82,7 @@ def _picture(options: argparse.Namespace) -> Picture:
         _require_no_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
-    return chart_of(read_log(*options.logs), options.regime, options.direction)
+    return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 
 def _require_no_choice(options: argparse.Namespace, what: str) -> None:

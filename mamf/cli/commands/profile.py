@@ -231,7 +231,7 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
     The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
     a log has no sustained ceiling.
     """
-    from mamf.ceilings.ceiling import given_ceiling
+    from mamf.ceilings.ceiling import mark_as_given
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
@@ -242,7 +242,7 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
         if SUSTAINED not in log.ceilings:
             known = f"it has: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({known}); measure one with 'mamf find'")
-        given |= {key: given_ceiling(each) for key, each in log.all_ceilings.items()}
+        given |= {key: mark_as_given(each) for key, each in log.all_ceilings.items()}
     return lambda dtype: find_rate(given, dtype, SUSTAINED)
 
 

@@ -15,7 +15,7 @@ from mamf.kernel import Work
 from mamf.measurement import TERA
 
 if TYPE_CHECKING:
-    from mamf.engine.launching import Launched
+    from mamf.engine.launching import LaunchResult
 
 EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launch once and verify; works with any kernel
@@ -59,7 +59,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.launching import Launching, launch_in_window
+    from mamf.engine.launching import LaunchRequest, launch_in_window
     from mamf.plugins.discovery import choose_kernels, find_operation, make_operation, open_backend
     from mamf.profiling.running import list_device_kernels
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
             say(line)
         return 0
     watch = list_device_kernels if options.kernel_names else None
-    asked = Launching(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
+    asked = LaunchRequest(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
     launched = launch_in_window(kernel, problem, shape, backend, asked)
     words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
@@ -107,7 +107,7 @@ def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
-def _lines(launched: Launched, work: Work) -> Iterator[str]:
+def _lines(launched: LaunchResult, work: Work) -> Iterator[str]:
     from mamf.report.document import rate_text, significant
 
     if launched.verdict is None:

@@ -79,7 +79,7 @@ def document_of(path: Path, options: argparse.Namespace) -> Document:
 def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import View
-    from mamf.kinds.registry import kind_of
+    from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_same_card
     from mamf.operations.unknown import operation_called
     from mamf.profiling.counters.report import make_counters_document
@@ -94,4 +94,4 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
         require_same_card(log, roofs)
     if log.counter_records:
         return make_counters_document(log)
-    return kind_of(log.plan).document(log, View(options.top, roofs))
+    return get_kind(log.plan).document(log, View(options.top, roofs))

@@ -133,11 +133,11 @@ class _OneKernelSession(Session):
 
     def say_plan(self) -> None:
         from mamf.engine.estimate import estimate_seconds, probe_flops
-        from mamf.engine.strategies.rows import largest_buffers
+        from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = self.driven.steps
-        needed = sum(buffer.nbytes for buffer in largest_buffers(plan, backend.info.cache_bytes).values())
+        needed = sum(buffer.nbytes for buffer in compute_largest_buffers(plan, backend.info.cache_bytes).values())
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")

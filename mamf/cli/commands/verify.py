@@ -14,7 +14,7 @@ from mamf.operation import Request
 from mamf.plans import CHECKING, VERIFY, VERIFY_BUDGET_SECONDS, Plan, asked_regimes
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Named
+    from mamf.engine.runner import NamedKernel
 
 EXAMPLES = """examples:
   mamf verify                                 all devices, all kernels, one minute; exit code 3 if a result is wrong
@@ -65,22 +65,22 @@ def run(options: argparse.Namespace) -> int:
 class _VerifySession(Session):
     kind = VERIFY
 
-    def open_kernels(self) -> Sequence[Named]:
+    def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.cli.resuming import require_same_kernels
-        from mamf.engine.strategies.studies import kernels_to_verify
+        from mamf.engine.strategies.studies import choose_kernels_to_verify
 
         asked, before = self.options.kernel, self.before
         if before and asked:
-            require_same_kernels(self.options, before.kernels, kernels_to_verify(self.backend, asked))
-        return list(kernels_to_verify(self.backend, before.kernels if before else asked).items())
+            require_same_kernels(self.options, before.kernels, choose_kernels_to_verify(self.backend, asked))
+        return list(choose_kernels_to_verify(self.backend, before.kernels if before else asked).items())
 
     def new_plan(self) -> Plan:
-        from mamf.engine.strategies.studies import verify_plan
+        from mamf.engine.strategies.studies import make_verify_plan
 
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
         largest = self.of.parse_shape(asked.largest) if asked.largest else None
         given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
-        return verify_plan(self.backend, dict(self.kernels), *given)
+        return make_verify_plan(self.backend, dict(self.kernels), *given)
 
     def say_plan(self) -> None:
         plan = self.plan

@@ -21,12 +21,12 @@ from mamf.engine.regimes.sustained import Sustained
 from mamf.engine.regimes.verifying import Loaded, Spaced
 from mamf.plans import require_regime
 
-__all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "regime_class"]
+__all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "get_regime_class"]
 
 _CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustained, Classic, Spaced, Loaded)}
 
 
-def regime_class(name: str) -> type[Regime]:
+def get_regime_class(name: str) -> type[Regime]:
     """Return the class of a regime. Raises UnknownNameError."""
     require_regime(name)
     return _CLASSES[name]

@@ -14,11 +14,14 @@ from mamf.backend import Backend, Reading, Unavailable
 from mamf.errors import MamfError, PluginError, get_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES, Conditions
+from mamf.plans import Plan
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
 # Even the coarsest clock advances within this many rounds of launches.
 _MANY_ROUNDS = 20
+#: Seconds of a row without a time limit: the 150 launches and flushes of classic usually take less.
+_USUAL_ROW_SECONDS = 1.0
 #: This many flushes keep the device busy for longer than the host needs to place two marks.
 _FLUSHES_AHEAD = 16
 #: The flushes ahead of each pair of marks that shows how far apart they are. A slow host needs the most.
@@ -94,7 +97,8 @@ class Regime(ABC):
     - ``best_by``: the statistic that ranks rows.
     - ``rotates``: whether launches rotate over several operand sets.
     - ``needs_rewrite``: whether C is overwritten before each launch.
-    - ``default_seconds``: the time limit per shape; None: no limit.
+    - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: that of a row of a plan.
+    - ``warmup_seconds``: device seconds of load before the first row.
     """
 
     name: ClassVar[str]
@@ -102,12 +106,31 @@ class Regime(ABC):
     rotates: ClassVar[bool] = False
     needs_rewrite: ClassVar[bool] = False
     default_seconds: ClassVar[float | None] = None
+    usual_seconds: ClassVar[float | None] = None
+    warmup_seconds: ClassVar[float] = 0.0
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._looked_at = 0.0
+        self._last_clock = 0.0
         #: Host seconds of the latest visit, including rest and settling.
-        self.visit_took = 0.0
+        self.last_visit_seconds = 0.0
+
+    @classmethod
+    def of_plan(cls, backend: Backend, plan: Plan) -> Regime:
+        """Return the regime as the rows of a plan are measured."""
+        return cls(backend)
+
+    @classmethod
+    def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
+        """Return the longest time that sampling a row of a plan takes, in seconds."""
+        return plan.seconds or cls.usual_seconds or _USUAL_ROW_SECONDS
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        """Estimate the seconds that the rows of a plan take, without preparing and verifying each. ``launches``: the
+        seconds of one launch of each row.
+        """
+        return cls.warmup_seconds + len(launches) * cls.max_row_seconds(backend, plan)
 
     @classmethod
     def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
@@ -117,12 +140,12 @@ class Regime(ABC):
     def start(self) -> None:
         """Called once before the first shape."""
 
-    def repeatability_of(self, problem: Problem) -> Repeatability | None:
+    def find_repeatability(self, problem: Problem) -> Repeatability | None:
         """Return how much repeated runs of a problem differ on this device, or None if that is unknown."""
         return None
 
     @property
-    def visit_takes(self) -> float:
+    def fixed_visit_seconds(self) -> float:
         """The seconds that a visit takes, if it cannot be cut short; else 0."""
         return 0.0
 
@@ -131,7 +154,7 @@ class Regime(ABC):
         """Why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
-    def outlasted_by(self, seconds: float) -> str | None:
+    def explain_too_long(self, seconds: float) -> str | None:
         """Return why a launch of ``seconds`` is too long for this regime, or None."""
         return None
 
@@ -149,24 +172,24 @@ class Regime(ABC):
         """
         return self
 
-    def visit(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
-        """Take samples, then verify the whole output of the last launches. Sets ``visit_took``."""
+    def visit(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+        """Take samples, then verify the whole output of the last launches. Sets ``last_visit_seconds``."""
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
         taken.remarks += [self.caveat] if self.caveat else []
         self.refuse_unseen_work(checked, min(taken.seconds, default=0.0))
         checked.verify(whole=True)
-        self.visit_took = self.backend.now() - begun
+        self.last_visit_seconds = self.backend.now() - begun
         return taken
 
-    def true_clock(self, checked: Checked, seconds: float) -> float | None:
+    def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
         """Measure the mean clock of the compute units in hertz, with separate launches of about ``seconds`` each. None
         if this regime or device cannot.
         """
         return None
 
     @abstractmethod
-    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         """Sample a rehearsed kernel until the rule is satisfied, and verify timed launches.
 
         ``estimate``: host seconds per launch. Raises WrongResultError.
@@ -183,13 +206,13 @@ class Regime(ABC):
         """Queue an idle mark (``Backend.idle_mark``); None if the device has none or is idle already."""
         return self.backend.idle_mark() if self.backend.has_idle_marks else None
 
-    def marks_behind(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
+    def queue_marks_behind_flushes(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
         """Queue a mark and an idle mark (or None) behind flushes, which keep the device busy until both are queued."""
         for _ in range(flushes):
             self.backend.flush_cache()
         return self.backend.mark(), self.idle_mark()
 
-    def synchronize(self, checked: Checked, end: object, idle: object) -> None:
+    def synchronize(self, checked: CheckedKernel, end: object, idle: object) -> None:
         """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle
         mark queued after that, or None.
         """
@@ -197,7 +220,7 @@ class Regime(ABC):
         if idle is not None:
             checked.gaps.append(self.backend.seconds_between(end, idle))
 
-    def refuse_unseen_work(self, checked: Checked, seconds: float) -> None:
+    def refuse_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
         """Raise WrongResultError if the device worked past the end marks of launches that took ``seconds``: work in a
         queue that the marks do not wait for.
 
@@ -205,7 +228,7 @@ class Regime(ABC):
         visit may be due to new streams (on an H100 it then varies from 4 to 12 us), so it is compared with new pairs of
         marks without a launch: with the longest median of as many pairs.
         """
-        usual, gap = self._idle_mark_apart[0], statistics.median(checked.gaps or [0.0])
+        usual, gap = self._idle_mark_gap[0], statistics.median(checked.gaps or [0.0])
         allowed = max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
         if gap - usual <= allowed:
             return
@@ -226,14 +249,14 @@ class Regime(ABC):
         """
         for count in flushes:
             begun = self.backend.now()
-            mark, idle = self.marks_behind(count)
+            mark, idle = self.queue_marks_behind_flushes(count)
             queueing = self.backend.now() - begun
             self.backend.synchronize()
             if idle is not None:
                 yield self.backend.seconds_between(mark, idle), queueing
 
     @cached_property
-    def _idle_mark_apart(self) -> tuple[float, float]:
+    def _idle_mark_gap(self) -> tuple[float, float]:
         """Device seconds from a mark to an idle mark on an otherwise idle device, the fewest of several pairs; and the
         host seconds that it takes to queue both.
         """
@@ -247,8 +270,8 @@ class Regime(ABC):
         """
         if rounds % _MANY_ROUNDS:
             return
-        before, self._looked_at = self._looked_at, self.backend.now()
-        if rounds and before == self._looked_at:
+        before, self._last_clock = self._last_clock, self.backend.now()
+        if rounds and before == self._last_clock:
             fault = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
             raise PluginError(f"backend {self.backend.name} is broken: {fault}")
 
@@ -288,7 +311,7 @@ def describe_wrong_result(verdict: Verdict) -> str:
     return f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
 
 
-def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
+def compute_skipped_work_ratio(checked: Sequence[float], others: Sequence[float]) -> float:
     """Return how many times longer the checked launches took than the others, or 0 if that does not show skipped work.
 
     Both are given as seconds per launch.
@@ -300,7 +323,7 @@ def skipped_work(checked: Sequence[float], others: Sequence[float]) -> float:
 
 
 def refuse_skipped_work(times: float) -> None:
-    """Raises WrongResultError unless ``times``, from ``skipped_work``, is 0."""
+    """Raises WrongResultError unless ``times``, from ``compute_skipped_work_ratio``, is 0."""
     if times:
         reason = (
             f"launches take {times:.3g} times as long after their operands change: the other launches skip the work"
@@ -308,7 +331,7 @@ def refuse_skipped_work(times: float) -> None:
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
 
-class Checked:
+class CheckedKernel:
     """A prepared kernel whose ``launches`` keep their results until verified. ``verdict``: the worst so far."""
 
     def __init__(self, prepared: Prepared) -> None:
@@ -317,7 +340,9 @@ class Checked:
         self._launched: set[int] = set()
         #: Device seconds from the end mark of the last launch of each train, or of the visit, to an idle mark.
         self.gaps: list[float] = []
-        self.launches: Sequence[Callable[[], object]] = tuple(map(self._remembering, range(len(prepared.launches))))
+        self.launches: Sequence[Callable[[], object]] = tuple(
+            map(self._make_remembering_launch, range(len(prepared.launches)))
+        )
         self.verdict = Verdict(0.0, math.inf)
 
     @property
@@ -328,7 +353,7 @@ class Checked:
     def held_bytes(self) -> int:
         return self.prepared.held_bytes
 
-    def _remembering(self, index: int) -> Callable[[], object]:
+    def _make_remembering_launch(self, index: int) -> Callable[[], object]:
         launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 
         def remembering() -> object:
@@ -339,18 +364,18 @@ class Checked:
 
         return remembering
 
-    def rehearse(self, backend: Backend) -> float:
+    def warm_up_and_verify(self, backend: Backend) -> float:
         """Launch and verify every operand set. Returns the host seconds of the last launch.
 
         Raises WrongResultError, and whatever a launch raises.
         """
         self.prepare_check()
-        seconds = [self.seconds_of(index, backend) for index in range(len(self.launches))]
+        seconds = [self.time_launch(index, backend) for index in range(len(self.launches))]
         self.verify(whole=True)
         self.require_unchanged_operands()
         return seconds[-1]
 
-    def seconds_of(self, index: int, backend: Backend) -> float:
+    def time_launch(self, index: int, backend: Backend) -> float:
         """Host seconds of a single launch."""
         begun = backend.now()
         self.launches[index]()

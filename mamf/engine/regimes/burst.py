@@ -5,14 +5,24 @@ controller (20 to 50 ms) reacts.
 from __future__ import annotations
 
 import statistics as stdlib_statistics
+from collections.abc import Sequence
 from typing import ClassVar
 
 from mamf.backend import Backend, ClockStamps, Reading, Unavailable
 from mamf.calibration import find_calibration
-from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule, refuse_skipped_work, skipped_work
+from mamf.engine.regimes.base import (
+    CheckedKernel,
+    Launch,
+    Regime,
+    Samples,
+    StoppingRule,
+    compute_skipped_work_ratio,
+    refuse_skipped_work,
+)
 from mamf.kernel import Problem
 from mamf.machine.environment import disable_garbage_collection
 from mamf.measurement import Overhead, choose_overhead, subtract_overhead
+from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
 
@@ -22,49 +32,61 @@ class Burst(Regime):
     """
 
     name = "burst"
-    default_seconds = 1.0
+    default_seconds = usual_seconds = 1.0
     #: Launches of the first train, whose kernel's duration is not known yet; no other train is shorter.
-    min_in_train: ClassVar[int] = 3
-    max_in_train: ClassVar[int] = 8
+    min_train_launches: ClassVar[int] = 3
+    max_train_launches: ClassVar[int] = 8
+    #: How many launches a row usually takes.
+    usual_launches: ClassVar[int] = 12
     #: A kernel shorter than this varies more between trains than within one, so its median needs at least
     #: ``min_short_trains`` trains.
     short_launch_seconds: ClassVar[float] = 0.00025
     min_short_trains: ClassVar[int] = 10
     #: The most device time of work that is queued ahead of a train.
-    longest_lead_seconds: ClassVar[float] = 0.004
+    max_lead_seconds: ClassVar[float] = 0.004
     #: The least: after a rest, the host's first launches take half of it.
-    shortest_lead_seconds: ClassVar[float] = 0.001
+    min_lead_seconds: ClassVar[float] = 0.001
     #: How many consecutive first trains may be discarded because earlier load still throttles the device.
-    max_held_back: ClassVar[int] = 3
+    max_throttled_trains: ClassVar[int] = 3
 
     #: Trains with clock stamps; back-to-back stamps after each of them; and the shortest launch whose clock they can
     #: measure.
     stamped_trains: ClassVar[int] = 3
     idle_stamps: ClassVar[int] = 8
-    shortest_clocked_seconds: ClassVar[float] = 20e-6
+    min_clocked_launch_seconds: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, flush: bool = True) -> None:
         """``flush``: whether to evict the operands before each launch; False measures with a warm cache."""
         super().__init__(backend)
         self.flush = flush
-        self._rested_at = backend.now()
+        self._rest_until = backend.now()
         self._is_cold = False
-        self._held_back = 0
+        self._throttled_trains = 0
         self._overhead = Overhead(0.0)
         # Seconds of one flush on the device and on the host; and host seconds to queue a flush, two marks and a launch.
         self._flush_seconds = self._flush_host_seconds = 0.0
         self._host_seconds = 100e-6
         #: Host seconds to queue an idle mark. It must be queued before the launch in front of it ends.
-        self._placing_seconds = 0.0
+        self._idle_mark_host_seconds = 0.0
 
-    def repeatability_of(self, problem: Problem) -> Repeatability:
+    @classmethod
+    def of_plan(cls, backend: Backend, plan: Plan) -> Burst:
+        return cls(backend, plan.flush)
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        traits, longest = backend.burst_traits, plan.seconds or cls.default_seconds
+        of_rows = (min(cls.usual_launches * launch, max(3 * launch, longest)) for launch in launches)
+        return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
+
+    def find_repeatability(self, problem: Problem) -> Repeatability:
         return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, problem)
 
     @property
     def caveat(self) -> str:
         return self.backend.burst_traits.remark
 
-    def outlasted_by(self, seconds: float) -> str | None:
+    def explain_too_long(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
         if seconds <= longest:
             return None
@@ -75,17 +97,17 @@ class Burst(Regime):
 
     def start(self) -> None:
         # Earlier work may have left the device throttled.
-        self._rested_at = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
+        self._rest_until = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
         self._time_flush()
-        self._placing_seconds = self._idle_mark_apart[1] if self.backend.has_idle_marks else 0.0
+        self._idle_mark_host_seconds = self._idle_mark_gap[1] if self.backend.has_idle_marks else 0.0
         self._overhead = choose_overhead(self.backend.name, self.backend.timer_overhead())
 
-    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         taken = Samples(timer_overhead=self._overhead.seconds)
         taken.remarks += [self._overhead.remark] if self._overhead.remark else []
-        size = self._min_train_length(estimate)
-        lead, trains = self.shortest_lead_seconds, 0
+        size = self._compute_min_train_size(estimate)
+        lead, trains = self.min_lead_seconds, 0
         verified: list[float] = []
         others: list[float] = []
         self._rest()
@@ -95,7 +117,7 @@ class Burst(Regime):
             seconds, reading = self._train(checked, size, lead)
             now = self.backend.now()
             # All ranks must call is_over, whatever their own sensors say; else one would wait for the others forever.
-            if not trains and not rule.is_over(now) and self._is_held_back(reading):
+            if not trains and not rule.is_over(now) and self._is_throttled_by_earlier_load(reading):
                 self._rest()
                 continue
             taken.seconds += seconds
@@ -107,19 +129,19 @@ class Burst(Regime):
             is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
             if rule.enough(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
-                refuse_skipped_work(skipped_work(verified, others))
+                refuse_skipped_work(compute_skipped_work_ratio(verified, others))
                 return taken
             period = median + self._flush_seconds
-            size = self._train_size(period, len(taken.seconds))
-            lead = self.shortest_lead_seconds + size * self._lag(period)
+            size = self._compute_train_size(period, len(taken.seconds))
+            lead = self.min_lead_seconds + size * self._compute_host_lag(period)
             self._rest()
 
-    def true_clock(self, checked: Checked, seconds: float) -> float | None:
+    def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
         """Use separate trains: stamps slow launches of 0.2 ms by 0.5 %."""
         stamps = self.backend.stamps
-        if isinstance(stamps, Unavailable) or seconds < self.shortest_clocked_seconds:
+        if isinstance(stamps, Unavailable) or seconds < self.min_clocked_launch_seconds:
             return None
-        size = self._train_size(seconds + self._flush_seconds, self.max_in_train)
+        size = self._compute_train_size(seconds + self._flush_seconds, self.max_train_launches)
         clocks: list[float] = []
         for _ in range(self.stamped_trains):
             self._rest()
@@ -134,7 +156,7 @@ class Burst(Regime):
         """
         backend = self.backend
         with disable_garbage_collection():
-            self._get_ahead(launch, self.longest_lead_seconds)
+            self._queue_lead_and_warm_cache(launch, self.max_lead_seconds)
             around = []
             for _ in range(size):
                 if self.flush:
@@ -146,7 +168,7 @@ class Burst(Regime):
             subtract_overhead(backend.seconds_between(*marks), self._overhead.seconds) for _, *marks, _ in around
         ]
         traits = backend.burst_traits
-        self._rested_at = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
+        self._rest_until = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
         gap, clocks = stamps.between(idle[0], idle[-1]), []
         idle_hz = gap and gap.clock_hz
         for (before, *_, after), seconds in zip(around, windows, strict=True):
@@ -155,72 +177,72 @@ class Burst(Regime):
                 clocks.append((passed.cycles - (passed.seconds - seconds) * idle_hz) / seconds)
         return clocks
 
-    def _warm_in(self, checked: Checked, size: int, rule: StoppingRule) -> None:
+    def _warm_in(self, checked: CheckedKernel, size: int, rule: StoppingRule) -> None:
         """Run trains that do not count until a device that was idle reaches its steady speed."""
         traits, begun = self.backend.burst_traits, self.backend.now()
-        if not self._is_cold and begun - self._rested_at <= traits.cold_after_seconds:
+        if not self._is_cold and begun - self._rest_until <= traits.cold_after_seconds:
             return
         trains = 0
         while not rule.is_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
             self.require_clock_advances(trains)
-            self._train(checked, size, self.shortest_lead_seconds)
+            self._train(checked, size, self.min_lead_seconds)
             self._rest()
             trains += 1
         self._is_cold = False
 
-    def _is_held_back(self, reading: Reading | None) -> bool:
+    def _is_throttled_by_earlier_load(self, reading: Reading | None) -> bool:
         """Whether earlier load still throttled the first train of a visit, so that more rest may help.
 
-        After ``max_held_back`` such trains, throttling counts as normal for this device.
+        After ``max_throttled_trains`` such trains, throttling counts as normal for this device.
         """
         if reading is None or not reading.throttle_reasons:
-            self._held_back = 0
+            self._throttled_trains = 0
             return False
-        self._held_back += 1
-        if self._held_back > self.max_held_back:
+        self._throttled_trains += 1
+        if self._throttled_trains > self.max_throttled_trains:
             return False
         # The longest rest after which the device need not be warmed in again.
-        self._rested_at = max(self._rested_at, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
+        self._rest_until = max(self._rest_until, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
         return True
 
     def _rest(self) -> None:
-        owed = self._rested_at - self.backend.now()
+        owed = self._rest_until - self.backend.now()
         if owed > 0:
             self.backend.sleep(owed)
 
-    def _train_size(self, period: float, taken: int) -> int:
+    def _compute_train_size(self, period: float, taken: int) -> int:
         """Return the number of launches in the next train. ``period``: seconds of a launch with its flush. ``taken``:
         the number of samples so far.
         """
-        shortest = self._min_train_length(period)
-        if taken <= self.min_in_train:
+        shortest = self._compute_min_train_size(period)
+        if taken <= self.min_train_launches:
             # Two of the shortest trains give the 6 samples that a 95 % interval needs.
             return shortest
-        fitting = min(self.backend.burst_traits.train_seconds / period, self.max_in_train)
-        lag = self._lag(period)
+        fitting = min(self.backend.burst_traits.train_seconds / period, self.max_train_launches)
+        lag = self._compute_host_lag(period)
         if lag > 0:
-            spare = self.longest_lead_seconds * self._lead_gain() - self.shortest_lead_seconds
+            spare = self.max_lead_seconds * self._compute_lead_gain() - self.min_lead_seconds
             fitting = min(fitting, spare / lag)
         return max(int(fitting), shortest)
 
-    def _min_train_length(self, period: float) -> int:
-        """Return the fewest launches of a train: ``min_in_train``, or as many as fit before the power controller
+    def _compute_min_train_size(self, period: float) -> int:
+        """Return the fewest launches of a train: ``min_train_launches``, or as many as fit before the power controller
         reacts.
         """
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
-        return min(self.min_in_train, max(1, fitting))
+        return min(self.min_train_launches, max(1, fitting))
 
-    def _lag(self, period: float) -> float:
+    def _compute_host_lag(self, period: float) -> float:
         """Return the seconds that the host loses to the device with each launch."""
         return max(0.0, self._host_seconds - period)
 
-    def _lead_gain(self) -> float:
+    def _compute_lead_gain(self) -> float:
         """Return the seconds that the host gains on the device per device second of flushes."""
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
             return 0.0
         return 1 - self._flush_host_seconds / self._flush_seconds
 
-    def _get_ahead(self, launch: Launch, seconds: float) -> None:
+    def _queue_lead_and_warm_cache(self, launch: Launch, seconds: float) -> None:
         """Queue flushes so that the host gets ahead; for a warm cache, also a launch that fills it again."""
         self._queue_lead(seconds)
         if not self.flush:
@@ -230,22 +252,22 @@ class Burst(Regime):
         """Queue flushes of ``seconds`` of lead: launching a small kernel takes the host longer than running it takes
         the device, and the device must not wait within the timed window. They also last until the device has woken up.
         """
-        gain, waking = self._lead_gain(), self.backend.burst_traits.wake_seconds
+        gain, waking = self._compute_lead_gain(), self.backend.burst_traits.wake_seconds
         if gain > 0 or waking > 0:
-            lead = min(seconds / gain, self.longest_lead_seconds) if gain > 0 else 0.0
+            lead = min(seconds / gain, self.max_lead_seconds) if gain > 0 else 0.0
             for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
 
-    def _train(self, checked: Checked, size: int, lead: float) -> tuple[list[float], Reading | None]:
+    def _train(self, checked: CheckedKernel, size: int, lead: float) -> tuple[list[float], Reading | None]:
         """Launch a train, then verify its last launch. Returns the seconds of each launch and the sensor reading."""
         backend, launch = self.backend, checked.launches[0]
         with disable_garbage_collection():
-            self._get_ahead(launch, lead)
+            self._queue_lead_and_warm_cache(launch, lead)
             begun = backend.now()
             marks = [self._timed_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
             checked.prepare_check()  # so that only the last launch can leave the output that is verified
-            self._get_ahead(launch, backend.now() - paused + self._placing_seconds)
+            self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds)
             if not self.flush:
                 checked.poison()  # again: the launch that filled the cache wrote the output
             resumed = backend.now()
@@ -257,7 +279,7 @@ class Burst(Regime):
         seconds = [backend.seconds_between(start, end) for start, end in marks]
         # Flushes draw less than the power limit, so only the launches need a rest.
         traits = backend.burst_traits
-        self._rested_at = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
+        self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify()  # during the rest
         return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
 

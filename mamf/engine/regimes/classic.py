@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from mamf.backend import MIB, Backend
-from mamf.engine.regimes.base import Checked, Regime, Samples, StoppingRule
-from mamf.plans import CLASSIC_WARMUP_SECONDS
+from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRule
+from mamf.plans import CLASSIC_WARMUP_SECONDS, Plan, SweepOptions
 
 
 class Classic(Regime):
@@ -19,7 +20,7 @@ class Classic(Regime):
     name = "classic"
     best_by = "fastest"
     needs_rewrite = True
-    warmup_seconds: ClassVar[float] = CLASSIC_WARMUP_SECONDS
+    warmup_seconds = CLASSIC_WARMUP_SECONDS
     flush_bytes: ClassVar[int] = 256 * MIB
     queue_depth: ClassVar[int] = 32
 
@@ -33,18 +34,32 @@ class Classic(Regime):
         super().__init__(backend)
         self.warmup_launches = warmup_launches
         self.timed_launches = timed_launches
-        self._warmup_owed = warmup_seconds
+        self._warmup_seconds_left = warmup_seconds
 
-    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+    @classmethod
+    def of_plan(cls, backend: Backend, plan: Plan) -> Classic:
+        return cls(backend, *cls._launches_of(plan))
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        return cls.warmup_seconds + sum(launches) * sum(cls._launches_of(plan))
+
+    @staticmethod
+    def _launches_of(plan: Plan) -> tuple[int, int]:
+        """Return the numbers of warm-up launches and of timed launches."""
+        options = plan.options if isinstance(plan.options, SweepOptions) else SweepOptions()
+        return options.warmup_launches, options.timed_launches
+
+    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, loops = self.backend.now(), 0
-        while self.backend.now() - begun < self._warmup_owed and not rule.is_over(self.backend.now()):
+        while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_over(self.backend.now()):
             self.require_clock_advances(loops)
             self._loop(checked, rule)
             loops += 1
-        self._warmup_owed = 0.0
+        self._warmup_seconds_left = 0.0
         return self._loop(checked, rule)
 
-    def _loop(self, checked: Checked, rule: StoppingRule) -> Samples:
+    def _loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
         backend, begun = self.backend, self.backend.now()
         marks: list[tuple[object, object]] = []
         taken = Samples()
@@ -72,7 +87,7 @@ class Classic(Regime):
         taken.launches = len(taken.seconds)
         return taken
 
-    def _timed_launch(self, checked: Checked) -> tuple[object, object]:
+    def _timed_launch(self, checked: CheckedKernel) -> tuple[object, object]:
         self.backend.flush_cache(self.flush_bytes)
         if checked.rewrite_output is not None:
             checked.rewrite_output()

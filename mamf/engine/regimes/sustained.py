@@ -10,16 +10,17 @@ from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import ANEW, find_calibration
-from mamf.engine.regimes.base import Checked, Launch, Regime, Samples, StoppingRule
+from mamf.engine.regimes.base import CheckedKernel, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
 from mamf.machine.environment import disable_garbage_collection
 from mamf.measurement import Conditions
+from mamf.plans import Plan
 from mamf.statistics import Repeatability, relative_slope
 
 #: From this share of the maximum clock on, a device counts as not throttled.
 _UNTHROTTLED = 0.98
 #: The time between two readings of the energy counter, and the longest between two of its ticks.
-_POLL_SECONDS, _LONGEST_TICK_SECONDS = 0.001, 0.12
+_POLL_SECONDS, _MAX_TICK_SECONDS = 0.001, 0.12
 #: Wait for a tick for at most this many times the length of the last block.
 _BLOCKS_TO_WAIT = 1.6
 #: Swings of the power controller in a visit after a rest: at least one to settle and one to measure.
@@ -33,16 +34,16 @@ class Tick(NamedTuple):
     joules: float
 
 
-class Block(NamedTuple):
+class LaunchBlock(NamedTuple):
     """Consecutive launches that are timed together. ``seconds``: the mean of a launch. ``tick``: a tick of the energy
-    counter, if one was requested and seen. ``is_of_visit``: whether the block was queued after the visit began.
+    counter, if one was requested and seen. ``is_in_visit``: whether the block was queued after the visit began.
     """
 
     seconds: float
     launches: int
     reading: Reading | None
     tick: Tick | None
-    is_of_visit: bool
+    is_in_visit: bool
 
 
 class Anew(NamedTuple):
@@ -65,25 +66,36 @@ class Sustained(Regime):
     best_by = "mean"
     rotates = True
     default_seconds = 6.0
-    shortest_seconds: ClassVar[float] = 2.0
+    min_visit_seconds: ClassVar[float] = 2.0
+    # A row is one visit: the visits to the ceiling's matmul around it take as long again.
+    usual_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_blocks`` blocks (``min_blocks`` at least)
     #: rises or falls by at most ``settled_slope``, as a share of the mean.
     settled_blocks: ClassVar[int] = 20
     min_blocks: ClassVar[int] = 3
     settled_slope: ClassVar[float] = 0.01
-    longest_settling_seconds: ClassVar[float] = 20.0
+    max_settling_seconds: ClassVar[float] = 20.0
     #: The most launches that a bridge queues: a vendor's queue has room for about a thousand.
-    max_in_bridge: ClassVar[int] = 500
+    max_bridge_launches: ClassVar[int] = 500
 
-    def __init__(self, backend: Backend, visit_seconds: float = shortest_seconds, *, anew: Anew | None = None) -> None:
+    def __init__(self, backend: Backend, visit_seconds: float = min_visit_seconds, *, anew: Anew | None = None) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
         self.anew = anew
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
-    def repeatability_of(self, problem: Problem) -> Repeatability:
+    @classmethod
+    def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
+        return backend.sustained_traits.settle_seconds + cls.min_visit_seconds
+
+    @classmethod
+    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+        visit = cls.max_row_seconds(backend, plan)
+        return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launches)
+
+    def find_repeatability(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
         known = traits.anew_repeatability if self.anew else traits.repeatability
         return known or find_calibration(self.backend.name, ANEW if self.anew else self.name, problem)
@@ -93,23 +105,27 @@ class Sustained(Regime):
         return self.backend.sustained_traits.remark
 
     @classmethod
-    def shortest_anew(cls, backend: Backend) -> float:
+    def compute_min_reset_visit_seconds(cls, backend: Backend) -> float:
         """Return the seconds of the shortest visit after a rest; 0 if this device's power controller never restarts."""
         traits = backend.sustained_traits
-        return cls._anew_takes(backend, _MIN_SWINGS * traits.swing_seconds) if traits.rest_seconds else 0.0
+        return (
+            cls._compute_reset_visit_seconds(backend, _MIN_SWINGS * traits.swing_seconds)
+            if traits.rest_seconds
+            else 0.0
+        )
 
     @classmethod
-    def _anew_takes(cls, backend: Backend, loaded: float) -> float:
+    def _compute_reset_visit_seconds(cls, backend: Backend, loaded: float) -> float:
         """Return the seconds of a visit after a rest, with ``loaded`` seconds of settling and measuring, which take up
         to three blocks longer.
         """
         return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
 
     @property
-    def visit_takes(self) -> float:
+    def fixed_visit_seconds(self) -> float:
         if self.anew is None:
             return 0.0
-        return self._anew_takes(self.backend, self.anew.settling_seconds + self.visit_seconds)
+        return self._compute_reset_visit_seconds(self.backend, self.anew.settling_seconds + self.visit_seconds)
 
     def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue launches that keep the device loaded while the host prepares the next kernel.
@@ -120,7 +136,7 @@ class Sustained(Regime):
         if self.anew or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.max_in_bridge, count)):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_bridge_launches, count)):
             launch()
             self.backend.submit()
 
@@ -133,12 +149,15 @@ class Sustained(Regime):
         if not is_held_back or not traits.rest_seconds:
             return self
         swing = traits.swing_seconds
-        loaded = min(seconds - self._anew_takes(self.backend, 0.0), traits.restart_seconds + self.shortest_seconds)
+        loaded = min(
+            seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
+            traits.restart_seconds + self.min_visit_seconds,
+        )
         swings = max(_MIN_SWINGS, int(loaded / swing + 1e-9))
-        measured = min(swings - 1, max(1, int(self.shortest_seconds / swing + 1e-9)))
+        measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
         return Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
 
-    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         if self.anew:
             self.backend.sleep(self.anew.rest_seconds)
         begun = self.backend.now()
@@ -146,28 +165,30 @@ class Sustained(Regime):
             self._loaded_seconds = 0.0
         taken = Samples()
         with disable_garbage_collection():
-            blocks = _Blocks(self, checked)
+            blocks = _BlockQueue(self, checked)
             if not self._settle(blocks, rule):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
-            self.synchronize(checked, *self._last_marks())
+            self.synchronize(checked, *self._queue_last_marks())
         taken.clock_hz = blocks.clock_hz()
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return taken
 
-    def _last_marks(self) -> tuple[object, object]:
+    def _queue_last_marks(self) -> tuple[object, object]:
         """Return a mark and an idle mark after the last launch. If this queue is already empty they follow flushes,
         because another queue may still be busy.
         """
-        mark, idle = self.marks_behind(0)
-        return (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.marks_behind()
+        mark, idle = self.queue_marks_behind_flushes(0)
+        return (
+            (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.queue_marks_behind_flushes()
+        )
 
     def _is_cold(self) -> bool:
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
 
-    def _settle(self, blocks: _Blocks, rule: StoppingRule) -> bool:
+    def _settle(self, blocks: _BlockQueue, rule: StoppingRule) -> bool:
         """Run until the rate no longer drifts. Returns False if that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
@@ -184,12 +205,12 @@ class Sustained(Regime):
             # With an alternating controller so few blocks are never flat, but such a visit covers whole periods.
             if elapsed >= shortest and (is_flat or self.anew is not None):
                 return True
-            is_too_long = elapsed >= shortest + self.longest_settling_seconds
+            is_too_long = elapsed >= shortest + self.max_settling_seconds
             if is_too_long or rule.is_over(self.backend.now()):
                 break
         return False
 
-    def _measure(self, blocks: _Blocks, rule: StoppingRule, taken: Samples) -> None:
+    def _measure(self, blocks: _BlockQueue, rule: StoppingRule, taken: Samples) -> None:
         blocks.begin_visit()
         begun, ticks = self.backend.now(), list[Tick]()
         for block in blocks:
@@ -199,7 +220,7 @@ class Sustained(Regime):
             # because the host may fall behind during a search.
             is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
-            if not block.is_of_visit:  # queued before the visit began
+            if not block.is_in_visit:  # queued before the visit began
                 begun = now
                 continue
             taken.seconds.append(block.seconds)
@@ -208,10 +229,10 @@ class Sustained(Regime):
             is_long_enough = now - begun >= self.visit_seconds
             if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
                 break
-        taken.watts = mean_watts(ticks)
+        taken.watts = compute_mean_watts(ticks)
         blocks.end_visit()
 
-    def next_tick(self, longest: float) -> Tick | None:
+    def wait_for_tick(self, longest: float) -> Tick | None:
         """Wait until the energy counter changes. None if there is no counter or it does not change within ``longest``
         seconds.
         """
@@ -224,10 +245,10 @@ class Sustained(Regime):
         return None
 
 
-class _Blocks:
+class _BlockQueue:
     """Endless blocks of back-to-back launches. The next block is queued before the host waits for the last one."""
 
-    def __init__(self, regime: Sustained, checked: Checked) -> None:
+    def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:
         self._regime, self._checked = regime, checked
         self._size = 1
         self._is_visit = False
@@ -256,10 +277,10 @@ class _Blocks:
         """Poison the outputs before the next block; from then on all blocks have the same number of launches."""
         self._is_visit = self._must_poison = True
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[LaunchBlock]:
         return self._queued
 
-    def _run(self) -> Iterator[Block]:
+    def _run(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued: deque[tuple[object, object, int, bool]] = deque()
         reached, lasted = backend.mark(), 0.0
@@ -280,19 +301,19 @@ class _Blocks:
                 continue
             reading = self._regime.read_sensors()
             # One block is running and another is queued, so the device stays loaded while the host waits for a tick.
-            longest = min(_LONGEST_TICK_SECONDS, _BLOCKS_TO_WAIT * lasted)
-            tick = self._regime.next_tick(longest) if self.must_find_tick else None
-            start, end, launched, is_of_visit = queued.popleft()
+            longest = min(_MAX_TICK_SECONDS, _BLOCKS_TO_WAIT * lasted)
+            tick = self._regime.wait_for_tick(longest) if self.must_find_tick else None
+            start, end, launched, is_in_visit = queued.popleft()
             backend.wait(end)
             lasted = backend.seconds_between(start, end)
             seconds = lasted / launched
-            yield Block(seconds, launched, reading, tick, is_of_visit)
+            yield LaunchBlock(seconds, launched, reading, tick, is_in_visit)
             if not self._is_visit:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
                 self._size = min(max(1, fitting), 4 * self._size)
 
 
-def mean_watts(ticks: Sequence[Tick]) -> float | None:
+def compute_mean_watts(ticks: Sequence[Tick]) -> float | None:
     """Mean power between the first and the last tick of the energy counter; None for fewer than two ticks.
 
     NVIDIA's counters tick every 0.1 s, so between other moments a visit of 1 s would be up to 10 % off.

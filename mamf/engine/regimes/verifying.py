@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from mamf.engine.regimes.base import Checked, Regime, Samples, StoppingRule, WrongResultError
+from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRule, WrongResultError
 from mamf.kernel import Compare, Verdict, describe_wrong_cells
 from mamf.measurement import BOUND, CHECKED_LAUNCHES, CHECKED_VALUES, OTHER_BITS, WRONG_TILES
 
 # Launches whose comparisons are queued before the host reads the results.
-_AT_ONCE = 8
+_LAUNCHES_PER_CHECK = 8
 
 
 class Spaced(Regime):
@@ -25,7 +25,7 @@ class Spaced(Regime):
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
 
-    def sample(self, checked: Checked, rule: StoppingRule, estimate: float) -> Samples:
+    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
         self.load(checked)
         checked.prepare_check()
@@ -46,20 +46,20 @@ class Spaced(Regime):
         taken.details[BOUND] = checked.verdict.tolerance
         return taken
 
-    def load(self, checked: Checked) -> None:
+    def load(self, checked: CheckedKernel) -> None:
         """Bring the device to the state in which its launches are checked."""
 
-    def wait(self, checked: Checked, estimate: float) -> None:
+    def wait(self, checked: CheckedKernel, estimate: float) -> None:
         """Rest before a checked launch of about ``estimate`` seconds."""
         self.backend.synchronize()
         self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
 
     def _repeat(
-        self, checked: Checked, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
+        self, checked: CheckedKernel, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
     ) -> None:
         """Launch a few times and compare the outputs. Raises WrongResultError."""
         marks, found = [], []
-        for _ in range(_AT_ONCE):
+        for _ in range(_LAUNCHES_PER_CHECK):
             self.wait(checked, estimate)
             checked.poison()
             start, result = self.backend.mark(), checked.launches[0]()
@@ -70,7 +70,9 @@ class Spaced(Regime):
                 checked.verify(whole=True)
         taken.add_reading(self.read_sensors())  # while the device is busy
         self.backend.synchronize()
-        taken.seconds = [*taken.seconds, *(self.backend.seconds_between(*each) for each in marks)][-_AT_ONCE:]
+        taken.seconds = [*taken.seconds, *(self.backend.seconds_between(*each) for each in marks)][
+            -_LAUNCHES_PER_CHECK:
+        ]
         wrong = [each() for each in found]
         differing = [each for each in wrong if each.cells]
         taken.launches += len(marks)
@@ -96,7 +98,7 @@ class Loaded(Spaced):
     def start(self) -> None:
         self._owed = self.soak_seconds
 
-    def load(self, checked: Checked) -> None:
+    def load(self, checked: CheckedKernel) -> None:
         begun, rounds = self.backend.now(), 0
         while self.backend.now() - begun < self._owed:
             self.require_clock_advances(rounds)
@@ -105,7 +107,7 @@ class Loaded(Spaced):
             rounds += 1
         self._owed = self.warm_seconds
 
-    def wait(self, checked: Checked, estimate: float) -> None:
+    def wait(self, checked: CheckedKernel, estimate: float) -> None:
         for _ in range(self.unchecked):
             checked.launches[0]()
         self.backend.submit()

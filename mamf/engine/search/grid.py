@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.engine.estimate import SMALLEST_PROBE, probe_flops, working_kernels
+from mamf.engine.estimate import SMALLEST_PROBE, choose_working_kernels, probe_flops
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.found import find_cached_ceiling
@@ -45,7 +45,7 @@ _COMPILING_SECONDS = 4.0
 _QUICK_SHARE = 0.25
 
 
-def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
+def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
     """Return a coarse grid for a device with this speed (``flops``, FLOP/s) and its free memory.
 
     It limits the FLOP of a shape so that a launch takes at most 1.2 trains of a burst, and ``scouts`` shapes fit the
@@ -65,7 +65,7 @@ def grid_for(backend: Backend, problem: MatmulProblem, flops: float, budget_seco
     return MatmulGrid(sizes, sizes, (*sizes, *longer), max_flop)
 
 
-def shapes_of(grid: MatmulGrid) -> list[MatmulShape]:
+def list_grid_shapes(grid: MatmulGrid) -> list[MatmulShape]:
     """Return the shapes of a grid that fit its bounds (see ``fits``)."""
     return [shape for shape in grid.shapes() if fits(grid, shape)]
 
@@ -124,11 +124,11 @@ QUICK = Pace(
 )
 
 
-def pace_of(options: SearchOptions) -> Pace:
+def choose_pace(options: SearchOptions) -> Pace:
     return QUICK if options.is_quick else THOROUGH
 
 
-def plan_for(
+def plan_search(
     backend: Backend,
     problem: MatmulProblem,
     names: Sequence[str] | None = None,
@@ -148,9 +148,9 @@ def plan_for(
     - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
-    Raises what ``working_kernels`` raises, and UsageError if the budget is too short.
+    Raises what ``choose_working_kernels`` raises, and UsageError if the budget is too short.
     """
-    kernels = working_kernels(backend, problem, names, is_quick)
+    kernels = choose_working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
         compiling = sum(not kernel.has_cheap_variants for kernel in kernels[1:])
         quick = QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * compiling
@@ -160,7 +160,7 @@ def plan_for(
     refinements = _QUICK_REFINEMENTS if is_quick else SearchOptions.refinements
     try:
         flops = probe_flops(kernels[0], problem, backend)
-        grid = grid_for(backend, problem, flops, budget_seconds, scouts)
+        grid = make_grid(backend, problem, flops, budget_seconds, scouts)
         if is_quick:
             grid = replace(grid, most_flop=_QUICK_SHARE * grid.most_flop)
     except UnsupportedError:  # a row will say why
@@ -191,7 +191,7 @@ def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
     return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
 
 
-def refinement_steps(grid: MatmulGrid) -> list[int]:
+def list_refinement_steps(grid: MatmulGrid) -> list[int]:
     """Return a quarter, an eighth and a sixteenth of the grid's step, as multiples of 16. Each occurs twice, because
     the leaders change.
     """
@@ -199,13 +199,13 @@ def refinement_steps(grid: MatmulGrid) -> list[int]:
     return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
 
 
-def long_reductions(grid: MatmulGrid) -> list[int]:
+def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
     """Return two long sizes of K: the largest M, and the middle of the longer ones in the grid."""
     longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
     return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
 
-def shapes_anywhere(
+def draw_distant_shapes(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
     """Draw a shape for each pair of M and N that are multiples of ``step``, or for ``count`` random pairs. K is within
@@ -223,7 +223,7 @@ def shapes_anywhere(
     return [shape for shape in found if fits(grid, shape)]
 
 
-def shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
+def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
     """Shapes up to ``reach`` steps from a leader in M and N and half as many in K, and the leaders with every K of the
     grid, as far as they fit the grid.
     """

@@ -13,8 +13,8 @@ from mamf.ceilings.ceiling import (
     CONFIRM,
     MIN_ROUNDS,
     Candidate,
+    compute_median_rate,
     group_rounds,
-    median_rate,
     rank_candidates,
     summarize_conditions,
 )
@@ -25,7 +25,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulShape
 
 
-def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
+def find_best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return the fastest kernel of each shape."""
     best: dict[MatmulShape, Measurement] = {}
     for row in rows:
@@ -34,7 +34,7 @@ def best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
     return [(shape, row.kernel) for shape, row in best.items()]
 
 
-def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
+def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return the fastest row of each pair of M and N, fastest first. Shapes that differ only in K, or by exchanging M
     and N, perform alike.
     """
@@ -47,7 +47,9 @@ def best_of_their_kind(rows: Iterable[Measurement]) -> list[Candidate]:
     return [(row.shape, row.kernel) for row in fastest]
 
 
-def default_candidates(candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str) -> list[Candidate]:
+def list_default_candidates(
+    candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str
+) -> list[Candidate]:
     """Return the default kernel on its best shape and on each shape where another kernel is a candidate. To know the
     gain over the default, both must be measured in the same rounds.
     """
@@ -73,12 +75,12 @@ def drop_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
         return []
-    middle = {candidate: median_rate(rounds.values()) for candidate, rounds in found.items()}
+    middle = {candidate: compute_median_rate(rounds.values()) for candidate, rounds in found.items()}
     return [candidate for candidate in found if middle[candidate] >= (1 - hopeless) * max(middle.values())]
 
 
 #: Steps, as a generator that returns the rows which answered them.
-Answering = Generator[Step | Measurement, Measurement | None, list[Measurement]]
+StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
 class Rounds(NamedTuple):
@@ -134,7 +136,7 @@ class Confirmation:
 
     def rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
-    ) -> Answering:
+    ) -> StepsWithRows:
         """Measure rounds that choose, then separate rounds that confirm the choice. Returns all their rows.
 
         ``chosen_by`` and ``confirmed_by``: the moments at which time ends them.
@@ -142,13 +144,13 @@ class Confirmation:
         choosing, best_first = _Phase(regime, CHOOSE, counts.choose, chosen_by), list(candidates)
         if counts.choose:
             self.run.on_phase(f"{regime.name}: choosing")
-            left = yield from self._round_after_round(choosing, candidates)
+            left = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # the best first, because a slow device cannot confirm all
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.run.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
             confirming = _Phase(regime, CONFIRM, counts.confirm, confirmed_by)
-            yield from self._round_after_round(confirming, best_first)
+            yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
@@ -168,24 +170,27 @@ class Confirmation:
         if row is not None and row.ok and not is_held:
             regime, took = step.regime, self.run.now() - asked
             self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
-            aside = max(0.0, took - (regime.visit_takes or regime.visit_took))
+            aside = max(0.0, took - (regime.fixed_visit_seconds or regime.last_visit_seconds))
             shortest, longest = self._preparing.get(regime.name, (aside, aside))
             self._preparing[regime.name] = (min(aside, shortest), max(aside, longest))
         return row
 
-    def leaves_time_to_confirm(self) -> bool:
+    def has_time_to_confirm(self) -> bool:
         """Whether there is time for one more choosing visit in sustained and, after the launches that it leaves queued,
         for the visits that confirm. While held rows are replayed, always True.
         """
         bridge = self.run.backend.sustained_traits.bridge_seconds
-        needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.seconds_to_confirm()
+        needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.estimate_confirm_seconds()
         return self.run.is_replaying or self.deadline - self.run.now() >= needed
 
-    def seconds_to_confirm(self) -> float:
+    def estimate_confirm_seconds(self) -> float:
         """Return the least time, in seconds, of the visits that confirm a candidate in sustained."""
-        return MIN_ROUNDS * (Sustained.shortest_anew(self.run.backend) + self._aside(Sustained.name))
+        return MIN_ROUNDS * (
+            Sustained.compute_min_reset_visit_seconds(self.run.backend)
+            + self._estimate_preparing_seconds(Sustained.name)
+        )
 
-    def _aside(self, regime: str) -> float:
+    def _estimate_preparing_seconds(self, regime: str) -> float:
         """Return the expected seconds to prepare and verify a visit. Before the first visit in a regime, the longest of
         the other regimes, because the best shapes are not the smallest.
         """
@@ -195,22 +200,22 @@ class Confirmation:
 
     def _visits(
         self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
-    ) -> Answering:
+    ) -> StepsWithRows:
         """Visits that confirm a candidate in sustained. ``chosen``: the device's conditions when it was chosen."""
         phase, longest = _Phase(regime, CONFIRM, max_visits, until), math.inf
         for number in range(1, max_visits + 1):
             # The first visit shows how long preparation takes; shorten the remaining required visits if necessary.
             if (due := phase.min_rounds + 1 - number) > 0:
-                aside = self._aside(regime.name)
+                aside = self._estimate_preparing_seconds(regime.name)
                 phase.regime = regime.confirmation_regime(chosen, min(longest, (until - self.run.now()) / due - aside))
-                longest = phase.regime.visit_takes
+                longest = phase.regime.fixed_visit_seconds
                 phase.until = until - longest - aside if longest else until
             yield from self._round(phase, number, [candidate])
             if len(phase.rows) < number or not phase.rows[-1].ok:
                 break
         return phase.rows
 
-    def _round_after_round(
+    def _repeat_rounds(
         self, phase: _Phase, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure rounds until time or the choice ends them. Returns the remaining candidates. A candidate that is
@@ -226,13 +231,13 @@ class Confirmation:
             seconds_each = (self.run.now() - begun) / max(len(own), 1)
             if phase.chooses:  # leave time for the rounds that confirm
                 phase.until = min(phase.until, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
-            if not self._continues(phase, number + 1, is_due=number < phase.min_rounds):
+            if not self._has_next_step(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
             left = drop_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
             if number < phase.min_rounds and left and not self.run.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.chooses else 0)
-                left = self._affordable(own, left, seconds_each, rounds)
+                left = self._keep_affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
             if len(left) <= (1 if phase.chooses else 0):  # nothing left to choose
@@ -244,13 +249,13 @@ class Confirmation:
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
         """Measure each candidate once. Returns those that time did not allow; None if the run has ended."""
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        rule = StoppingRule(self.precision, self._longest_visit(regime, phase.until, visits))
+        rule = StoppingRule(self.precision, self._compute_max_visit_seconds(regime, phase.until, visits))
         # There are few visits of seconds, so they keep the order of the candidates, the most promising first.
         is_choice_of_visits = phase.chooses and regime.name == Sustained.name
         due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
         while due:
-            can_wait = is_choice_of_visits and phase.rows and not self.leaves_time_to_confirm()
-            if not self._continues(phase, number, is_due=number <= phase.min_rounds and not can_wait):
+            can_wait = is_choice_of_visits and phase.rows and not self.has_time_to_confirm()
+            if not self._has_next_step(phase, number, is_due=number <= phase.min_rounds and not can_wait):
                 break
             shape, kernel = due[0]
             step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)
@@ -262,21 +267,21 @@ class Confirmation:
             due = [each for each in due if each != (row.shape, row.kernel)]
         return due
 
-    def _continues(self, phase: _Phase, number: int, is_due: bool) -> bool:
+    def _has_next_step(self, phase: _Phase, number: int, is_due: bool) -> bool:
         return self.run.has_next_step(
             phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem
         )
 
-    def _longest_visit(self, regime: Regime, until: float, visits: int) -> float:
+    def _compute_max_visit_seconds(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:
             return self.visit_seconds  # rounds give the precision
         return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
 
-    def _affordable(
+    def _keep_affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
         """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
-        best_first = sorted(left, key=lambda each: median_rate(found[each].values()), reverse=True)
+        best_first = sorted(left, key=lambda each: compute_median_rate(found[each].values()), reverse=True)
         return best_first[: max(1, int(min(count, len(left))))]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mamf.engine.search.shape_features import Array, features, squared_distances
-from mamf.engine.search.surrogate import Surrogate, likeliest_units, single_threaded
+from mamf.engine.search.shape_features import Array, compute_squared_distances, features
+from mamf.engine.search.surrogate import Surrogate, estimate_compute_units, limit_to_one_thread
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 Measure = Callable[[MatmulShape], float]
@@ -84,7 +84,7 @@ def find_best(
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
     is_large = len(grid) > _MAX_CANDIDATES
-    shapes = candidates_of(grid, chooser)
+    shapes = list_candidates(grid, chooser)
     first = draw_short_shapes(shapes, compute_units, chooser)
     search = Search(shapes, compute_units=compute_units, seed=seed, first=first)
     while len(search.measured) < max_measurements:
@@ -93,11 +93,11 @@ def find_best(
             break
         search.record(proposed, measure(proposed[0]))
         if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
-            search.consider(candidates_of(grid, chooser, [shape for shape, _ in search.leaders(_LEADERS)]))
+            search.consider(list_candidates(grid, chooser, [shape for shape, _ in search.leaders(_LEADERS)]))
     return search.result()
 
 
-def candidates_of(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
+def list_candidates(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
     """Return all shapes of a small grid; for a large one, the neighbors of the leaders and a random sample."""
     if len(grid) <= _MAX_CANDIDATES:
         return grid.shapes()
@@ -151,7 +151,7 @@ class Search:
         ]
         self._scouts = len(self._first)
 
-    @single_threaded
+    @limit_to_one_thread
     def consider(self, shapes: Sequence[MatmulShape]) -> None:
         """Search among these shapes from now on. Raises ValueError if there are none."""
         if not shapes:
@@ -173,7 +173,7 @@ class Search:
         self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
         self.consider(self._shapes)
 
-    @single_threaded
+    @limit_to_one_thread
     def propose(self) -> Candidate | None:
         """Return the next candidate to measure, or None if none is promising."""
         first = next((each for each in self._first if each in self._position and each not in self.measured), None)
@@ -181,16 +181,16 @@ class Search:
             return first
         # A few measurements show neither what the rate depends on nor that no better shape is left.
         if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
-            return self._any_left()
+            return self._draw_unmeasured()
         doubtful = self._mask_tried(self._surrogate.bound(_DOUBT)).max()
         is_sure = len(self.measured) >= _MIN_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
         if is_sure or doubtful == -math.inf:
             self._exhausted = True
             return None
-        gain = self._surrogate.log_improvement() - self._log_seconds
+        gain = self._surrogate.compute_log_improvement() - self._log_seconds
         return self._candidates[int(np.argmax(self._mask_tried(gain)))]
 
-    @single_threaded
+    @limit_to_one_thread
     def record(self, candidate: Candidate, tflops: float) -> None:
         """Record the TFLOPS of ``candidate``; NaN if it could not be measured."""
         if candidate not in self._position:  # the row comes from an interrupted run
@@ -233,7 +233,7 @@ class Search:
         measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
         return SearchResult(leaders[0][0], measured, self._exhausted)
 
-    def _any_left(self) -> Candidate | None:
+    def _draw_unmeasured(self) -> Candidate | None:
         """Return a random candidate that is not measured yet and not hopeless."""
         left = [
             candidate
@@ -253,22 +253,22 @@ class Search:
         return worth
 
     def _update_features(self) -> None:
-        self._surrogate.features = features(self._shapes, self.compute_units).by_each_of(len(self.kernels))
+        self._surrogate.features = features(self._shapes, self.compute_units).repeat_for_kernels(len(self.kernels))
 
     def _refit(self) -> None:
         known = self._known()
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
-            self.compute_units = likeliest_units(first, self._surrogate.scales)
+            self.compute_units = estimate_compute_units(first, self._surrogate.scales)
             self._update_features()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
         self._update_hopeless()
 
     def _update_hopeless(self) -> None:
-        self._hopeless = np.concatenate([self._hopeless_of(number) for number in range(len(self.kernels))])
+        self._hopeless = np.concatenate([self._find_hopeless_shapes(number) for number in range(len(self.kernels))])
 
-    def _hopeless_of(self, number: int) -> NDArray[np.bool_]:
+    def _find_hopeless_shapes(self, number: int) -> NDArray[np.bool_]:
         """Which shapes are hopeless with the kernel of this number."""
         kernel, before = self.kernels[number], number * len(self._shapes)
         own = [
@@ -289,8 +289,8 @@ def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[
     """
     if not failed:
         return np.zeros(len(sizes), dtype=bool)
-    near_known = np.exp(-2 * squared_distances(sizes, known, None)).sum(axis=0)
-    near_failed = np.exp(-2 * squared_distances(sizes, failed, None)).sum(axis=0)
+    near_known = np.exp(-2 * compute_squared_distances(sizes, known, None)).sum(axis=0)
+    near_failed = np.exp(-2 * compute_squared_distances(sizes, failed, None)).sum(axis=0)
     hopeless = np.asarray(near_failed > 1.5 + near_known)
     hopeless[failed] = True
     return hopeless

@@ -39,7 +39,7 @@ class Features:
     lean: Array
     kernels: Indices | None = None
 
-    def by_each_of(self, kernels: int) -> Features:
+    def repeat_for_kernels(self, kernels: int) -> Features:
         """Return the features of every shape with the first kernel, then with the second, and so on."""
         if kernels == 1:
             return self
@@ -57,18 +57,18 @@ def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Featur
     """
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
-    (m, n), pairs = pairs_of(m, n)
-    waves, lean = wave_features(cut_into_tiles(m, n), compute_units), np.log2(m / n)[:, None]
-    return Features(_standardized(sizes), pairs, waves, _standardized(lean))
+    (m, n), pairs = find_size_pairs(m, n)
+    waves, lean = compute_wave_features(cut_into_tiles(m, n), compute_units), np.log2(m / n)[:, None]
+    return Features(_standardize(sizes), pairs, waves, _standardize(lean))
 
 
-def pairs_of(m: Array, n: Array) -> tuple[Array, Indices]:
+def find_size_pairs(m: Array, n: Array) -> tuple[Array, Indices]:
     """Return the distinct pairs of M and N (2 x P), and the index of each shape's pair."""
     pairs, indices = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
     return pairs, indices.reshape(-1)
 
 
-class Tiled(NamedTuple):
+class Tiling(NamedTuple):
     """C divided into tiles, for P pairs of M and N; both arrays are 2 (orientations) x tiles x P. ``tiles``: how many.
     ``useful``: the share of their work that lies within C, because edge tiles extend beyond it.
     """
@@ -77,13 +77,13 @@ class Tiled(NamedTuple):
     useful: Array
 
 
-def cut_into_tiles(m: Array, n: Array) -> Tiled:
+def cut_into_tiles(m: Array, n: Array) -> Tiling:
     tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
-    return Tiled(tiles, m * n / (tiles * tile_m * tile_n))
+    return Tiling(tiles, m * n / (tiles * tile_m * tile_n))
 
 
-def wave_features(cut: Tiled, compute_units: int | None) -> Array:
+def compute_wave_features(cut: Tiling, compute_units: int | None) -> Array:
     """For each pair and tile, the share of the compute units' work that reaches C, in the better orientation. The rest
     is lost in edge tiles and, counted only if ``compute_units`` is known, in idle units of the last wave.
     """
@@ -91,10 +91,10 @@ def wave_features(cut: Tiled, compute_units: int | None) -> Array:
     if compute_units:
         useful = useful * cut.tiles / (np.ceil(cut.tiles / compute_units) * compute_units)
     # Fix the memory order, because the rounding of column sums depends on it.
-    return _standardized(np.ascontiguousarray(useful.max(axis=0).T))
+    return _standardize(np.ascontiguousarray(useful.max(axis=0).T))
 
 
-def _standardized(columns: Array) -> Array:
+def _standardize(columns: Array) -> Array:
     deviation = columns.std(axis=0)
     return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
 
@@ -122,8 +122,8 @@ def distances(of: Features, one: list[int], other: list[int] | None = None) -> D
     pairs = np.arange(len(of.waves)) if other is None else of.pairs[other]
     which = of.pairs if other is None else np.arange(len(other))
     apart = Distances(
-        squared_distances(of.sizes, one, other),
-        tile_distances(of.waves[own], of.waves[pairs]),
+        compute_squared_distances(of.sizes, one, other),
+        compute_tile_distances(of.waves[own], of.waves[pairs]),
         (of.lean[own] - of.lean[pairs].T) ** 2,
         np.equal.outer(own, pairs).astype(float),
         which,
@@ -134,12 +134,12 @@ def distances(of: Features, one: list[int], other: list[int] | None = None) -> D
     return apart._replace(alike=np.equal.outer(of.kernels[one], others).astype(float))
 
 
-def tile_distances(one: Array, other: Array) -> Array:
+def compute_tile_distances(one: Array, other: Array) -> Array:
     """Squared distances from the rows of ``one`` to those of ``other`` in each column: columns x one x other."""
     return np.asarray((one.T[:, :, None] - other.T[:, None, :]) ** 2)
 
 
-def squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
+def compute_squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
     """Squared Euclidean distances from rows ``one`` to rows ``other`` (None: all)."""
     left, right = columns[one], columns if other is None else columns[other]
     squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]

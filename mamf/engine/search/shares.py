@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.ceilings.roof import READ_BANDWIDTH, key_of
+from mamf.ceilings.roof import READ_BANDWIDTH, make_ceiling_key
 from mamf.engine.runner import Setup
 from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
@@ -20,7 +20,7 @@ from mamf.plugins.discovery import choose_kernels
 
 #: The phase of rows that only show what is worth confirming.
 SCOUT = "scout"
-_A_MOMENT = 1e-9
+_MIN_BUDGET_SECONDS = 1e-9
 
 
 class SharesStrategy(RowsStrategy):
@@ -28,7 +28,7 @@ class SharesStrategy(RowsStrategy):
 
     - ``ceilings``: the known ceilings; those that are found are added.
     - ``searches``: the searches that are still to do.
-    - ``references_of``: returns the kernels that given ceilings were measured with.
+    - ``choose_references``: returns the kernels that given ceilings were measured with.
     - ``on_failure``: called with a message for each ceiling that could not be confirmed.
     """
 
@@ -38,27 +38,27 @@ class SharesStrategy(RowsStrategy):
         ceilings: dict[tuple[str, str], Ceiling],
         records: Iterable[Record],
         searches: Iterable[Plan],
-        references_of: Callable[[Ceilings], Mapping[str, AnyKernel]],
+        choose_references: Callable[[Ceilings], Mapping[str, AnyKernel]],
         on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(setup, ceilings, records=records)
         self.found, self.searches = ceilings, searches
-        self.references_of, self.on_failure = references_of, on_failure
+        self.choose_references, self.on_failure = choose_references, on_failure
 
     def results(self) -> Iterator[Measurement | Record]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
         yield from self.records
         for search in self.searches:
-            yield from self._searched(search)
+            yield from self._find_ceilings(search)
         if budget is not None:
             left = budget - (self.backend.now() - begun)
-            self.plan = replace(self.plan, budget_seconds=max(left, _A_MOMENT))
-        self.records, self.references = (), self.references_of(self.found)
+            self.plan = replace(self.plan, budget_seconds=max(left, _MIN_BUDGET_SECONDS))
+        self.records, self.references = (), self.choose_references(self.found)
         yield from super().results()
 
-    def _searched(self, search: Plan) -> Iterator[Measurement | Record]:
+    def _find_ceilings(self, search: Plan) -> Iterator[Measurement | Record]:
         """Find the ceilings of a dtype or of memory, without measuring again what an interrupted run measured."""
-        problem, backend, name = search.problem, self.backend, name_of(search)
+        problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
         opened = choose_kernels(operation_called(search.operation), backend, search.kernels)
         held = [row for row in self.setup.rows if row.phase and row.problem == problem]
         find = Setup(search, backend, opened, held)
@@ -82,9 +82,9 @@ class SharesStrategy(RowsStrategy):
             yield Record("ceiling", record)
             device = {"device": asdict(backend.info)}
             ceiling = ceiling_from_record(record, device)  # rounded as in the log
-            self.found[key_of(ceiling)] = ceiling
+            self.found[make_ceiling_key(ceiling)] = ceiling
 
 
-def name_of(search: Plan) -> str:
+def get_ceiling_name(search: Plan) -> str:
     """Return the dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
     return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH

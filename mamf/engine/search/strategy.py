@@ -21,22 +21,22 @@ from mamf.ceilings.ceiling import CHOOSE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, Runner, Setup, Step, Steps
 from mamf.engine.search.grid import (
+    choose_long_k_sizes,
+    choose_pace,
+    draw_distant_shapes,
     fits,
-    long_reductions,
-    pace_of,
-    refinement_steps,
-    shapes_anywhere,
-    shapes_around,
-    shapes_of,
+    list_grid_shapes,
+    list_refinement_steps,
+    list_shapes_around,
 )
 from mamf.engine.search.rounds import (
-    Answering,
     Confirmation,
     Rounds,
-    best_by_shape,
-    best_of_their_kind,
+    StepsWithRows,
     choose_finalists,
-    default_candidates,
+    find_best_by_shape,
+    find_best_per_size_pair,
+    list_default_candidates,
 )
 from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.engine.strategies.rows import RowsStrategy
@@ -75,14 +75,14 @@ class FindStrategy(PlanStrategy):
         # The rows of an interrupted run are replayed. They also show when each phase ended, because time may have ended
         # it.
         super().__init__(setup, replayed=setup.rows)
-        kernels: list[MatmulKernel] = setup.opened
+        kernels: list[MatmulKernel] = setup.kernel_objects
         self.options: SearchOptions = setup.plan.options
         self._seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default = kernels[0].name
         #: The kernels whose algorithms are compared. The default kernel is one of them if its
         #: algorithms are cheap to try.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
-        self.pace = pace_of(self.options)
+        self.pace = choose_pace(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted: list[Measurement] = []
@@ -106,7 +106,7 @@ class FindStrategy(PlanStrategy):
         )
         burst: list[Measurement] = []
         if Sustained.name in self.plan.regimes:
-            self._confirmation.deadline -= self._confirmation.seconds_to_confirm()
+            self._confirmation.deadline -= self._confirmation.estimate_confirm_seconds()
         yield from self._search_burst(burst)
         self._confirmation.deadline = deadline
         if Sustained.name in self.plan.regimes:
@@ -115,7 +115,7 @@ class FindStrategy(PlanStrategy):
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _search_burst(self, seen: list[Measurement]) -> Steps:
-        problem, shapes = self.plan.problem, shapes_of(self.options.grid)
+        problem, shapes = self.plan.problem, list_grid_shapes(self.options.grid)
         self.run.preallocate_operands(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.run.start(Burst(self.backend))
         units = self.backend.info.compute_units
@@ -138,26 +138,28 @@ class FindStrategy(PlanStrategy):
         if not self.options.is_quick:
             yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
         self.run.on_phase("burst: refining")
-        steps = refinement_steps(self.options.grid)
+        steps = list_refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
-            near = shapes_around(best, step, self.options.grid, self.reach)
+            near = list_shapes_around(best, step, self.options.grid, self.reach)
             # The best shape may be far from all leaders: sizes between the coarse steps may fill waves exactly.
-            search.consider([*near, *shapes_anywhere(best, step, self.options.grid, self.fine_shapes, self._chooser)])
+            search.consider(
+                [*near, *draw_distant_shapes(best, step, self.options.grid, self.fine_shapes, self._chooser)]
+            )
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._search(search, regime, "refine", max_measured, self._until(share), rule)
         # Scouts cannot rank shapes that differ by less than their precision, so the best of several kinds continue.
         leaders = search.leaders(self.pace.candidates)
-        kinds = best_of_their_kind(self._scouted)[: self.pace.candidates // 2]
+        kinds = find_best_per_size_pair(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
         until = self._until(self.pace.choose) if self.options.is_quick else self._deadline
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
-        candidates += best_by_shape(row for row in self._algorithms if row.shape in shapes)
+        candidates += find_best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
-        candidates += default_candidates(candidates, measured, self._default)
+        candidates += list_default_candidates(candidates, measured, self._default)
         confirming = yield from self._rounds(
             regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
@@ -186,7 +188,7 @@ class FindStrategy(PlanStrategy):
         """
         if not kernels:
             return
-        best_first = [shape for shape, _ in best_of_their_kind(self._scouted)]
+        best_first = [shape for shape, _ in find_best_per_size_pair(self._scouted)]
         if self.options.is_quick:
             limit = self.short_trial * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
@@ -285,10 +287,10 @@ class FindStrategy(PlanStrategy):
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
         # Rank by the rounds of burst: if single rows scatter, the fastest of them is merely the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
-        finalists = (chosen or best_of_their_kind(burst))[: self.sustained_finalists]
+        finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalists]
         if self.pace.visits:
             finalists = yield from self._finalists(regime, burst)
-            if not self._confirmation.leaves_time_to_confirm():
+            if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choose=0)  # the visits have chosen
         else:
             self._start(regime, [shape for shape, _ in finalists])
@@ -306,9 +308,9 @@ class FindStrategy(PlanStrategy):
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Make short visits to candidates, and return the best of them."""
-        candidates = best_of_their_kind(burst)[: self.sustained_candidates]
+        candidates = find_best_per_size_pair(burst)[: self.sustained_candidates]
         shapes = [shape for shape, _ in candidates]
-        longer = [replace(shape, k=k) for shape in shapes for k in long_reductions(self.options.grid)]
+        longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start(regime, [*shapes, *(shape for shape in longer if fits(self.options.grid, shape))])
         self.run.on_phase("sustained: soaking, then visiting")
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
@@ -322,7 +324,7 @@ class FindStrategy(PlanStrategy):
                 break
             visits.append(row)
         finalists = choose_finalists(visits, self.sustained_finalists)
-        return list(dict.fromkeys((*finalists, *default_candidates(finalists[:1], (), self._default))))
+        return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default))))
 
     def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
         """Yield the candidates, then the best of them with M and N exchanged and with longer K. These tie in burst, but
@@ -331,13 +333,13 @@ class FindStrategy(PlanStrategy):
         yield from candidates
         for shape, kernel in choose_finalists(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
-            for other in (exchanged, *(replace(shape, k=k) for k in long_reductions(self.options.grid))):
+            for other in (exchanged, *(replace(shape, k=k) for k in choose_long_k_sizes(self.options.grid))):
                 if fits(self.options.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
 
     def _rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
-    ) -> Answering:
+    ) -> StepsWithRows:
         """Rounds that choose and confirm, until these shares of the budget."""
         return self._confirmation.rounds(regime, candidates, counts, self._until(chosen_by), self._until(confirmed_by))
 

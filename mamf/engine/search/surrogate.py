@@ -25,11 +25,11 @@ from mamf.engine.search.shape_features import (
     Array,
     Distances,
     Features,
+    compute_squared_distances,
+    compute_wave_features,
     cut_into_tiles,
     distances,
     features,
-    squared_distances,
-    wave_features,
 )
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -49,7 +49,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Run a method with single-threaded BLAS: with matrices this small, waking other threads takes most of the time."""
 
     @functools.wraps(method)
@@ -63,7 +63,7 @@ def single_threaded(method: Callable[Parameters, Result]) -> Callable[Parameters
 # Prior variance of a constant offset between kernels, as a share of the variance over shapes.
 _OFFSET = 0.5
 # The first guess of the share of variance that is specific to a kernel, before several kernels were measured.
-_FIRST_OWN = 0.1
+_INITIAL_KERNEL_SHARE = 0.1
 
 
 _STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "own": 3.0}
@@ -104,7 +104,7 @@ class Scales:
                     found.append(replace(self, **{name: value}))
         return found
 
-    def log_prior(self) -> float:
+    def compute_log_prior(self) -> float:
         """Log prior, from the number of steps between these and the defaults. With only a dozen measurements the
         likelihood alone is not reliable.
         """
@@ -134,15 +134,17 @@ class Surrogate:
         """Fit to these observations (``values``: log TFLOPS), with the likeliest scales near the last ones."""
         observed = list(rows)
         if self.features.kernels is not None and not self.scales.own:
-            self.scales = replace(self.scales, own=_FIRST_OWN)
+            self.scales = replace(self.scales, own=_INITIAL_KERNEL_SHARE)
         self.highest = max(values)
         self._reference = self.highest
         self._values = [self.warped(value) for value in values]
-        near = Nearness(distances(self.features, observed, observed))
+        near = CovarianceParts(distances(self.features, observed, observed))
         self.scales = likeliest(near, np.array(self._values), self.scales)
-        lower = np.linalg.cholesky(noisy_covariance(near, self.scales))
+        lower = np.linalg.cholesky(compute_noisy_covariance(near, self.scales))
         right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
-        self._projected = np.linalg.solve(lower, covariance(Nearness(distances(self.features, observed)), self.scales))
+        self._projected = np.linalg.solve(
+            lower, covariance(CovarianceParts(distances(self.features, observed)), self.scales)
+        )
         self._whitened = np.linalg.solve(lower, right)
         self._rows = observed
         self._update()
@@ -158,8 +160,8 @@ class Surrogate:
         value = self.warped(value)
         column = self._projected[:, row]
         noise = self.scales.noise
-        diagonal = math.sqrt(max(self._prior_variance() + noise - float(column @ column), noise))
-        prior = covariance(Nearness(distances(self.features, [row])), self.scales)[0]
+        diagonal = math.sqrt(max(self._compute_prior_variance() + noise - float(column @ column), noise))
+        prior = covariance(CovarianceParts(distances(self.features, [row])), self.scales)[0]
         self._projected = np.vstack([self._projected, (prior - column @ self._projected) / diagonal])
         self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
         self._rows.append(row)
@@ -169,7 +171,7 @@ class Surrogate:
         """Return the upper confidence bound of every candidate's log TFLOPS."""
         return np.asarray(self.mean + deviations * self.deviation)
 
-    def log_improvement(self) -> Array:
+    def compute_log_improvement(self) -> Array:
         """Return the log of every candidate's expected improvement (Jones et al., Efficient Global Optimization of
         Expensive Black-Box Functions, 1998) over the observed candidate with the best prediction. The highest
         measurement is not used, because it is partly luck.
@@ -185,16 +187,16 @@ class Surrogate:
         residual = values - centre * ones
         scale = float(residual @ residual) / max(len(residual) - 1, 1)
         self.mean = centre + residual @ self._projected
-        variance = self._prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
+        variance = self._compute_prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
         noise = max(self.scales.noise * scale, min(_MIN_NOISE**2, scale), 1e-12)
         self.deviation = np.sqrt(np.maximum(variance, 0.0) * scale + noise)
         self.is_fitted = True
 
-    def _prior_variance(self) -> float:
+    def _compute_prior_variance(self) -> float:
         return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET)
 
 
-class Nearness:
+class CovarianceParts:
     """The parts of a covariance that depend on at most one hyperparameter, cached: they are most of the arithmetic, and
     scales that differ in one hyperparameter share the others.
     """
@@ -205,39 +207,39 @@ class Nearness:
         self._waves: dict[float, Array] = {}
         self._sizes: dict[float, Array] = {}
 
-    def by_waves(self, reach: float) -> Array:
+    def correlate_by_waves(self, reach: float) -> Array:
         """Return the mean correlation over the waves of each tile, C x P."""
         if reach not in self._waves:
             self._waves[reach] = np.exp(self.apart.waves * (-2 / reach**2)).mean(axis=0)
         return self._waves[reach]
 
-    def by_sizes(self, reach: float) -> Array:
+    def correlate_by_sizes(self, reach: float) -> Array:
         """Return the correlation by sizes, C x D."""
         if reach not in self._sizes:
             found = self.apart.sizes * (-0.125 / reach**2)
             self._sizes[reach] = np.exp(found, out=found)
         return self._sizes[reach]
 
-    def with_waves(self, waves: Array) -> Nearness:
+    def replace_waves(self, waves: Array) -> CovarianceParts:
         """Return a copy with other distances by waves."""
         other = copy.copy(self)
         other.apart, other._waves = self.apart._replace(waves=waves), {}
         return other
 
 
-def covariance(near: Nearness, scales: Scales) -> Array:
+def covariance(near: CovarianceParts, scales: Scales) -> Array:
     """Return the prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a
     term that is asymmetric in M and N; and one for equal M and N. Two kernels share less, and differ by an offset.
 
     For speed it works in place, because with thousands of candidates allocating memory takes as long as the arithmetic;
     it works on pairs of M and N where possible, of which there are far fewer; and it frees arrays early.
     """
-    apart, by_sizes = near.apart, near.by_sizes(scales.sizes)
-    sizes = by_sizes**2
+    apart, correlate_by_sizes = near.apart, near.correlate_by_sizes(scales.sizes)
+    sizes = correlate_by_sizes**2
     sizes *= sizes
     sizes *= (0.5 + scales.pair * apart.is_pair)[:, apart.pairs]
-    together = (near.by_waves(scales.waves) * (0.5 + scales.lean * near.lean))[:, apart.pairs]
-    together *= by_sizes
+    together = (near.correlate_by_waves(scales.waves) * (0.5 + scales.lean * near.lean))[:, apart.pairs]
+    together *= correlate_by_sizes
     sizes += together
     del together
     if apart.alike is not None:
@@ -246,16 +248,18 @@ def covariance(near: Nearness, scales: Scales) -> Array:
     return sizes
 
 
-def noisy_covariance(near: Nearness, scales: Scales) -> Array:
+def compute_noisy_covariance(near: CovarianceParts, scales: Scales) -> Array:
     """Return the covariance of observations: the prior covariance plus measurement noise."""
     found = covariance(near, scales)
     found.flat[:: len(found) + 1] += scales.noise
     return found
 
 
-def likeliest(near: Nearness, values: Array, scales: Scales) -> Scales:
+def likeliest(near: CovarianceParts, values: Array, scales: Scales) -> Scales:
     """Climb from these scales to the likeliest ones, a step at a time, by likelihood and prior."""
-    likelihood = functools.cache(lambda scales: log_likelihood(near, values, scales) + scales.log_prior())
+    likelihood = functools.cache(
+        lambda scales: compute_log_likelihood(near, values, scales) + scales.compute_log_prior()
+    )
     best = scales
     for _ in range(_FIT_STEPS):
         uphill = max(best.nearby(), key=likelihood)
@@ -265,9 +269,9 @@ def likeliest(near: Nearness, values: Array, scales: Scales) -> Scales:
     return best
 
 
-def log_likelihood(near: Nearness, values: Array, scales: Scales) -> float:
+def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Scales) -> float:
     """Return the log marginal likelihood at the likeliest mean and variance, up to a constant."""
-    lower = np.linalg.cholesky(noisy_covariance(near, scales))
+    lower = np.linalg.cholesky(compute_noisy_covariance(near, scales))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
     count = len(values)
@@ -286,7 +290,7 @@ _MAX_SHAPES, _MIN_SHAPES = 64, 16
 _CONVINCING = 8.0
 
 
-def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
+def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
     """Return the number of compute units that best explains the TFLOPS of shapes; None if no number is convincing. Half
     or twice the true number explains them equally well.
     """
@@ -298,12 +302,12 @@ def likeliest_units(measured: Mapping[MatmulShape, float], scales: Scales) -> in
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    cut, near = cut_into_tiles(m, n), Nearness(distances(features(shapes, None), rows, rows))
+    cut, near = cut_into_tiles(m, n), CovarianceParts(distances(features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
         # Use all tiles together: a separate effect per tile would take several times as long for all these numbers.
-        waves = squared_distances(wave_features(cut, units), rows, rows)[None] / 4
-        return log_likelihood(near.with_waves(waves), values, scales)
+        waves = compute_squared_distances(compute_wave_features(cut, units), rows, rows)[None] / 4
+        return compute_log_likelihood(near.replace_waves(waves), values, scales)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.engine.regimes import Burst, Classic, Regime, StoppingRule, Sustained, regime_class
+from mamf.engine.regimes import Regime, StoppingRule, get_regime_class
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer, Problem
@@ -28,7 +28,7 @@ _RANKING_SHARE = 0.25
 #: The speed of this many recent rows predicts the next one's.
 _RECENT_ROWS = 32
 #: Steps, as a generator that returns a row or something derived from rows.
-Asking = Generator[Step | Measurement, Measurement | None, Any]
+StepsWithResult = Generator[Step | Measurement, Measurement | None, Any]
 
 
 class RowsStrategy(PlanStrategy):
@@ -67,9 +67,9 @@ class RowsStrategy(PlanStrategy):
 
     def steps(self) -> Steps:
         for name, steps in itertools.groupby(self.setup.steps, key=lambda step: step.regime):
-            yield from self.measure_rows(self.run.start(self.regime(name)), self._in_turns(list(steps)))
+            yield from self.measure_rows(self.run.start(self.regime(name)), self._order_by_shape(list(steps)))
 
-    def _in_turns(self, steps: list[StepKey]) -> list[StepKey]:
+    def _order_by_shape(self, steps: list[StepKey]) -> list[StepKey]:
         """Order steps so that under a budget each problem has rows of one shape before any has rows of the next."""
         if self.plan.budget_seconds is None:
             return steps
@@ -94,7 +94,7 @@ class RowsStrategy(PlanStrategy):
                 yield from self._measure_reference(regime, problem)
             kernel: AnyKernel | None = self.kernels[name]
             if self.ranks_algorithms:
-                kernel = yield from self._fastest_algorithm(self.kernels[name], problem, shape, regime)
+                kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
                 continue
             row = yield Step(kernel, problem, shape, regime, self.rule(regime), is_reported=False)
@@ -104,10 +104,12 @@ class RowsStrategy(PlanStrategy):
             if row.summary is not None:
                 self._speeds.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(row.amount / row.seconds)
             after = (yield from self._measure_product(regime, problem)) if row.ok else None
-            yield with_details(row, kernel, before, after)
+            yield add_details(row, kernel, before, after)
             before = after or before
 
-    def _fastest_algorithm(self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime) -> Asking:
+    def _find_fastest_algorithm(
+        self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime
+    ) -> StepsWithResult:
         """Find the kernel's fastest algorithm for a shape. Return the kernel itself if it has only one, if the others
         must be compiled, or if none works; None if the budget ended.
 
@@ -136,7 +138,7 @@ class RowsStrategy(PlanStrategy):
         seconds = min_launches * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
         return bool(seconds > run.deadline - run.now())
 
-    def _measure_product(self, regime: Regime, problem: Problem, common: Any = None) -> Asking:
+    def _measure_product(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
         """Measure the ceiling's matmul now, so that a row is compared with it in the same state of the card.
 
         ``common``: a shape to use instead of the ceiling's. All devices of a shared run measure it, for as long as a
@@ -165,15 +167,10 @@ class RowsStrategy(PlanStrategy):
                 return
 
     def rule(self, regime: Regime) -> StoppingRule:
-        # In sustained a row is one visit of 2 s: the visits to the ceiling's matmul around it take as long again.
-        usual = Sustained.shortest_seconds if regime.name == Sustained.name else regime.default_seconds
-        return StoppingRule(self.plan.precision, self.plan.seconds or usual)
+        return StoppingRule(self.plan.precision, self.plan.seconds or regime.usual_seconds)
 
     def regime(self, name: str) -> Regime:
-        kind = regime_class(name)
-        if kind is Classic:
-            return Classic(self.backend, self.options.warmup_launches, self.options.timed_launches)
-        return Burst(self.backend, self.plan.flush) if kind is Burst else kind(self.backend)
+        return get_regime_class(name).of_plan(self.backend, self.plan)
 
 
 class OneKernelStrategy(RowsStrategy):
@@ -185,24 +182,24 @@ class OneKernelStrategy(RowsStrategy):
 
     def steps(self) -> Steps:
         """Raises UnsupportedError before anything is allocated if the kernel does not support the problem."""
-        (kernel,), problem = self.setup.opened, self.plan.problem
+        (kernel,), problem = self.setup.kernel_objects, self.plan.problem
         if reason := kernel.unsupported(self.backend, problem):
             raise UnsupportedError(reason)
         if self.setup.steps:
             cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
-            self.run.preallocate_operands(problem, [largest_buffers(self.plan, cache, free)])
+            self.run.preallocate_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
         yield from super().steps()
 
     def rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
 
 
-def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
+def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
     """Buffers large enough for every shape and regime. Shapes that do not fit in memory fail later, as rows."""
     largest: dict[str, Buffer] = {}
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
-        for kind in map(regime_class, plan.regimes):
+        for kind in map(get_regime_class, plan.regimes):
             sets = kind.sets(plan.problem, shape, cache_bytes)
             wanted = dict(largest)
             for name, buffer in plan.problem.buffers(shape, sets, kind.needs_rewrite).items():
@@ -213,7 +210,7 @@ def largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None
     return largest
 
 
-def with_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
+def add_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
     """Add to a row the dtypes of its matmuls, if they differ from its own, and the mean rate of the ceiling's matmul
     before and after it (``around``).
     """

@@ -21,9 +21,9 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, to_canonical_name
 from mamf.engine.measure import build_row, classify_error
-from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, regime_class
-from mamf.engine.regimes.base import Checked, WrongResultError
-from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, failed_row
+from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError
+from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
@@ -156,7 +156,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
     return None
 
 
-def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
+def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
     """Return the named kernels, of any operation; by default all that are available and do not compile for minutes."""
     groups: dict[str, list[str] | None] = {}
     for name in names or ():
@@ -176,7 +176,7 @@ def kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str
     }
 
 
-def verify_plan(
+def make_verify_plan(
     backend: Backend,
     kernels: Mapping[str, AnyKernel],
     budget_seconds: float | None = None,
@@ -209,7 +209,10 @@ class VerifyStrategy(PlanStrategy):
         seconds, repeats = max(budget / _MAX_ROWS, _REPEAT_SECONDS if asked else 0.0), len(rows)
         rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
-            regime, spent = run.start(regime_class(name)(self.backend)), dict.fromkeys(self.setup.opened, 0.0)
+            regime, spent = (
+                run.start(get_regime_class(name)(self.backend)),
+                dict.fromkeys(self.setup.kernel_objects, 0.0),
+            )
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw_problem(self.backend, self.plan, kernel, number, name)
@@ -247,16 +250,16 @@ _PACES, _MAX_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
 _MIN_AHEAD_SECONDS, _MIN_SECONDS = 20e-6, 1e-9
 
 
-def row_of(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
+def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
     return replace(problem, timed=row[0], alone=row[1])
 
 
-def cells_of(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
+def list_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
     """Return the pairs that these steps measure, as problem and shape."""
-    return list(dict.fromkeys((row_of(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
+    return list(dict.fromkeys((make_row_problem(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
 
 
-def overlapping(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
+def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
     """Return the seconds per launch of each work, from the blocks between the latest start and the earliest end of all
     works; None if a work has no block there. ``marks``: for each work, the seconds and the number of launches so far.
     """
@@ -273,7 +276,8 @@ class OverlapStrategy:
 
     - ``cells``: the pairs, as the problem of any of their rows and their shape.
     - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
-    - ``of_all``: gathers a value from all ranks, by rank. All ranks decide as rank 0 does, and fail together.
+    - ``gather_from_ranks``: returns a list of the values that the ranks pass to it. All ranks decide as rank 0 does,
+      and fail together.
     """
 
     backend: Backend
@@ -282,14 +286,14 @@ class OverlapStrategy:
     seconds: float = DEFAULT_SECONDS
     budget_seconds: float = math.inf
     on_phase: Callable[[str], None] = lambda text: None
-    of_all: Callable[[Any], list[Any]] = lambda own: [own]
+    gather_from_ranks: Callable[[Any], list[Any]] = lambda own: [own]
     left_out: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:
         """Yield four rows for each pair, in the order of ROWS."""
         begun = self.backend.now()
         for index, (problem, shape) in enumerate(self.cells):
-            if index and self.of_all(self.backend.now() - begun >= self.budget_seconds)[0]:
+            if index and self.gather_from_ranks(self.backend.now() - begun >= self.budget_seconds)[0]:
                 self.left_out = len(ROWS) * (len(self.cells) - index)
                 return
             self.on_phase(f"{problem.other} {shape}")
@@ -305,8 +309,8 @@ class OverlapStrategy:
         except get_plugin_errors() as error:
             outcome = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
-        steps = [Step(self.kernel, row_of(problem, row), shape, regime, StoppingRule()) for row in ROWS]
-        return [replace(failed_row(step), status=outcome[0], reason=outcome[1]) for step in steps]
+        steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in ROWS]
+        return [replace(make_failed_row(step), status=outcome[0], reason=outcome[1]) for step in steps]
 
 
 @dataclass
@@ -316,7 +320,7 @@ class _Work:
     """
 
     name: str
-    checked: Checked
+    checked: CheckedKernel
     mark: Callable[[], Any]
     put: Callable[[Callable[[], object]], object]
     rotation: Iterator[Callable[[], object]]
@@ -339,13 +343,15 @@ class _Pair:
         self.samples: dict[tuple[str, bool], Samples] = {}
 
     def _work(self, timed: str, mark: Callable[[], Any], put: Callable[..., object]) -> _Work:
-        kernel, backend, problem = self.run.kernel, self.backend, row_of(self.problem, (timed, True))
+        kernel, backend, problem = self.run.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
         sets = self.regime.sets(problem, self.shape, backend.info.cache_bytes)
         pool = backend.operand_pool(problem.data, problem.seed)
-        checked = Checked(self._agreed(partial(kernel.prepare, backend, problem, self.shape, pool, sets)))
-        seconds = self._agreed(partial(checked.rehearse, backend))
+        checked = CheckedKernel(
+            self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
+        )
+        seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
         name, rotation = kernel.of(backend, problem).name, itertools.cycle(checked.launches)
         return _Work(name, checked, mark, put, rotation, seconds)
 
@@ -354,18 +360,18 @@ class _Pair:
         every = list(self.works.values())
         for flushes, self.max_short_launches in _PACES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
-            if self._keeps_up(every, flushes == _PACES[-1][0]):
+            if self._take_samples(every, flushes == _PACES[-1][0]):
                 break
         self._window(every, (1, 1))  # few launches, so that a repeated all-reduce stays finite and can be verified
         self._verify(every, whole=True)
-        if not all(self.run.of_all(all(taken.seconds for taken in self.samples.values()))):
+        if not all(self.run.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
             raise UnsupportedError(
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
             )
         return [self._row(row) for row in ROWS]
 
-    def _keeps_up(self, every: Sequence[_Work], is_last: bool) -> bool:
+    def _take_samples(self, every: Sequence[_Work], is_last: bool) -> bool:
         """Take all samples. False if the host is late in too many windows and a slower pace is left to try."""
         self.samples = {row: Samples() for row in ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
@@ -375,23 +381,23 @@ class _Pair:
                 return False
         return True
 
-    def _agreed(self, call: Callable[[], AnswerT]) -> AnswerT:
+    def _call_on_all_ranks(self, call: Callable[[], AnswerT]) -> AnswerT:
         """Call a function on all ranks, and return its answer. If it raises on one rank, all ranks raise."""
         answer, error = None, None
         try:
             answer = call()
         except Exception as failed:
             error = failed
-        if any(self.run.of_all(error is not None)):
+        if any(self.run.gather_from_ranks(error is not None)):
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
         return cast(AnswerT, answer)
 
     def _verify(self, works: Sequence[_Work], whole: bool = False) -> None:
         for work in works:
-            self._agreed(partial(self.regime.refuse_unseen_work, work.checked, work.seconds))
-            self._agreed(partial(work.checked.verify, whole))
+            self._call_on_all_ranks(partial(self.regime.refuse_unseen_work, work.checked, work.seconds))
+            self._call_on_all_ranks(partial(work.checked.verify, whole))
             if whole:
-                self._agreed(work.checked.require_unchanged_operands)
+                self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
     def _visit(self, works: Sequence[_Work]) -> float:
         """Wait for one period of the power controller, at most the time to measure, then measure. Returns the share of
@@ -402,7 +408,7 @@ class _Pair:
         while True:
             self.regime.require_clock_advances(windows)
             own = (self.backend.now() - settled_at, [work.seconds for work in works], taken)
-            elapsed, seconds, of_first = self.run.of_all(own)[0]
+            elapsed, seconds, of_first = self.run.gather_from_ranks(own)[0]
             if elapsed >= part and (of_first or tried >= _MAX_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
@@ -451,9 +457,9 @@ class _Pair:
         due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
-        found, last = overlapping(times), max(range(len(works)), key=lambda each: times[each][-1][0])
+        found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
         # A collective waits for the slowest host, and all ranks must adapt the works alike.
-        answers = self.run.of_all((headway, last if found is None else None))
+        answers = self.run.gather_from_ranks((headway, last if found is None else None))
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
         if starved is not None and not self.is_late:  # queue fewer launches of what ends last, at least one per block
@@ -463,5 +469,5 @@ class _Pair:
     def _row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
-        problem, taken = row_of(self.problem, row), self.samples[row]
+        problem, taken = make_row_problem(self.problem, row), self.samples[row]
         return build_row(self.run.kernel, problem, self.shape, self.regime, taken, verdict)

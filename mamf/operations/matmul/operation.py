@@ -25,7 +25,7 @@ from mamf.operations.matmul.shapes import (
     ProductProblemT,
     ProductShapeT,
 )
-from mamf.plans import BURST, CLASSIC, SUSTAINED
+from mamf.plans import CLASSIC, KERNEL_REGIMES
 from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
 
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
@@ -94,7 +94,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
     chart = "shapes"
     compares_kernels = False
     is_compute_roof = True
-    regimes = (BURST, SUSTAINED, CLASSIC)
+    regimes = (*KERNEL_REGIMES, CLASSIC)
     preset_parameter = Parameter("preset", str, "linear layers of known models; --m is the number of tokens")
     preset_parameters = (
         Parameter(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling, Ceilings, ceiling_of
+from mamf.ceilings.ceiling import Ceiling, Ceilings, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
 from mamf.operations.attention.operation import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
@@ -266,7 +266,7 @@ def _words(key: _Key) -> list[str]:
 def _bar(label: str, by_phase: _Phases, known: Rates) -> Stack:
     """Make the bar of a step, labeled with the share of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
-    ceiling = ceiling_of(longest, known)
+    ceiling = find_row_ceiling(longest, known)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
     return Stack(f"{label}, {share}", stacked(by_phase))
@@ -442,7 +442,7 @@ def _sizes(rows: Sequence[Measurement]) -> str:
 
 def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
     """Say which ceiling the shares refer to, and what counts as FLOP."""
-    found = {(row.problem.dtype, row.regime): ceiling_of(row, ceilings) for row in rows}
+    found = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [
         f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
         f"({each.shape}, {each.kernel}); % MAMFU is the share of it"

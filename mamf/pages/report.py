@@ -23,7 +23,7 @@ from mamf.node.verdict import judge, node_chart, node_document
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
-from mamf.profiling.counters.report import counters_document
+from mamf.profiling.counters.report import make_counters_document
 from mamf.profiling.log import (
     describe_device,
     describe_largest_classes,
@@ -348,7 +348,9 @@ def _profile_facts(profile: Profile) -> list[Fact]:
 
 def make_log_source(log: RunLog) -> Source:
     header = log.header
-    document = counters_document(log) if log.counter_records else get_kind(log.plan).document(log, View(top=_MAX_ROWS))
+    document = (
+        make_counters_document(log) if log.counter_records else get_kind(log.plan).document(log, View(top=_MAX_ROWS))
+    )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     return Source(
         log.path.name,

@@ -82,7 +82,7 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_same_card
     from mamf.operations.unknown import get_operation
-    from mamf.profiling.counters.report import counters_document
+    from mamf.profiling.counters.report import make_counters_document
 
     roofs = read_roofs(options)
     if roofs is not None:
@@ -93,5 +93,5 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
             )
         require_same_card(log, roofs)
     if log.counter_records:
-        return counters_document(log)
+        return make_counters_document(log)
     return get_kind(log.plan).document(log, View(options.top, roofs))

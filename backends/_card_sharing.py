@@ -84,7 +84,7 @@ def _find_pids_of_run() -> set[int]:
 
 
 def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
-    """Check what else uses the card. ``index``: the card's index in nvidia-smi."""
+    """Check for other users of the card. ``index``: the card's index in nvidia-smi."""
     found = [_check_other_processes(sensors)]
     if part := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"

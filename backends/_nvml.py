@@ -39,14 +39,15 @@ class NvmlSensors:
         self.nvml = nvml
         self.handle = handle
         self.is_whole = is_whole
-        # The second error means that the driver is too old. It is no subclass of the first, and old releases lack it.
+        # The second error means that the driver is too old. It is not a subclass of the first one, and old releases of
+        # nvidia-ml-py lack it.
         self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
     def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
         return self.ask_system(query, self.handle, *arguments)
 
     def ask_system(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        """Like ``ask``, for queries about the whole system."""
+        """Send a query about the whole system. Return None if NVML refuses it."""
         try:
             return query(*arguments)
         except self.errors:
@@ -112,13 +113,13 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
 
 
 def find_smi_index(sensors: NvmlSensors, index: int) -> int:
-    """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change. ``index``: used if unknown."""
+    """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change; ``index`` if it is unknown."""
     known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
     return index if known is None else int(known)
 
 
 def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
-    """Check the state of the card, its driver, what else uses the card, and the other cards.
+    """Check the card, its driver, other users of the card, and the other cards of the machine.
 
     ``name``: CUDA's name of the device. ``torch_cuda``: torch's CUDA version, such as "13.0".
     """

@@ -22,7 +22,7 @@ from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifie
 
 Answer = TypeVar("Answer")
 _BACKEND_NAME = "accelerator"
-#: Functions whose name in torch.accelerator differs from that in torch.cuda, which vendors use.
+#: The names that functions have in torch.accelerator, by their names in torch.cuda and in vendors' modules.
 _GENERIC_NAMES = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
@@ -61,7 +61,7 @@ def _make_forgiving(method: Callable[..., Any]) -> Any:
 
 
 class VendorModule:
-    """The vendor's torch module. Functions that it lacks are those of torch.accelerator."""
+    """The vendor's torch module. torch.accelerator supplies the functions that it lacks."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -167,7 +167,7 @@ class AnyAcceleratorBackend(StreamedBackend):
                 buffer.zero_()
 
         def timed() -> tuple[float, float]:
-            """Return the seconds that a read waits after synchronize returned, and the seconds until it returned."""
+            """Time the load. Return the seconds that a read waits after synchronize, and the seconds before that."""
             self.synchronize()
             begun = self.now()
             load()
@@ -217,7 +217,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         return float(end - start) if self.reason_without_events else super().seconds_between(start, end)
 
     def timer_overhead(self) -> float | None:
-        """Return the overhead of events as other backends do; of the host clock, the median of empty windows."""
+        """Return the overhead of events as other backends do. For the host clock, return the median empty window."""
         if not self.reason_without_events:
             return super().timer_overhead()
         windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOWS)]

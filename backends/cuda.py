@@ -196,7 +196,7 @@ class CudaBackend(StreamedBackend):
 
 @cache
 def _read_cublas_version() -> dict[str, str]:
-    """Return the version of the cuBLAS package, because the same torch can run with several. Empty without one."""
+    """Return the version of the cuBLAS package, because one torch can run with several versions. Empty without it."""
     major = str(torch.version.cuda).split(".")[0]
     found = get_version_in_use("nvidia-cublas") or get_version_in_use(f"nvidia-cublas-cu{major}")
     return {"cublas": found} if found else {}

@@ -129,7 +129,7 @@ class HpuBackend(AcceleratorBackend):
         return int(statistics["Limit"] - statistics["InUse"])
 
     def release_memory(self) -> None:
-        """Nothing to do: freed memory returns to the device automatically."""
+        """Do nothing: freed memory returns to the device automatically."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "Allocation failed" in str(error)

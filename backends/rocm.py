@@ -99,7 +99,7 @@ class AmdSmiSensors:
         return None if megahertz is None else megahertz * 1e6
 
     def power_limit_watts(self) -> float | None:
-        # power_limit of power_info is no alternative: it is in microwatts on bare metal and in watts elsewhere.
+        # power_limit of power_info is not usable: it is in microwatts on bare metal and in watts elsewhere.
         microwatts = self.get_number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
 
@@ -205,7 +205,7 @@ class RocmBackend(StreamedBackend):
         )
 
     def resolve_dtype(self, name: str) -> str:
-        # MI300 uses fnuz 8-bit floats. MI350 and newer use those of the OCP standard.
+        # MI300 uses fnuz 8-bit floats. MI350 and newer use the 8-bit floats of the OCP standard.
         return (
             "float8_e4m3fnuz"
             if name == "fp8" and self.architecture.startswith("gfx94")

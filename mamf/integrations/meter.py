@@ -58,7 +58,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 def to_ceiling_flops(ceiling: Any) -> float:
     """Return a ceiling in FLOP/s. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
 
-    Raises UsageError for anything else, for a Rate in another unit, and for one whose interval is unknown.
+    Raises UsageError for anything else, for a Rate in another unit, and for a Rate with an unknown interval.
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":
@@ -100,7 +100,7 @@ class StepFigures:
 
 
 class _UnreadStep(NamedTuple):
-    """A step whose marks are not read yet.
+    """A step with marks that were not read yet.
 
     ``marks``: the end of the previous step, the call of ``begin`` or None, and the end of this step. ``work`` returns
     tokens, samples, FLOP, and the seconds that this FLOP would take at the datasheet's peak and at the ceiling.

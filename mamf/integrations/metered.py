@@ -206,7 +206,7 @@ class MeteredTraining:
             )
 
     def begin(self) -> None:
-        """Say that the data of a pass are ready. Only the first pass of a step tells the meter."""
+        """Begin a pass: its data are ready. Only the first pass of a step begins a step of the meter."""
         if self._is_between_steps:
             self._is_between_steps = False
             self.meter.begin()
@@ -274,7 +274,7 @@ class MeteredTraining:
         return total / int(share)
 
     def compute_figures(self) -> dict[str, float]:
-        """Return the known figures of the mean since the last call; empty during the warm-up."""
+        """Return the mean figures since the last call, without unknown ones. Empty during the warm-up."""
         self.meter.finish()
         mean = self.meter.mean()
         self.meter.reset()

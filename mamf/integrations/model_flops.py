@@ -23,7 +23,7 @@ _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attenti
 
 
 class Window(NamedTuple):
-    """A number of layers in which a query sees at most ``keys`` keys: the last ones, or those of its chunk."""
+    """A number of layers in which a query sees at most ``keys`` keys: the last keys, or the keys of its chunk."""
 
     layers: int
     keys: int
@@ -186,7 +186,7 @@ class _ArchitectureReader:
         raise missing
 
     def _multiply(self, text: str) -> int:
-        """Multiply the factors; divide by those after a slash, rounding down."""
+        """Multiply the factors before the first slash, and divide by the factors after a slash, rounding down."""
         above, _, below = text.partition("/")
         divisor = math.prod(map(self.number, below.split("/"))) if below else 1
         return math.prod(map(self.number, above.split("*"))) // divisor

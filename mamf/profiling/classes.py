@@ -65,9 +65,9 @@ def read_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 def classify_event(event: Event) -> str:
     """Return the class of an event, one of CLASSES."""
     callers = [each for each in event.iterate_callers() if each.kind in ("operation", "annotation")]
-    # In the backward pass, the operations of attention run outside of it: look at those of the forward pass too.
+    # In the backward pass, operations of attention run outside of it. Look at the callers in the forward pass too.
     forward = [each for caller in callers if caller.forward for each in caller.forward.iterate_callers()]
-    # An annotation around a collective lasts until that is done, so not all events within it were called by it.
+    # An annotation around a collective lasts until the collective ends, so it may not have called all events within it.
     enclosing = {
         _find_class("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])
     }
@@ -105,7 +105,7 @@ def _find_class_by_name(kernel: str, wrappers: int) -> str | None:
 
 @functools.cache
 def _classify_operation(name: str) -> str | None:
-    """Return the class of an operation; of a library's operation without a rule, by the words in its name."""
+    """Return the class of an operation. If it belongs to a library and has no rule, the words in its name decide."""
     is_of_library = "::" in name and not _find_class("framework", name)
     return _find_class("operation", name) or (classify_name(name) if is_of_library else None)
 
@@ -169,13 +169,13 @@ class KernelName(NamedTuple):
 
     @property
     def words(self) -> Iterator[str]:
-        """The words of the function, then those of each namespace around it, written _like_this_."""
+        """The words of the function, then the words of each namespace around it, written _like_this_."""
         return (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
 
 
 @functools.cache
 def parse_kernel_name(name: str) -> KernelName:
-    """Read a name, even one that was cut off, in time linear in its length."""
+    """Split a kernel's name into parts, even if it was cut off. The time is linear in its length."""
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED.match(name):
         function, *arguments = _find_identifiers(name[mangled.end() :]) or [name]
@@ -215,7 +215,7 @@ def _split_name(name: str) -> tuple[str, list[str]]:
 
 
 def _find_identifiers(mangled: str) -> list[str]:
-    """Return the identifiers in a mangled name, in order; those of one nested name are joined with ``::``."""
+    """Return the identifiers in a mangled name, in order. The identifiers of one nested name are joined with ``::``."""
     found: list[str] = []
     place, last = 0, -1
     while token := _TOKEN.match(mangled, place):

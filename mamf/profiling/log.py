@@ -312,7 +312,7 @@ def _explain_tables(profile: Profile) -> Iterator[str]:
 
 
 def _explain_idle(profile: Profile) -> str:
-    """Say what shares and idle time refer to, and how certain idle time is."""
+    """Explain what shares and idle time refer to, and how certain idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"

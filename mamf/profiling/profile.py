@@ -41,7 +41,7 @@ CeilingOf = Callable[[str], Rate | None]
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class, or all modules whose names differ only in numbers, over all profiled steps.
+    """A class of work, or all modules with names that differ only in numbers, over all profiled steps.
 
     A module includes its backward pass and the modules within it.
 

@@ -60,7 +60,7 @@ class Program:
 
     @contextmanager
     def prepare_interpreter(self) -> Iterator[None]:
-        """Within the context, set ``sys.argv`` and the first folder in ``sys.path`` as the program expects them."""
+        """Set ``sys.argv`` and the first folder in ``sys.path`` as the program expects them, until the context ends."""
         argv, path = sys.argv, list(sys.path)
         sys.argv = [self.name, *self.arguments]
         sys.path.insert(0, str(Path().resolve() if self.is_module else Path(self.name).resolve().parent))
@@ -138,12 +138,12 @@ class StepProfiler:
     """Profiles some training steps of a script. Call ``end_step`` at the end of each step.
 
     - ``warmup``: how many steps to skip. ``steps``: how many steps to time after that, and then to profile.
-    - ``watches``: what else observes the profiled steps. ``stop``: end the script after the last of them.
+    - ``watches``: further observers of the profiled steps. ``stop``: whether to end the script after the last step.
     - ``on_profiled``: called once, right after the last profiled step.
     - ``failure``: an error, in one line. Errors never end the script; after one, nothing more is profiled.
 
-    A script may fork processes that train. The first process of this rank to end a step is profiled, and claims that by
-    a file in ``folder``.
+    A script may fork processes that train. mamf profiles the first process of this rank that ends a step. That process
+    makes a file in ``folder``, so that the others know.
     """
 
     def __init__(
@@ -468,7 +468,7 @@ def make_torch_profiler(**options: Any) -> Any:
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_LOG_LEVEL)
     from torch.profiler import profile, supported_activities
 
-    # There is only one cycle, whose events are kept anyway. Without acc_events some releases warn about it.
+    # A single cycle keeps its events in any case, but some releases of torch warn if acc_events is not set.
     return profile(activities=supported_activities(), acc_events=True, **options)
 
 

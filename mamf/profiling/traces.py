@@ -120,7 +120,7 @@ class Trace:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether a device ran kernels. If not, times are those of operations on the CPU."""
+        """Whether a device ran kernels. If not, all times are of operations on the CPU."""
         return any(event.is_on_device for event in self.events)
 
 
@@ -139,7 +139,7 @@ def sum_lengths(intervals: Intervals) -> float:
 
 
 def find_gaps(covered: Intervals, begun: float, ended: float) -> Intervals:
-    """Return the parts of a step, from ``begun`` to ``ended``, that no interval covers."""
+    """Return the parts of the time from ``begun`` to ``ended`` that no interval covers."""
     edges = [begun, *(edge for interval in covered for edge in interval), ended]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
@@ -147,8 +147,8 @@ def find_gaps(covered: Intervals, begun: float, ended: float) -> Intervals:
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     """Return the busy intervals within the training steps.
 
-    They are those of events on the device if there are any, else of operations on the CPU (each without the operations
-    that it calls), and of communication on the host.
+    If a device ran kernels, these are the intervals of its kernels and copies. If not, they are the intervals of
+    operations on the CPU, without the operations that each one calls. Communication on the host is included.
     """
     if trace.is_of_device:
         found = [BusyInterval(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
@@ -232,10 +232,10 @@ def _read_chrome(trace: Mapping[str, Any]) -> Trace:
 
 
 def _read_host_events(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Return the events on the host, and those that launch work on the device, by the field and number that link them
-    to it.
+    """Return the events on the host, and the events that launch work on the device. The key of a launch is the field
+    and number that link it to its work.
 
-    An event within another on the same thread was called by it.
+    If an event is within another event of the same thread, the outer one called it.
     """
     events: list[Event] = []
     launches: dict[tuple[str, Any], Event] = {}
@@ -287,7 +287,7 @@ def _read_interval(raw: _Raw, origin: float) -> tuple[float, float]:
 def _find_steps(
     events: Sequence[Event], on_device: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Return begin, end and number of the complete training steps, and the optimizer whose annotations end them.
+    """Return begin, end and number of the complete training steps, and the name of the optimizer that ends them.
 
     If nothing marks steps, return begin and end of the whole trace, None and "". ``on_device``: name, begin and end of
     annotations when their kernels ran, which is later than on the host.

@@ -18,7 +18,7 @@ from mamf.backend import Backend
 from mamf.errors import describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import is_loaded_by_path
 
 
@@ -48,7 +48,7 @@ class Isolation:
         return row
 
     def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
-        of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
+        of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
             return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)

@@ -31,7 +31,7 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, device_speeds, get_context
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
 from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geometric_mean, known_median, student_t
 
@@ -300,7 +300,7 @@ def problem_fields(problem: Any) -> Fields:
     """Return what a problem is paired by: all fields but the seed and, in a forward pass, ``backward_count``."""
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
-    fields = operation_called(problem.operation).problem_record(problem)
+    fields = get_operation(problem.operation).problem_record(problem)
     return {name: value for name, value in fields.items() if name != "seed"}
 
 

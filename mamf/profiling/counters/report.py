@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.profiling.counters.ncu import (
     BLOCKS,
     INSTRUCTIONS,
@@ -106,7 +106,7 @@ def _make_lines(row: Measurement, counts: Counts | None, base: float | None) -> 
 
 def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
     """Return the columns. csv and json have all metrics, by ncu's names."""
-    of = operation_called(lines[0].row.operation)
+    of = get_operation(lines[0].row.operation)
     others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS)
 
     def get_rate(line: Line) -> float | None:

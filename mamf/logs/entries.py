@@ -241,7 +241,7 @@ class Entry:
     def in_cycles(self) -> Entry:
         """Return the row with its share of cycles, in percent, as the figure.
 
-        This share is the same on all cards of an architecture, so the speed of the row's device does not matter. Without
+        This share is the same on all cards of an architecture, so the speed of the device does not matter. Without
         a measured clock the row has no figure.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:

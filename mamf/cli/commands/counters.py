@@ -92,7 +92,7 @@ class CountersSession(Session):
     def say_plan(self) -> None:
         super().say_plan()
         for _, problem, shape, kernel in self.driven.steps:
-            say(f"ncu command: {' '.join(self.ncu.command(kernel, problem, shape))}")
+            say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:
         from mamf.profiling.counters.counting import find_uncounted
@@ -103,6 +103,6 @@ class CountersSession(Session):
         return code or (0 if self.counted else _NOTHING_COUNTED)
 
     def document(self, log: RunLog) -> Document:
-        from mamf.profiling.counters.report import counters_document
+        from mamf.profiling.counters.report import make_counters_document
 
-        return counters_document(log)
+        return make_counters_document(log)

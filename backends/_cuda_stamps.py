@@ -57,7 +57,7 @@ class CudaStamps:
     """
 
     def __init__(self, driver: Any, index: int, units: int) -> None:
-        """Raises OSError if the driver refuses the kernel."""
+        """Load the kernel into the device. Raises OSError if the driver refuses it."""
         self._driver, self._index, self._units = driver, index, units
         with torch.cuda.device(index):
             self._results = torch.zeros(_SLOTS, units, 2, dtype=torch.int64, device="cuda")

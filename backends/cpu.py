@@ -1,4 +1,4 @@
-"""The CPU, timed by the host clock. Its compute units are torch's threads, its sensors those of the whole system."""
+"""The CPU, timed by the host clock. Its compute units are torch's threads. Its sensors are of the whole system."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ThreadQueue(Queue):
         self._queued: list[Future[object]] = []
 
     def fork(self) -> None:
-        """Nothing to do: CPU launches that came before have already ended."""
+        """Do nothing: earlier CPU launches have already ended."""
 
     def launch(self, call: Callable[[], object]) -> None:
         self._queued.append(self._thread.submit(call))
@@ -149,7 +149,7 @@ class CpuBackend(HostTimedBackend):
         return self._thread_queue
 
     def synchronize(self) -> None:
-        """Nothing to do: a CPU launch returns when its work is done."""
+        """Do nothing: a CPU launch returns when its work is done."""
 
     def free_memory(self) -> int | None:
         return int(psutil.virtual_memory().available)

@@ -23,9 +23,10 @@ from mamf.dtypes import DTYPES
 #: The backend that computes times instead of measuring them, for tests.
 SIMULATED = "simulated"
 MIB = 2**20
-#: Environment variable of processes that mamf starts: the pid of the one that leads them. It may hold the device, idle.
+#: Environment variable of processes that mamf starts: the pid of the process that starts them. That process may have
+#: the device open without using it.
 LEADER_PID_VARIABLE = "MAMF_LEADER_PID"
-# In a device's name, before the ways in which its card is shared.
+# The text in a device's name before the ways in which its card is shared.
 _SHARED_MARK = " (shared: "
 
 
@@ -61,8 +62,10 @@ class DeviceInfo:
 
 
 def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
-    """Return the name of a device that does not have its card alone, such as "NVIDIA H200 (shared: other processes)".
-    It is the name of no whole card, so it has no peak, and neither ceilings nor tables mix the two.
+    """Add to a device's name the ways in which its card is shared: "NVIDIA H200 (shared: other processes)". Return the
+    name unchanged if there are none.
+
+    No whole card has such a name, so a shared card has no peak, and ceilings and tables never mix the two.
     """
     found = dict.fromkeys([*parse_sharing(name), *ways])
     return f"{name.partition(_SHARED_MARK)[0]}{_SHARED_MARK}{', '.join(found)})" if found else name
@@ -75,7 +78,7 @@ def parse_sharing(name: str) -> tuple[str, ...]:
 
 
 def describe_sharing(device_name: str) -> str:
-    """Say why the figures of a shared card are not those of its model. Return an empty string for a whole card."""
+    """Say that a shared card has other figures than a whole card. Return an empty string for a whole card."""
     ways = ", ".join(parse_sharing(device_name))
     return (
         f"the card is shared ({ways}): its figures are not those of a whole card, and its peak is unknown"
@@ -106,7 +109,7 @@ class Telemetry(Protocol):
 
 
 class Elapsed(NamedTuple):
-    """What passed between two stamps: clock cycles of the median compute unit, and seconds."""
+    """The clock cycles of the median compute unit, and the seconds, between two stamps."""
 
     cycles: float
     seconds: float
@@ -150,19 +153,19 @@ class Queue(ABC):
 
     @abstractmethod
     def fork(self) -> None:
-        """Let later launches here begin after all that is in the device's own queue now."""
+        """Make later launches in this queue wait for all work that is in the device's own queue now."""
 
     @abstractmethod
     def launch(self, call: Callable[[], object]) -> None:
-        """Queue what ``call`` launches."""
+        """Run ``call``, and put its launches into this queue."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """Mark this queue, like ``Backend.mark``: ``wait`` and ``seconds_between`` take marks of both queues."""
+        """Insert a mark into this queue. ``Backend.wait`` and ``seconds_between`` take marks of both queues."""
 
     @abstractmethod
     def join(self) -> None:
-        """Let later launches in the device's own queue begin after all that is here now."""
+        """Make later launches in the device's own queue wait for all work that is in this queue now."""
 
 
 class Backend(ABC):
@@ -239,12 +242,12 @@ class Backend(ABC):
 
     @abstractmethod
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Device seconds between two marks that the device has reached."""
+        """Return the device time in seconds between two marks that the device has reached."""
 
     def idle_mark(self) -> Any | None:
         """Return a mark that the device reaches once it has finished all work of this process, in whatever queue.
 
-        Called only if ``has_idle_marks``. None if the device had nothing left to do: its time would be the host's.
+        Called only if ``has_idle_marks``. None if the device is already idle: the mark would have the host's time.
         """
         return None
 
@@ -261,8 +264,8 @@ class Backend(ABC):
         )
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
-        """Record these launches, in one graph: what replays them all, and their results, which
-        each replay overwrites. Called only if ``has_graphs``.
+        """Record these launches in one graph. Return a function that replays all of them, and the results of the
+        launches, which each replay overwrites. Called only if ``has_graphs``.
         """
         raise NotImplementedError(f"{self.name} has no graphs of launches")
 
@@ -318,7 +321,7 @@ class Backend(ABC):
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception means that the device's memory is exhausted, and not that something broke."""
+        """Return whether an exception means that the device has no memory left; False for all other failures."""
 
     def release_memory(self) -> None:
         """Return cached, unused memory to the device."""
@@ -359,7 +362,7 @@ class Backend(ABC):
         return ()
 
     def advice(self) -> list[Advice]:
-        """Findings about this machine that affect its figures. Changes nothing."""
+        """Check this machine for conditions that affect its figures. Changes nothing."""
         return []
 
     def settings(self) -> dict[str, str]:
@@ -369,7 +372,7 @@ class Backend(ABC):
     # -- host time ---------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Host seconds from an arbitrary start."""
+        """Return the host time in seconds, counted from an arbitrary start."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:

@@ -41,7 +41,7 @@ class Format:
 
     @property
     def multiples(self) -> tuple[int, int]:
-        """N and K must be multiples of these: whole blocks, and the 16 values that libraries load at once."""
+        """The numbers that N and K must be multiples of: the size of a block, and the 16 values of one load."""
         blocks = [scaling.columns or 1 for scaling in (self.a, self.b)]
         return max(16, self.b.rows), max(16, *blocks)
 
@@ -109,7 +109,7 @@ _DTYPE_TABLE = (
 )
 DTYPES = {dtype.name: dtype for dtype in _DTYPE_TABLE}
 OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8"))
-#: Dtypes whose operands are quantized and have scales.
+#: Dtypes with quantized operands and scales.
 FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.format)
 
 ALIASES = {

@@ -220,19 +220,19 @@ def require_known(*named: tuple[str, str, Collection[str]]) -> None:
 
 
 def require_share(what: str, value: object) -> None:
-    """Raises UsageError unless ``value`` is a number between 0 and 1."""
+    """Raise UsageError unless ``value`` is a number between 0 and 1."""
     if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
         raise UsageError(f"{what} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
 
 
 def require_seconds(what: str, value: object) -> None:
-    """Raises UsageError unless ``value`` is a finite number above 0."""
+    """Raise UsageError unless ``value`` is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
         raise UsageError(f"{what} {shorten(value)}: it must be a number of seconds above 0")
 
 
 def require_values(what: str, values: object, kind: type) -> None:
-    """Raises UsageError unless ``values`` is a list of at least one ``kind``; a string is not a list of letters."""
+    """Raise UsageError unless ``values`` is a list of at least one ``kind``. A string does not count as a list."""
     if isinstance(values, str) or not isinstance(values, Collection):
         raise UsageError(f"{what} {shorten(values)}: it must be a list")
     if not values:
@@ -244,19 +244,19 @@ def require_values(what: str, values: object, kind: type) -> None:
 
 
 def require_steps(*counts: int) -> None:
-    """Raises UsageError if the product of these counts exceeds the number of steps that a run may have."""
+    """Raise UsageError if the product of these counts exceeds the number of steps that a run may have."""
     steps = math.prod(counts)
     if steps > MAX_STEPS:
         raise UsageError(f"{shorten(steps)} rows exceed the limit of {MAX_STEPS}: choose fewer sizes or a larger STEP")
 
 
 def count_values(values: Collection[object]) -> int:
-    """Return the number of values. ``len`` fails for a range whose length exceeds a machine word."""
+    """Count the values. Unlike ``len``, this works for a range that is longer than a machine word can count."""
     return max(0, -((values.start - values.stop) // values.step)) if isinstance(values, range) else len(values)
 
 
 def is_number(value: object) -> bool:
-    """Whether ``value`` is a finite or infinite number, and neither NaN nor a bool."""
+    """Return whether ``value`` is a finite or infinite number. NaN and bools are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
@@ -300,7 +300,7 @@ FORMATS = ("table", "csv", "json", "markdown", "html")
 #: The sources of ``mamf peak``, the best first.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
-#: Tools in whose format measured roofs can be written.
+#: The file formats of other tools in which measured roofs can be written.
 EXPORT_FORMATS = ("tracelens",)
 #: A row that is slower by more than this share counts as a regression.
 DEFAULT_TOLERANCE = 0.01

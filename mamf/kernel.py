@@ -84,7 +84,9 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
 
 
 def _forms_whole_tiles(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
-    """Whether wrong cells form whole tiles of ``height`` x ``width`` cells; the output has ``down`` x ``across``."""
+    """Return whether the wrong cells form whole tiles of ``height`` x ``width`` cells. The whole output has ``down`` x
+    ``across`` cells.
+    """
     tiles = {(b, row // height * height, column // width * width) for b, row, column in wrong.cells}
     return all(
         (b, row, column) in wrong.cells
@@ -281,7 +283,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         return nullcontext()
 
     def refuses(self, error: Exception) -> bool:
-        """Whether an error means that the library does not support this shape, and not that the launch failed."""
+        """Return whether an error means that the library does not support this shape; False if the launch failed."""
         return False
 
     @abstractmethod

@@ -73,15 +73,15 @@ def find_timer(backend: str) -> Timer | None:
 
 
 def is_credible(backend: str, overhead: float) -> bool:
-    """Whether an overhead in seconds is plausible for a backend's timer."""
+    """Return whether an overhead in seconds is plausible for a backend's timer."""
     timer = find_timer(backend)
     low, high = (timer.lowest, timer.highest) if timer else (0.0, MAX_OVERHEAD_SECONDS)
     return low <= overhead <= high
 
 
 def choose_overhead(backend: str, estimate: float | None) -> Overhead:
-    """Return the estimate in seconds if it is plausible, else the timer's typical overhead (0 if unknown). Rounded to
-    the nanosecond, like logged samples.
+    """Return the overhead to subtract: the estimate in seconds if it is plausible, else the timer's typical overhead (0
+    if unknown). It is rounded to the nanosecond, like logged samples.
     """
     if estimate is None:
         return Overhead(0.0)
@@ -108,8 +108,8 @@ def compute_relative_accuracy(accuracy: float, seconds: float) -> float:
 
 
 def subtract_overhead(window: float, overhead: float) -> float:
-    """Return the seconds of a launch, from its window: at least half the window, because shorter launches cannot be
-    timed.
+    """Subtract the timer's overhead from a window, and return the seconds of the launch in it. The result is at least
+    half the window, because shorter launches cannot be timed.
     """
     return max(window - overhead, window / 2)
 
@@ -264,7 +264,7 @@ class Measurement(Tabular):
 
     @property
     def tflops(self) -> float:
-        """The same as ``best_rate``, for operations whose rate counts FLOP."""
+        """``best_rate``, in TFLOPS. Only for operations that count FLOP."""
         return self.best_rate
 
     @property
@@ -286,7 +286,7 @@ class Measurement(Tabular):
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The sort key of rows, the best highest. Rows from devices whose relative speed is unknown rank lowest."""
+        """The sort key of rows: the best row has the highest key. Rows of a device of unknown speed rank lowest."""
         return self.device_speed is not None, self.comparable_rate
 
     @cached_property
@@ -301,7 +301,7 @@ class Measurement(Tabular):
 
     @property
     def seconds(self) -> float:
-        """Seconds per launch at that statistic."""
+        """Seconds per launch at the statistic ``figure``."""
         return self._get_statistic(self.figure)
 
     @cached_property
@@ -386,7 +386,7 @@ class Rate:
 
     @property
     def tflops(self) -> float:
-        """The same as ``rate``, if it counts FLOP."""
+        """``rate``, if it counts FLOP."""
         return self.rate
 
     @property

@@ -145,7 +145,7 @@ class DeclaredProblem:
     dtype: str
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value that is not allowed."""
+        """Raise UsageError for a value that is not allowed."""
         require_known(("dtype", self.dtype, DTYPES))
         for name, parameter in get_parameters(type(self)).items():
             if parameter.choices:
@@ -167,7 +167,7 @@ def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, An
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Sizes from START up to, but not including, STOP, as a range. START 0 begins at STEP, because no dimension is 0.
+    """Return the sizes from START up to, but not including, STOP. START 0 begins at STEP, because no dimension is 0.
 
     Raises UsageError if the step is less than 1, the start is negative or the range is empty.
 
@@ -224,9 +224,10 @@ class Preset(Generic[ShapeT]):
     """Well-known shapes and problems under one name.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
-    - ``sizes``: or values of sizes by name, measured in every combination. Sizes from the user replace them.
-    - ``fields``: the same for fields of the problem.
-    - ``kernels``: measure those of these that are available; empty for the usual ones.
+    - ``sizes``: instead of shapes, values of sizes by name. They are measured in every combination. The user's sizes
+      replace them.
+    - ``fields``: values of the problem's fields by name, also in every combination.
+    - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
     - ``taken``: sizes that chose the shapes, so that the user may give them together with whole shapes.
     """
 
@@ -295,7 +296,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """Return the shapes to measure by default."""
 
     def presets(self) -> Mapping[str, Preset[ShapeT]]:
-        """Well-known shapes and problems by name."""
+        """Return the presets by name: well-known shapes and problems."""
         return {}
 
     def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
@@ -305,7 +306,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return presets[name]
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
-        """Every combination of the given sizes; other sizes are those of the default shapes."""
+        """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
         bases: Sequence[Any] = self.default_shapes(backend)
         return [replace(base, **chosen) for base in bases for chosen in combine_values(sizes)]
 
@@ -337,11 +338,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Whether the rate at this shape may be a ceiling. It may not if, for example, arrays fit in a cache."""
+        """Return whether the rate at this shape may be a ceiling. False if, for example, the arrays fit in a cache."""
         return True
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Additional columns for this operation, by name and in order of importance.
+        """Return additional columns for this operation, by name and in order of importance.
 
         ``info``: the device that measured the row, if known.
         """
@@ -354,7 +355,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
-        """``words``, phrased for reports."""
+        """Return ``words`` with a phrasing for reports."""
         return self.words(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
@@ -404,7 +405,7 @@ class Request:
         return bool(self.shapes or self.sizes or self.preset.shapes or self.preset.sizes)
 
     def make_problems(self, backend: Backend) -> tuple[Any, ...]:
-        """Every combination of the fields, with the device's defaults. Raises UsageError."""
+        """Make a problem for every combination of the fields. The device supplies the defaults. Raises UsageError."""
         others = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
         base = {name: values[0] for name, values in self.preset.fields.items()}
         chosen = [{**base, **each} for each in combine_values(others)]
@@ -455,8 +456,8 @@ _MAX_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
-    """Draw ``count`` sizes whose product times ``equal`` is in the range ``terms``: aligned and unaligned ones, for
-    even, skinny and huge shapes. If it finds none, all sizes are 1.
+    """Draw ``count`` random sizes: aligned and unaligned ones, for even, skinny and huge shapes. Their product times
+    ``equal`` is in the range ``terms``. If no attempt succeeds, all sizes are 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_UNEQUAL * (terms[-1] / equal) ** (1 / count)))
     for _ in range(_TRIES):
@@ -480,5 +481,7 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
 
 
 def to_plain_dict(of: Any) -> dict[str, Any]:
-    """Like ``dataclasses.asdict`` for plain values, but five times as fast, because it runs for each row of a log."""
+    """Convert a dataclass of plain values to a dictionary, five times as fast as ``dataclasses.asdict``, because this
+    runs for each row of a log.
+    """
     return {field.name: getattr(of, field.name) for field in fields(of)}

@@ -132,8 +132,8 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """Return the rows of the first device whose pattern and units match. Empty for a shared card, because all figures
-    are of whole cards.
+    """Return the rows of the first device that matches by pattern and number of units. Empty for a shared card, because
+    all figures are of whole cards.
     """
     if parse_sharing(device_name):
         return ()
@@ -187,7 +187,7 @@ def find_listed_device(device_name: str) -> str | None:
 
 
 def match_device_pattern(device_name: str, *, by_name_alone: bool = False) -> str | None:
-    """Return the first device of peaks.csv whose pattern matches a name in any case; None for a shared card.
+    """Return the first device of peaks.csv with a pattern that matches a name in any case; None for a shared card.
     ``by_name_alone``: ignore devices that need their number of compute units to be recognized.
     """
     usual = " ".join(device_name.split())
@@ -320,6 +320,6 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
 
 
 def find_contributed_rates(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
-    """Return the contributed ceilings of such devices for a dtype, as named by ``label_dtype``."""
+    """Return the contributed ceilings of devices with this name and number of units, for a dtype of ``label_dtype``."""
     wanted = device, compute_units, dtype
     return [each for each in read_contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]

@@ -3,8 +3,8 @@
 Measurements and ``mamf results check`` use the same functions.
 
 The two factors of a rate are the clock that the compute units had, and the share of their cycles that a kernel used:
-``rate = cycles used x compute units x FLOP per cycle x clock``. The second is the kernel's own, and is the same in
-every regime and for any data; the clock is the card's, and depends on the energy that the kernel and its data take.
+``rate = cycles used x compute units x FLOP per cycle x clock``. The share depends on the kernel only, and is
+the same in every regime and for any data. The clock depends on the energy that the kernel and its data take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
 from mamf.plans import BURST, CLASSIC
 
-#: If a larger share of samples is impossible, the others are not used either.
+#: If a larger share of a row's samples is impossible, its possible samples are not used either.
 MAX_IMPOSSIBLE = 0.1
 # On a device without a known peak, samples this many times shorter than the median are suspect: a timer that misses a
 # launch reads microseconds.
@@ -43,7 +43,7 @@ def split_impossible(
 
 
 def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
-    """Return why a row is implausible, or None. The row's status is ignored.
+    """Explain why a row is implausible. Return None if it is plausible. The row's status is ignored.
 
     ``limit``: the FLOP or bytes per second that the device cannot exceed for this work; None if unknown.
     """
@@ -58,8 +58,8 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
 
 
 def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
-    """Return why a row's rate is more than its clock allows; None if it is not, or if the clock is not known well
-    enough.
+    """Explain why a row's rate is more than its clock allows. Return None if it is not, or if the clock is not known
+    well enough.
 
     In classic the clock is read outside the loop. A device that is throttled for a reason other than power switches
     between clocks faster than sensors are read, so all readings may be of the lower clock.
@@ -81,8 +81,8 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
 
 
 def _explain_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
-    """Return why the timer may have missed launches on an accelerator without a known peak, or None. No sample is
-    dropped, because the correct ones are not known. A host's timer cannot miss a launch.
+    """Explain why the timer may have missed launches on an accelerator without a known peak; None if it did not. No
+    sample is dropped, because the correct samples are not known. A host's timer cannot miss a launch.
 
     A median or mean tolerates 10 % of such samples, the fastest sample none.
     """
@@ -108,9 +108,9 @@ def _read_flop_per_cycle() -> dict[tuple[str, str], float]:
 def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP that one compute unit can do in a clock cycle, or None if it is unknown.
 
-    From ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out architectures whose products
-    differ, such as GeForce cards with half the tensor rate of workstation cards: there it is the datasheet's peak over
-    its clock and units.
+    The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out an
+    architecture if its products differ: GeForce cards have half the tensor rate of workstation cards. For these, the
+    figure is the datasheet's peak divided by its clock and the number of units.
     """
     known = DTYPES.get(dtype)
     if known is None:
@@ -120,7 +120,7 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
 
 
 def compute_max_rate(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
-    """FLOP/s of all compute units at a clock, if they use every cycle; None if a factor is unknown."""
+    """Compute the FLOP/s of all compute units if they use every cycle at a clock. None if a factor is unknown."""
     of_unit = find_flop_per_cycle(info, dtype)
     return info.compute_units * of_unit * clock_hz if of_unit and info.compute_units and clock_hz else None
 

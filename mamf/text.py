@@ -47,17 +47,17 @@ class Link(str):
 
 
 def strip_markup(text: str) -> str:
-    """``text`` as people read it: if it is Markup, without links, escapes and emphasis."""
+    """Remove links, escapes and emphasis from Markup. Other text is returned unchanged."""
     return _MARKUP.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
 
 
 def escape_invisible(text: str) -> str:
-    """``text`` in one line, with invisible characters escaped: ``\\x1b`` for Escape, ``\\n`` for a line end."""
+    """Escape invisible characters in a text, which makes it one line: Escape as ``\\x1b``, a line end as ``\\n``."""
     return _NOT_PLAIN.sub(_escape_if_invisible, text)
 
 
 def escape_invisible_in_lines(text: str) -> str:
-    """Like ``visible``, for text of several lines: line ends are kept."""
+    """Escape the invisible characters in a text of several lines, except line ends."""
     return "\n".join(map(escape_invisible, text.split("\n")))
 
 
@@ -94,7 +94,7 @@ def to_csv_cell(value: object) -> object:
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` escaped for use within a line of markdown, such as a cell or part of a heading."""
+    """Escape a text for use within a line of markdown, such as a cell or part of a heading."""
     if isinstance(text, Markup):
         return text
     escaped = _INLINE_MARKUP.sub(lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible(text))
@@ -102,5 +102,5 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """``text`` escaped as a whole line of markdown that starts no block."""
+    """Escape a text for use as a whole line of markdown, so that it starts no heading, list or other block."""
     return text if isinstance(text, Markup) else _BLOCK_START.sub(lambda found: f"{found[0]}\\", escape_markdown(text))

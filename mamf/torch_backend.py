@@ -21,7 +21,7 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
-# Elements to draw at a time for 8-bit dtypes, whose values are drawn in float32 first.
+# Number of elements to draw at a time for 8-bit dtypes, because their values are drawn in float32 first.
 _FILL_CHUNK = 2**26
 _FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
 # Kernels with known cycles calibrate the timer: 5 us at 2 GHz, and eight times as long. If the clock changes by 1 %
@@ -83,7 +83,7 @@ class TorchOperandPool(OperandPool):
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
-    """Raises MemoryError if ``nbytes`` are not free. A system that overcommits would kill the process later."""
+    """Raise MemoryError if ``nbytes`` are not free. A system that overcommits would kill the process later."""
     free = backend.free_memory()
     if free is not None and nbytes > free:
         raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
@@ -249,10 +249,13 @@ class AcceleratorBackend(TorchBackend):
         if spin is None:
             return None
         ratio = _SPIN_RATIO
-        rounds = [[self._spin_seconds(spin, count * _SPIN_CYCLES) for count in (1, ratio)] for _ in range(_SPIN_ROUNDS)]
+        rounds = [
+            [self._measure_spin_seconds(spin, count * _SPIN_CYCLES) for count in (1, ratio)]
+            for _ in range(_SPIN_ROUNDS)
+        ]
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
-    def _spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
+    def _measure_spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
         """Return the median window of a train of kernels. They follow flushes, so that the host stays ahead of the
         device.
         """

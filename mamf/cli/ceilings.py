@@ -20,9 +20,9 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import CACHES_OF_MEMORY, Bandwidth, BandwidthProblem
+from mamf.operations.bandwidth.operation import MEMORY_CACHE_MULTIPLE, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import CEILINGS, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
@@ -37,7 +37,7 @@ _SHARE_OF_BUDGET = 0.5
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
     """Return the ceilings that the shares of a plan's rows need, as pairs of dtype (or READ_BANDWIDTH) and regime."""
     names = [problem.dtype for problem in plan.problems]
-    names += [READ_BANDWIDTH] if operation_called(plan.operation).has_memory_shares else []
+    names += [READ_BANDWIDTH] if get_operation(plan.operation).has_memory_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
 
 
@@ -56,7 +56,7 @@ def read_given_ceilings(
         if not own:
             raise UsageError(
                 f"{path} has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth --pattern read' "
-                f"with arrays of {CACHES_OF_MEMORY} times the cache or more"
+                f"with arrays of {MEMORY_CACHE_MULTIPLE} times the cache or more"
             )
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
@@ -123,7 +123,7 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
             continue
         search, _ = plan_search(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
-    if operation_called(plan.operation).has_memory_shares:
+    if get_operation(plan.operation).has_memory_shares:
         try:
             searches.append(_plan_bandwidth_search(backend, regimes))
         except UnavailableError as error:

@@ -69,7 +69,7 @@ class StepCounter(FlopCounterMode):  # type: ignore[misc]
         return self._flop
 
     def _add_running_optimizer(self, change: int) -> None:
-        # An optimizer whose step() calls its base class's step() runs the hooks of both.
+        # If the step() of an optimizer calls that of its base class, torch runs the hooks of both.
         self._running_optimizers += change
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
@@ -99,9 +99,10 @@ def _run_counted_operations() -> Iterator[None]:
 
 
 def _make_formulas() -> dict[Any, Callable[..., int]]:
-    """Return formulas for what torch's own do not cover.
+    """Return the FLOP formulas that torch lacks, by operation.
 
-    These are some matmuls, attention on CPUs, and before torch 2.13 attention with fewer key heads than query heads.
+    torch lacks formulas for some matmuls and for attention on CPUs. Before torch 2.13 it also lacks one for attention
+    with fewer key heads than query heads.
     """
     formulas: dict[str, Callable[..., int]] = {
         name: _make_matmul_formula(first) for name, first in _FIRST_OPERANDS.items()
@@ -134,7 +135,9 @@ def _count_attention_backward(
 def _count_convolution_backward(
     gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *others: Any, **_: object
 ) -> int:
-    """As many FLOP as forward for each gradient. (torch's own formula counts grouped channels as dense.)"""
+    """Return the FLOP of the gradients: each takes as many as the forward pass. torch's own formula counts grouped
+    channels as dense.
+    """
     is_transposed, wanted = others[4], others[7]
     positions = math.prod(inputs if is_transposed else gradient)
     return 2 * positions * math.prod(weight[1:]) * int(sum(wanted[:2]))

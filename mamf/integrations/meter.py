@@ -58,7 +58,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 def to_ceiling_flops(ceiling: Any) -> float:
     """Return a ceiling in FLOP/s. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
 
-    Raises UsageError for anything else, for a Rate in another unit, and for one whose interval is unknown.
+    Raises UsageError for anything else, for a Rate in another unit, and for a Rate with an unknown interval.
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":
@@ -100,7 +100,7 @@ class StepFigures:
 
 
 class _UnreadStep(NamedTuple):
-    """A step whose marks are not read yet.
+    """A step with marks that were not read yet.
 
     ``marks``: the end of the previous step, the call of ``begin`` or None, and the end of this step. ``work`` returns
     tokens, samples, FLOP, and the seconds that this FLOP would take at the datasheet's peak and at the ceiling.
@@ -228,8 +228,8 @@ class Meter:
             start, begun, end = step.marks
             if self._has_events:
                 self.backend.wait(end)
-            between = _NAN if begun is None else self._seconds_between(start, begun)
-            sums = (self._seconds_between(start, end), between, *step.work())
+            between = _NAN if begun is None else self._measure_seconds(start, begun)
+            sums = (self._measure_seconds(start, end), between, *step.work())
             self._sums = [before + own for before, own in zip(self._sums, sums, strict=True)]
             self._steps_read += 1
             return self._make_figures(step.number, 1, *sums)
@@ -274,7 +274,7 @@ class Meter:
         # On a host-timed backend, mark() would synchronize.
         return self.backend.mark() if self._has_events else self.backend.now()
 
-    def _seconds_between(self, start: Any, end: Any) -> float:
+    def _measure_seconds(self, start: Any, end: Any) -> float:
         return self.backend.seconds_between(start, end) if self._has_events else float(end - start)
 
     # -- work --------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ _NOT_A_COUNT = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 
 def _make_secret_pattern(prefix: str, separator: str) -> str:
-    """Return a pattern for a name with a secret, its separator and its value, which must not be a count."""
+    """Make a pattern for the name of a secret, its separator and its value. A count is not a secret value."""
     return (
         rf"({prefix}(?:(?:{_COUNTABLE_NAME}){separator}{_NOT_A_COUNT}|(?!{_COUNTABLE_NAME})(?:{_SECRET_NAME}){separator}))"
         rf"{_VALUE}"

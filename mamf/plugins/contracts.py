@@ -38,7 +38,7 @@ _ALLOWED_ERRORS: Mapping[str, Errors] = {
 }
 #: Errors by which a method rejects a user's request. They become a UsageError.
 _REFUSAL_ERRORS: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
-#: Dataclasses whose fields are also checked.
+#: Dataclasses with fields that are also checked.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 #: Objects that a plugin returns and that are also guarded by a contract.
 _GUARDED_TYPES = (OperandPool, Telemetry)
@@ -75,7 +75,7 @@ def _make_requirements(names: str, description: str, is_met: Callable[[Any], obj
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-#: Conditions that values must meet besides having the right type, by attribute, field or method.
+#: Conditions that values must meet in addition to their type, by attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements(
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
@@ -139,7 +139,9 @@ def _describe_field_misfit(value: object, kind: type) -> str:
 
 
 def _describe_violation(value: object, hint: Any, name: str) -> str:
-    """Like ``describe_misfit``, for the value of an attribute or method, which may also have a requirement."""
+    """Return a description of valid values if the value of an attribute or method has the wrong type or does not meet
+    its requirement, else "".
+    """
     wrong = describe_misfit(value, hint)
     if wrong or value is None or name not in _REQUIREMENTS:
         return wrong

@@ -49,7 +49,7 @@ _NAME_WITH_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
 _CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
 Contract = TypeVar("Contract")
-#: After this time a warning names the plugin that is still being imported, so that users know what takes so long.
+#: After this time a warning names the plugin that is still being imported, so that users know why they wait.
 _LONG_IMPORT_SECONDS = 15.0
 _LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
 
@@ -244,7 +244,7 @@ def make_kernel(of: Operation[Any, Any], name: str) -> AnyKernel:
 
 
 def is_builtin_kernel(of: Operation[Any, Any], name: str) -> bool:
-    """Return whether a kernel is part of mamf. What is in brackets (``cublaslt[3]``) is ignored."""
+    """Return whether a kernel is part of mamf. Brackets in its name (``cublaslt[3]``) are ignored."""
     base = name.partition("[")[0]
     return any(
         (point.name, point.module.partition(".")[0]) == (base, "mamf") for point in find_entry_points(of.kernel_group)
@@ -261,7 +261,7 @@ def list_kernel_names(of: Operation[Any, Any]) -> list[str]:
 
 
 def list_backend_statuses() -> list[BackendStatus]:
-    """Return the status of all registered backends, those of accelerators first."""
+    """Return the status of all registered backends, accelerators first."""
     statuses = [_read_backend_status(name) for name in sorted(find_registered(BACKENDS))]
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 

@@ -65,9 +65,9 @@ def read_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 def classify_event(event: Event) -> str:
     """Return the class of an event, one of CLASSES."""
     callers = [each for each in event.iterate_callers() if each.kind in ("operation", "annotation")]
-    # In the backward pass, the operations of attention run outside of it: look at those of the forward pass too.
+    # In the backward pass, operations of attention run outside of it. Look at the callers in the forward pass too.
     forward = [each for caller in callers if caller.forward for each in caller.forward.iterate_callers()]
-    # An annotation around a collective lasts until that is done, so not all events within it were called by it.
+    # An annotation around a collective lasts until the collective ends, so it may not have called all events within it.
     enclosing = {
         _find_class("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])
     }
@@ -105,7 +105,7 @@ def _find_class_by_name(kernel: str, wrappers: int) -> str | None:
 
 @functools.cache
 def _classify_operation(name: str) -> str | None:
-    """Return the class of an operation; of a library's operation without a rule, by the words in its name."""
+    """Return the class of an operation. If it belongs to a library and has no rule, the words in its name decide."""
     is_of_library = "::" in name and not _find_class("framework", name)
     return _find_class("operation", name) or (classify_name(name) if is_of_library else None)
 
@@ -169,13 +169,13 @@ class KernelName(NamedTuple):
 
     @property
     def words(self) -> Iterator[str]:
-        """The words of the function, then those of each namespace around it, written _like_this_."""
+        """The words of the function, then the words of each namespace around it, written _like_this_."""
         return (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
 
 
 @functools.cache
 def parse_kernel_name(name: str) -> KernelName:
-    """Read a name, even one that was cut off, in time linear in its length."""
+    """Split a kernel's name into parts, even if it was cut off. The time is linear in its length."""
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED.match(name):
         function, *arguments = _find_identifiers(name[mangled.end() :]) or [name]
@@ -189,40 +189,40 @@ def _split_name(name: str) -> tuple[str, list[str]]:
     brackets: list[str] = []
     function: list[str] = []
     arguments: list[str] = []
-    begun = 0
+    start = 0
     for place, character in enumerate(name):
         if not brackets and character == "(":
             break
         if character in "([{<":
             if not brackets:
-                arguments, begun = [], place + 1
+                arguments, start = [], place + 1
             brackets.append(character)
         elif character in _OPENING_BRACKETS:
             # Within parentheses, > is a comparison or part of an arrow.
             if brackets and brackets[-1] == _OPENING_BRACKETS[character]:
                 brackets.pop()
                 if not brackets:
-                    arguments.append(name[begun:place])
+                    arguments.append(name[start:place])
         elif not brackets:
             function.append(character)
         elif character == "," and len(brackets) == 1:
-            arguments.append(name[begun:place])
-            begun = place + 1
+            arguments.append(name[start:place])
+            start = place + 1
     if brackets:
-        arguments.append(name[begun:])
+        arguments.append(name[start:])
     words = "".join(function).split()
     return words[-1] if words else name, arguments
 
 
 def _find_identifiers(mangled: str) -> list[str]:
-    """Return the identifiers in a mangled name, in order; those of one nested name are joined with ``::``."""
+    """Return the identifiers in a mangled name, in order. The identifiers of one nested name are joined with ``::``."""
     found: list[str] = []
     place, last = 0, -1
     while token := _TOKEN.match(mangled, place):
         place = token.end()
         if length := token["length"]:
-            begun, place = place, place + int(length)
-            identifier = mangled[begun:place].replace("_GLOBAL__N_1", "anonymous")
+            start, place = place, place + int(length)
+            identifier = mangled[start:place].replace("_GLOBAL__N_1", "anonymous")
             if token.start() == last:
                 found[-1] += f"::{identifier}"
             else:

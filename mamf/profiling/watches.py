@@ -47,11 +47,11 @@ class MemoryWatch:
 
     @contextmanager
     def record_span(self, name: str) -> Iterator[None]:
-        begun = time.time_ns()
+        start = time.time_ns()
         try:
             yield
         finally:
-            self.spans.append((begun, time.time_ns(), name))
+            self.spans.append((start, time.time_ns(), name))
 
     def start(self) -> None:
         import torch
@@ -119,7 +119,7 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 
 
 def make_rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
-    """Return what is allocated at the peak, by the module that ran when it was allocated, largest first.
+    """Return the memory that is allocated at the peak by the module that ran when it was allocated, largest first.
 
     ``history``: torch's record of a device, with times in us. ``spans``: begin, end and name of modules, in ns on the
     same clock.
@@ -190,11 +190,11 @@ class DtypeWatch:
 
     def _count_first_argument(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
         @functools.wraps(usual)
-        def seeing(first: Any, *others: Any, **named: Any) -> Any:
+        def count_and_call(first: Any, *others: Any, **named: Any) -> Any:
             self._count_dtype(what, first)
             return usual(first, *others, **named)
 
-        return seeing
+        return count_and_call
 
     def _count_dtype(self, what: str, value: Any) -> None:
         if hasattr(value, "dtype"):
@@ -275,18 +275,18 @@ class ModuleRanges:
 
 
 def make_trace_ranges() -> SimpleNamespace:
-    """Return what ModuleRanges can use in place of a backend, to put ranges into the trace of torch.profiler."""
+    """Make an object that ModuleRanges uses in place of a backend, to put ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
     return make_ranges(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
 
 
 def make_ranges(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
-    """Return what ModuleRanges can use in place of a backend. ``enter``: makes a range with a name."""
+    """Make an object that ModuleRanges uses in place of a backend. ``enter``: makes a range with a name."""
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
 
 
-# Leaves out compiled modules. Hooks in them, or on all modules at once, would make torch compile during profiled steps.
+# Compiled modules are left out. Hooks in them, or on all modules at once, would make torch compile in profiled steps.
 def _list_eager_modules() -> list[Any]:
     import torch
 

@@ -193,7 +193,7 @@ class AnyKernelContract(_KernelFixture):
     def test_every_operand_set_is_right_and_stays_as_it_was(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
     ) -> None:
-        """Fails if the kernel changes its operands, uses only one operand set, or does no work in later launches."""
+        """Fail if the kernel changes its operands, uses only one operand set, or does no work in later launches."""
         pool = backend.operand_pool(problem.data, problem.seed)
         with kernel.settings(backend, problem):
             checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets=3))

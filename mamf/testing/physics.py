@@ -26,7 +26,8 @@ class Physics:
       spends at half its clock for a thermal reason.
     - ``hunting``: a device at its power limit alternates between two clocks every ``hunting_seconds``. This is their
       relative difference.
-    - ``true_clock``: the clock while a kernel computes, as a share of the one that sensors read. None: no clock stamps.
+    - ``true_clock``: the clock while a kernel computes, as a share of the clock that sensors read. None: the device has
+      no clock stamps.
     - ``counter_seconds``: time between two ticks of the energy counter; 0 if it is continuous.
 
     Launches:
@@ -47,7 +48,7 @@ class Physics:
     - ``timer_overhead``: how much two marks add to the measured time of the launch between them.
     - ``glitch_every``: one in this many intervals is measured as one nanosecond; 0 for none.
     - ``flips``: probability that a launch flips a bit of its output.
-    - ``faulty_unit``: the compute unit whose tiles are wrong. Tiles of 128x256 are assigned to the units round-robin.
+    - ``faulty_unit``: the compute unit that computes wrong tiles. Units take tiles of 128x256 in turn.
     """
 
     compute_units: int = 132

@@ -114,7 +114,7 @@ class SimulatedBackend(Backend):
         self.faults: dict[object, Exception | str] = {}
         self.launches = 0
         self.host_time = self.device_time = self.counted_cycles = 0.0
-        # The clock of the running kernel as a share of the one that sensors read.
+        # The clock of the running kernel, as a share of the clock that sensors read.
         self._clock_share = 1.0
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
@@ -191,7 +191,7 @@ class SimulatedBackend(Backend):
         return 0.0 if known is None else self.random.gauss(0.0, getattr(known, of))
 
     def _compute_time_factor(self) -> float:
-        """Return the factor by which the states of run, visit and clock multiply the time of a launch."""
+        """Return the factor on the time of a launch that follows from the current run, visit and clock."""
         state = self._slowdown[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
@@ -224,9 +224,9 @@ class SimulatedBackend(Backend):
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
         """Launch a matmul. ``operands``: identifies the operand set, which may still be in the cache."""
-        self.compute(self.cycles(shape), operands)
+        self.compute(self.count_cycles(shape), operands)
 
-    def cycles(self, shape: MatmulShape) -> float:
+    def count_cycles(self, shape: MatmulShape) -> float:
         """Return the cycles that a matmul takes."""
         return shape.flop / self._compute_flop_per_cycle(shape)
 

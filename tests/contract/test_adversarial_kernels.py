@@ -17,14 +17,14 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
-from mamf.operations.matmul.operation import kernel as kernel_named
+from mamf.operations.matmul.operation import make_matmul_kernel as kernel_named
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
 from mamf.plugins.discovery import open_backend
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("use_one_thread")
 SHAPE = MatmulShape(512, 384, 256)
 OUTPUTS = {"tf32": "float32", "int8": "int32", "mxfp8": "bfloat16", "fp8_rowwise": "bfloat16", "nvfp4": "bfloat16"}
 CHANCE = random.Random(0)

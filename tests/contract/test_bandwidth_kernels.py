@@ -14,7 +14,7 @@ from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, Band
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("use_one_thread")
 SHAPE = BandwidthShape(2**18)
 #: No whole number of blocks, of words or of alignments.
 ODD = BandwidthShape(2**18 + 8)
@@ -107,7 +107,7 @@ def test_arrays_of_no_whole_elements_are_unsupported(cpu):
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
-    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._SURELY", 1e5)
+    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_DEVIATIONS", 1e5)
     row = measured(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
     assert row.status == "unsupported"
     assert "float16" in row.reason
@@ -132,17 +132,17 @@ def test_a_kernel_that_cheats_has_no_figure(cpu, kernel):
 
 
 def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
-    def driven_device():
+    def get_triton_device_type():
         raise RuntimeError("0 active drivers")
 
     room = "mamf.operations.compilation"
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr(f"{room}.driven_device", driven_device)
+    monkeypatch.setattr(f"{room}.get_triton_device_type", get_triton_device_type)
     kernel = make_kernel(make_operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.driven_device", lambda: "xpu")
+    monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "xpu")
     assert "runs on xpu" in kernel.unavailable(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.driven_device", lambda: "cuda")
+    monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "cuda")
     assert kernel.unavailable(cuda.kind(0)) is None
 
 

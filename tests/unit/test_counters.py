@@ -16,15 +16,15 @@ from mamf.profiling.counters.ncu import (
     TENSOR,
     Counts,
     DeviceKernel,
-    bound,
+    find_bound,
     find_kernel_bound,
     make_counts,
-    short_name,
+    shorten_kernel_name,
 )
 
 DATA = Path(__file__).parent / "data"
 RECORDED = (DATA / "ncu.csv").read_text()
-KERNELS = ncu.kernels_in(RECORDED)
+KERNELS = ncu.read_kernels(RECORDED)
 #: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small product three times.
 MM, FLASH, CUDNN, *BACKWARD, ADD, SMALL, SMALL_AGAIN, SMALL_ONCE_MORE = KERNELS
 SHAPE = MatmulShape(4096, 4096, 4096)
@@ -52,20 +52,23 @@ def test_figures_are_read_from_among_messages():
     assert MM.dram_bytes == 149_646_080 + 28_192_512
     assert MM.limiters == ("registers", "shared memory")
     assert not [name for each in KERNELS for name in METRICS if each.metrics[name] is None]
-    assert ncu.kernels_in(RECORDED.replace('"285,342"', '"n/a"'))[0].cycles is None
+    assert ncu.read_kernels(RECORDED.replace('"285,342"', '"n/a"'))[0].cycles is None
 
 
 def test_what_the_program_prints_is_no_figure():
     printed = f'torch.mm 4096\n{{"preparing_seconds": 1.5}}\n"quoted", and more\n{RECORDED}"ID"\n"1","2"\n==ERROR== x\n'
-    assert ncu.kernels_in(printed) == KERNELS
-    assert ncu.kernels_in("") == ncu.kernels_in("no csv\n") == ncu.kernels_in('"a"\n') == []
-    assert ncu.kernels_in(RECORDED[: len(RECORDED) // 2])[:4] == KERNELS[:4]
+    assert ncu.read_kernels(printed) == KERNELS
+    assert ncu.read_kernels("") == ncu.read_kernels("no csv\n") == ncu.read_kernels('"a"\n') == []
+    assert ncu.read_kernels(RECORDED[: len(RECORDED) // 2])[:4] == KERNELS[:4]
 
 
 def test_why_nothing_was_counted():
     crash = "==ERROR== The application returned an error code (11).\n"
-    assert ncu.fault(crash, "mamf: it broke\n") == "mamf: it broke / The application returned an error code (11)."
-    assert ncu.fault("", "") == "ncu counted no kernel and does not say why"
+    assert (
+        ncu.explain_failure(crash, "mamf: it broke\n")
+        == "mamf: it broke / The application returned an error code (11)."
+    )
+    assert ncu.explain_failure("", "") == "ncu counted no kernel and does not say why"
 
 
 # -- launches and sums -----------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
         (BACKWARD[2], "L2", "82.8 % of its peak"),
         (BACKWARD[3], "latency", "the busiest is L1 and shared at 54.3 %"),
     ],
-    ids=lambda value: short_name(value.name) if isinstance(value, DeviceKernel) else None,
+    ids=lambda value: shorten_kernel_name(value.name) if isinstance(value, DeviceKernel) else None,
 )
 def test_what_bounds_kernels_of_an_h200(kernel, by, why):
     found = find_kernel_bound(kernel)
@@ -131,12 +134,12 @@ def test_what_bounds_kernels_of_an_h200(kernel, by, why):
 
 def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     backward = counts(*BACKWARD)
-    found = bound(backward, burst_seconds=800e-6)
+    found = find_bound(backward, burst_seconds=800e-6)
     assert found.by == "latency"
     assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.why
-    waiting = bound(backward, burst_seconds=2e-3)
+    waiting = find_bound(backward, burst_seconds=2e-3)
     assert (waiting.by, waiting.why) == (
         "launch",
         "its 5 kernels run for 40% of the 2000 us that a launch takes",
     )
-    assert bound(counts(MM)).why == "90.3 % of its peak"
+    assert find_bound(counts(MM)).why == "90.3 % of its peak"

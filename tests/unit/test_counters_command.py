@@ -13,7 +13,7 @@ from mamf.engine.launching import launch_in_window
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.ncu import Ncu, Output, output_of
+from mamf.profiling.counters.ncu import Ncu, Output, run_program
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 RECORDED = (Path(__file__).parent / "data" / "ncu.csv").read_text().splitlines(keepends=True)
@@ -63,7 +63,7 @@ def counted(monkeypatch):
         return said if isinstance(said, Output) else Output(said, "")
 
     monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
-    monkeypatch.setattr(ncu, "output_of", answer)
+    monkeypatch.setattr(ncu, "run_program", answer)
     return SimpleNamespace(commands=commands, answers=answers)
 
 
@@ -100,7 +100,7 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
     """Every field of a problem, of every operation."""
     of = discovery.make_operation(operation)
     problem, shape = of.problem_for(backend, {}), of.default_shapes(backend)[0]
-    command = Ncu("ncu", DEVICE[1], 0, launches=2).command(kernel, problem, shape)
+    command = Ncu("ncu", DEVICE[1], 0, launches=2).make_command(kernel, problem, shape)
     launched = []
 
     def launch(kernel, *asked):
@@ -206,7 +206,7 @@ def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, mo
     lines += ["subprocess.run(program, check=True)", "print(pathlib.Path('printed.csv').read_text())"]
     script.write_text("\n".join([f"#!{sys.executable} -S", *lines]))
     script.chmod(0o755)
-    monkeypatch.setattr(ncu, "output_of", output_of)
+    monkeypatch.setattr(ncu, "run_program", run_program)
     code, out, _ = run("counters", MM, *DEVICE[:2], "--ncu", "./ncu", *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm: bound by tensor pipe: 90.3 % of its peak" in out
@@ -221,7 +221,7 @@ def test_an_interrupt_ends_the_profiler_and_what_it_started(monkeypatch):
 
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        output_of([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        run_program([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     (process,) = started
     assert process.returncode is not None
     assert process.returncode != 0

@@ -81,17 +81,17 @@ def _make_run_document(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.kinds.kind import View
     from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_same_card
-    from mamf.operations.unknown import operation_called
-    from mamf.profiling.counters.report import counters_document
+    from mamf.operations.unknown import get_operation
+    from mamf.profiling.counters.report import make_counters_document
 
     roofs = read_roofs(options)
     if roofs is not None:
-        if log.plan.kind != SWEEP or operation_called(log.plan.operation).has_shares:
+        if log.plan.kind != SWEEP or get_operation(log.plan.operation).has_shares:
             raise UsageError(
                 f"{log.path}: --ceiling works for logs of 'mamf sweep' only; for other logs, use 'mamf roofline LOG "
                 "--ceiling LOG'"
             )
         require_same_card(log, roofs)
     if log.counter_records:
-        return counters_document(log)
+        return make_counters_document(log)
     return get_kind(log.plan).document(log, View(options.top, roofs))

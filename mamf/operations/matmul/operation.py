@@ -15,7 +15,7 @@ from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, Us
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
-    LAYOUT_OF,
+    LAYOUT_BY_PRODUCT,
     LAYOUTS,
     PADDINGS,
     PRESETS,
@@ -102,7 +102,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
             str,
             "pass through the preset's layers, which also sets the layout",
             "forward",
-            tuple(LAYOUT_OF),
+            tuple(LAYOUT_BY_PRODUCT),
             is_rare=True,
         ),
     )
@@ -120,7 +120,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
             raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, PRESETS)
         (product,) = values.get("product", ("forward",))
         shapes = PRESETS[name].shapes(product, values.get("m"))
-        return Preset(shapes, fields={"layout": (LAYOUT_OF[product],)}, taken=("m",))
+        return Preset(shapes, fields={"layout": (LAYOUT_BY_PRODUCT[product],)}, taken=("m",))
 
 
 def problem_for(
@@ -144,7 +144,7 @@ def problem_for(
     return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})
 
 
-def kernel(name: str) -> MatmulKernel:
+def make_matmul_kernel(name: str) -> MatmulKernel:
     """Return the matmul kernel with this name, such as ``torch.mm``, or one of its algorithms, such as ``cublaslt[3]``.
 
     Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
@@ -152,7 +152,7 @@ def kernel(name: str) -> MatmulKernel:
     return make_kernel(Matmul(), name)  # type: ignore[return-value]
 
 
-def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
+def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
     """Return the named matmul kernel, or for ``auto`` the first default kernel that supports this problem.
 
     Raises UnavailableError, UnknownNameError or PluginError.
@@ -162,7 +162,9 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
     return _choose_default(backend, _find_usable(backend, problem, lambda each: each.is_default))
 
 
-def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
+def choose_search_kernels(
+    backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None
+) -> list[MatmulKernel]:
     """Return the kernels that a search for a ceiling tries: the named ones, or all that are tried by default.
 
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
@@ -174,7 +176,7 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
         default = others[0] if others and not has_default else _choose_default(backend, usable)
         return [default, *(other for other in others if other.name != default.name)]
     require_values("kernels", names, str)
-    chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
+    chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
         reason = each.unsupported(backend, problem)
         if reason:
@@ -208,21 +210,21 @@ def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str |
     raise UnavailableError((specific or reasons or [none])[0])
 
 
-def installed_kernel(name: str) -> MatmulKernel:
+def get_installed_kernel(name: str) -> MatmulKernel:
     """Return the kernel that a log names. Raises UsageError if it is not installed.
 
     A log may come from anyone, so nothing is imported only because a log names it.
     """
     if not is_path(name):
         with suppress(UnknownNameError):
-            return kernel(name)
+            return make_matmul_kernel(name)
     raise UsageError(
         f"the log names kernel {name}, which is not installed: install the package that provides it, or name its class "
         "(package.module:Class)"
     )
 
 
-def reference_kernels(
+def get_reference_kernels(
     names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
 ) -> dict[str, MatmulKernel]:
     """Return the kernels that ceilings were measured with, by their names in logs.
@@ -231,7 +233,7 @@ def reference_kernels(
     ``warn``: called with a remark for each kernel that is neither given nor installed. Its ceiling still gives shares,
     but its matmul is not measured with the rows. Raises UsageError for a given kernel that has no ceiling.
     """
-    wanted, found = set(names), {each.name: each for each in map(kernel, given)}
+    wanted, found = set(names), {each.name: each for each in map(make_matmul_kernel, given)}
     if unused := found.keys() - wanted:
         raise UsageError(
             f"no ceiling was measured with kernel {min(unused)}; the ceilings' "
@@ -239,7 +241,7 @@ def reference_kernels(
         )
     for name in sorted(wanted - found.keys()):
         try:
-            found[name] = installed_kernel(name)
+            found[name] = get_installed_kernel(name)
         except UsageError:
             warn(
                 f"kernel {name} of the ceiling is not installed, so the drift of the device is not measured: name its "

@@ -8,13 +8,13 @@ from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
-from mamf.profiling.counters.ncu import Ncu, Step, record_counts, step_of
+from mamf.profiling.counters.ncu import CountedStep, Ncu, get_step, record_counts
 
 
 class CountingStrategy(RowsStrategy):
     """Measures the rows of a plan and counts each. ``counted``: the steps that already have counts."""
 
-    def __init__(self, setup: Setup, counted: set[Step], ncu: Ncu) -> None:
+    def __init__(self, setup: Setup, counted: set[CountedStep], ncu: Ncu) -> None:
         super().__init__(setup)
         self.counted, self.ncu = counted, ncu
 
@@ -24,22 +24,22 @@ class CountingStrategy(RowsStrategy):
 
     def results(self) -> Iterator[Measurement | Record]:
         for row in find_uncounted(self.setup.rows, self.counted):
-            yield self._count(row)
+            yield self._count_row(row)
         for found in super().results():
             yield found
             if isinstance(found, Measurement) and found.ok:
-                yield self._count(found)
+                yield self._count_row(found)
 
-    def _count(self, row: Measurement) -> Record:
+    def _count_row(self, row: Measurement) -> Record:
         """Count the kernel of a row, under the name that the user gave."""
         self.setup.on_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
         if counts.ok:
-            self.counted.add(step_of(counts))
+            self.counted.add(get_step(counts))
         return Record("counters", record_counts(counts))
 
 
-def find_uncounted(rows: Sequence[Measurement], counted: set[Step]) -> list[Measurement]:
+def find_uncounted(rows: Sequence[Measurement], counted: set[CountedStep]) -> list[Measurement]:
     """Return the measured rows that have no counts yet."""
-    return [row for row in rows if row.ok and not row.is_reference and step_of(row) not in counted]
+    return [row for row in rows if row.ok and not row.is_reference and get_step(row) not in counted]

@@ -22,7 +22,7 @@ from mamf.errors import RunLogError, UnavailableError
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 
 CYCLES = "gpc__cycles_elapsed.max"
 NANOSECONDS = "gpu__time_duration.sum"
@@ -54,7 +54,7 @@ METRICS = (
     *OCCUPANCY_LIMITS.values(),
 )
 #: A kernel on a shape of a problem.
-Step = tuple[str, Any, Any]
+CountedStep = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DeviceKernel:
     @property
     def dram_bytes(self) -> float | None:
         """The bytes read from and written to device memory."""
-        return _sum([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
+        return _sum_or_none([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
 
     @property
     def dram_rate(self) -> float | None:
@@ -99,7 +99,7 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counters of a kernel on a shape.
+    """The counters of a kernel on one shape.
 
     ``kernels``: the device kernels of a launch; each metric is the median over launches. ``cycles``: one number per
     launch, the sum over its device kernels. ``reason``: why nothing was counted, if so.
@@ -125,11 +125,11 @@ class Counts:
         """All device kernels of a launch as one. Metrics that cannot be added, such as percentages, are missing."""
         if len(self.kernels) == 1:
             return self.kernels[0]
-        summed = {name: _sum([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
+        summed = {name: _sum_or_none([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
         return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
+def _sum_or_none(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
@@ -141,13 +141,13 @@ def make_counts(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceK
     if rest or len({tuple(each.name for each in launch) for launch in found}) != 1:
         reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
         return Counts(kernel, problem, shape, reason=reason)
-    cycles = [_sum([each.cycles for each in launch]) for launch in found]
+    cycles = [_sum_or_none([each.cycles for each in launch]) for launch in found]
     known = tuple(each for each in cycles if each)
-    medians = tuple(_median(same) for same in zip(*found, strict=True))
+    medians = tuple(_make_median_kernel(same) for same in zip(*found, strict=True))
     return Counts(kernel, problem, shape, medians, known if len(known) == launches else ())
 
 
-def _median(same: Sequence[DeviceKernel]) -> DeviceKernel:
+def _make_median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
     first = same[0]
     values = {name: [each.metrics.get(name) for each in same] for name in first.metrics}
     known = {name: [value for value in found if value is not None] for name, found in values.items()}
@@ -155,12 +155,12 @@ def _median(same: Sequence[DeviceKernel]) -> DeviceKernel:
     return DeviceKernel(first.name, first.grid, first.block, medians)
 
 
-def step_of(of: Counts | Measurement) -> Step:
+def get_step(of: Counts | Measurement) -> CountedStep:
     return of.kernel, of.problem, of.shape
 
 
 def record_counts(counts: Counts) -> dict[str, Any]:
-    of = operation_called(counts.problem.operation)
+    of = get_operation(counts.problem.operation)
     return {
         "operation": of.name,
         "shape": of.shape_record(counts.shape),
@@ -173,16 +173,16 @@ def record_counts(counts: Counts) -> dict[str, Any]:
     }
 
 
-def read_counts(log: RunLog) -> dict[Step, Counts]:
+def read_counts(log: RunLog) -> dict[CountedStep, Counts]:
     """Return the last counts of each step in a log. Raises RunLogError for an invalid record of counters."""
     try:
-        return {step_of(counts): counts for counts in map(_counts, log.counter_records)}
+        return {get_step(counts): counts for counts in map(_read_counts_record, log.counter_records)}
     except MALFORMED as error:
         raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 
-def _counts(record: Mapping[str, Any]) -> Counts:
-    of = operation_called(record["operation"], record)
+def _read_counts_record(record: Mapping[str, Any]) -> Counts:
+    of = get_operation(record["operation"], record)
     if any(cycles <= 0 for cycles in record["cycles"]):
         raise ValueError("the cycles of a launch must be above 0")
     return Counts(
@@ -199,15 +199,15 @@ def _counts(record: Mapping[str, Any]) -> Counts:
 
 
 #: A part of the device bounds a kernel if it is busy for at least this percentage of its peak.
-BUSY = 60.0
+BUSY_PERCENT = 60.0
 # Starting and ending a kernel takes about this long. A shorter kernel is bound by it.
 _SHORT_SECONDS = 5e-6
 # With fewer waves of blocks than this, most of the device has nothing to do.
 _FEW_WAVES = 0.5
 # If kernels run for less than this share of the launch's time in burst, the gaps between them bound the launch.
-_GAPS = 0.7
+_MIN_RUNNING_SHARE = 0.7
 # If the longest kernel takes at least this share of a launch's cycles, its bound is reported as that of the launch.
-_ALL = 0.98
+_WHOLE_LAUNCH_SHARE = 0.98
 _MAX_NAME_LENGTH = 48
 
 TENSOR_PIPE, OTHER_PIPES, MEMORY, L2_CACHE, ON_CHIP = "tensor pipe", "other pipes", "memory", "L2", "L1 and shared"
@@ -222,30 +222,30 @@ class Bound:
     why: str
 
 
-def bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
-    """Find what bounds a launch: the gaps between its kernels, or else what bounds the longest kernel.
+def find_bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
+    """Find what bounds a launch: the gaps between its kernels, else the bound of the longest kernel.
 
     ``burst_seconds``: the time of a launch in burst, without the profiler.
     """
     total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
-    if burst_seconds and total.seconds and total.seconds < _GAPS * burst_seconds:
+    if burst_seconds and total.seconds and total.seconds < _MIN_RUNNING_SHARE * burst_seconds:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
         return Bound(LAUNCH, f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
     found = find_kernel_bound(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
-    if share >= _ALL:
+    if share >= _WHOLE_LAUNCH_SHARE:
         return found
-    return Bound(found.by, f"{found.why}, in {short_name(longest.name)} ({share:.0%} of the launch's cycles)")
+    return Bound(found.by, f"{found.why}, in {shorten_kernel_name(longest.name)} ({share:.0%} of the launch's cycles)")
 
 
 def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     """Find what bounds one kernel of the device."""
-    known = {name: percent for name, percent in busy_parts(kernel).items() if percent is not None}
+    known = {name: percent for name, percent in compute_busy_percent(kernel).items() if percent is not None}
     if not known:
         return Bound(UNKNOWN, "the device has no counters of its pipes and memory")
     busiest = max(known, key=lambda name: known[name])
-    if known[busiest] >= BUSY:
+    if known[busiest] >= BUSY_PERCENT:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
     text, metrics = f"no part is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
     waves, blocks, seconds = metrics.get(WAVES), metrics.get(BLOCKS), kernel.seconds
@@ -261,7 +261,7 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     return Bound(LATENCY, text)
 
 
-def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
+def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
     """Return how busy each part of the device is, in percent of its peak.
 
     Work that several counters see is given for the most specific part only.
@@ -269,7 +269,7 @@ def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
     get = kernel.metrics.get
     tensor, units, dram, l2, pipes = get(TENSOR), get(UNITS_BUSY), get(DRAM), get(L2), get(MEMORY_PIPES)
     # Traffic that fills the memory also fills the L2.
-    is_of_memory = dram is not None and dram >= BUSY
+    is_of_memory = dram is not None and dram >= BUSY_PERCENT
     is_of_others = {each for each in (tensor, dram, l2) if each is not None}
     return {
         TENSOR_PIPE: tensor,
@@ -280,7 +280,7 @@ def busy_parts(kernel: DeviceKernel) -> dict[str, float | None]:
     }
 
 
-def short_name(name: str) -> str:
+def shorten_kernel_name(name: str) -> str:
     """Shorten a kernel's name, which may have a thousand characters.
 
     Drops template arguments, parameters and namespaces, and cuts off what is still too long.
@@ -290,7 +290,7 @@ def short_name(name: str) -> str:
 
 
 #: Without --clock-control ncu would lock the clock. mamf never changes the machine, and counts kernels at their clock.
-_ALWAYS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
+_COMMON_OPTIONS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 _MESSAGE, _ERROR = "==", "==ERROR=="
 _ALTERNATIVES = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
@@ -316,29 +316,29 @@ class Ncu:
     device: int
     launches: int
 
-    def command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
+    def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
         """Return the command line that counts a kernel. ``kernel``: the name that the user gave."""
         device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
         program = [sys.executable, "-m", "mamf", "run", kernel, *make_options(problem, shape), *device]
-        return [self.path, *_ALWAYS, "--metrics", ",".join(METRICS), *program]
+        return [self.path, *_COMMON_OPTIONS, "--metrics", ",".join(METRICS), *program]
 
     def count(self, kernel: str, row: Measurement) -> Counts:
         """Count the kernel of a row. If that fails, the counts are empty and have a reason.
 
         Raises UnavailableError if no kernel can be counted on this machine.
         """
-        output = output_of(self.command(kernel, row.problem, row.shape))
+        output = run_program(self.make_command(kernel, row.problem, row.shape))
         if _NO_PERMISSION in "".join(output):
             raise UnavailableError(_HOW_TO_PERMIT)
-        kernels = kernels_in(output.stdout)
+        kernels = read_kernels(output.stdout)
         if not kernels or any(line.startswith(_ERROR) for line in "\n".join(output).splitlines()):
-            return Counts(row.kernel, row.problem, row.shape, reason=fault(*output))
+            return Counts(row.kernel, row.problem, row.shape, reason=explain_failure(*output))
         return make_counts(row.kernel, row.problem, row.shape, kernels, self.launches)
 
 
 def make_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
-    of = operation_called(problem.operation)
+    of = get_operation(problem.operation)
     fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
     texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
     return ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
@@ -356,14 +356,14 @@ def find_ncu(name: str | None) -> str:
     return path
 
 
-def fault(output: str, errors: str) -> str:
-    """Say in one line why ncu counted nothing: the program's own error, or else ncu's."""
+def explain_failure(output: str, errors: str) -> str:
+    """Say in one line why ncu counted nothing: the error of the profiled program, else ncu's own error."""
     own = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
     said = [line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)]
     return " / ".join([*own[-1:], *said[:1]]) or "ncu counted no kernel and does not say why"
 
 
-def kernels_in(output: str) -> list[DeviceKernel]:
+def read_kernels(output: str) -> list[DeviceKernel]:
     """Read the kernels that ncu counted, in the order they ran; empty if it printed no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     begun = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
@@ -372,12 +372,12 @@ def kernels_in(output: str) -> list[DeviceKernel]:
     metrics: dict[str, dict[str, float | None]] = {}
     for cell in (dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)):
         values = metrics.setdefault(cell["ID"], {})
-        values[cell["Metric Name"]] = number(cell["Metric Value"])
+        values[cell["Metric Name"]] = parse_number(cell["Metric Value"])
         found.setdefault(cell["ID"], DeviceKernel(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values))
     return list(found.values())
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Read a number with thousands separators; None for any other text."""
     try:
         value = float(text.replace(",", ""))
@@ -386,13 +386,13 @@ def number(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def output_of(command: Sequence[str]) -> Output:
+def run_program(command: Sequence[str]) -> Output:
     """Run a program and return what it printed. An interrupt kills it and the processes that it started.
 
     Raises UnavailableError if it cannot be started.
     """
     try:
-        # In a new session, so that Ctrl-C reaches this process only, which then kills the others.
+        # ncu gets a new session, so that Ctrl-C reaches only this process. It then kills ncu and its processes.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
@@ -402,11 +402,11 @@ def output_of(command: Sequence[str]) -> Output:
         try:
             return Output(*process.communicate())
         except BaseException:
-            _end(process)
+            _kill_session(process)
             raise
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill_session(process: subprocess.Popen[str]) -> None:
     """Kill the process and the processes that it started."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.profiling.counters.ncu import (
     BLOCKS,
     INSTRUCTIONS,
@@ -22,10 +22,10 @@ from mamf.profiling.counters.ncu import (
     Bound,
     Counts,
     DeviceKernel,
-    bound,
+    find_bound,
+    get_step,
     read_counts,
-    short_name,
-    step_of,
+    shorten_kernel_name,
 )
 from mamf.report.document import (
     Answer,
@@ -44,7 +44,7 @@ from mamf.report.shares import problem_title
 class Line(NamedTuple):
     """A line of the table: a launch, or one of its device kernels.
 
-    ``kernel``: the counters; for a launch, those of its device kernels added up. ``launch``: all counts of a launch,
+    ``kernel``: the counters; for a launch, the sums over its device kernels. ``launch``: all counts of a launch,
     None in the line of a device kernel. ``base``: the cycles of the first launch, to which others are relative.
     """
 
@@ -65,55 +65,55 @@ class Line(NamedTuple):
         return f"bound by {self.bound.by}: {self.bound.why}" if self.bound else self.reason
 
 
-def counters_document(log: RunLog) -> Document:
+def make_counters_document(log: RunLog) -> Document:
     """Make the report of a log with counters. Raises RunLogError for an invalid record of counters."""
     counts = read_counts(log)
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
-    for row in {step_of(row): row for row in log.measurements if not row.is_reference}.values():
+    for row in {get_step(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
-    tables = [_table(rows, counts) for rows in groups.values()]
+    tables = [_make_table(rows, counts) for rows in groups.values()]
     title = Lines([f"hardware counters from ncu on {machine_line(log.header)}"])
-    answers = Answer([line for table in tables for line in _answers(table)])
+    answers = Answer([line for table in tables for line in _make_answers(table)])
     data = {"header": log.header, "summary": log.summary}
     return Document("Hardware counters", [title, *tables, Lines([end_line(log.summary)]), answers], data)
 
 
-def _table(rows: Sequence[Measurement], counted: Mapping[Any, Counts]) -> Table[Line]:
+def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, Counts]) -> Table[Line]:
     """Make the table of all kernels on a shape and problem. It shows device kernels if a launch has several."""
-    cycles = (counts.median_cycles for row in rows if (counts := counted.get(step_of(row))))
+    cycles = (counts.median_cycles for row in rows if (counts := counted.get(get_step(row))))
     base = next(filter(None, cycles), None)
-    lines = [line for row in rows for line in _lines(row, counted.get(step_of(row)), base)]
+    lines = [line for row in rows for line in _make_lines(row, counted.get(get_step(row)), base)]
     return Table(
-        _columns(lines),
+        _make_columns(lines),
         lines,
         title=f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
-        shown=[line for line in lines if line.is_launch or len(counted[step_of(line.row)].kernels) > 1],
+        shown=[line for line in lines if line.is_launch or len(counted[get_step(line.row)].kernels) > 1],
         remarks=lambda line: [line.verdict] if line.is_launch else [],
         label=attrgetter("row.kernel"),
     )
 
 
-def _lines(row: Measurement, counts: Counts | None, base: float | None) -> Iterator[Line]:
+def _make_lines(row: Measurement, counts: Counts | None, base: float | None) -> Iterator[Line]:
     if counts is None or not counts.ok:
         reason = row.reason or (counts.reason if counts else "the run ended earlier")
         yield Line(row, DeviceKernel("", "", "", {}), reason=f"{'not counted' if row.ok else row.status}: {reason}")
         return
-    yield Line(row, counts.total, True, counts, base, bound=bound(counts, row.seconds if row.ok else None))
+    yield Line(row, counts.total, True, counts, base, bound=find_bound(counts, row.seconds if row.ok else None))
     for kernel in counts.kernels:
         yield Line(row, kernel, False)
 
 
-def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
+def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
     """Return the columns. csv and json have all metrics, by ncu's names."""
-    of = operation_called(lines[0].row.operation)
-    others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _METRICS)
+    of = get_operation(lines[0].row.operation)
+    others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS)
 
-    def rate(line: Line) -> float | None:
+    def get_rate(line: Line) -> float | None:
         return line.row.best_rate if line.is_launch and line.row.ok else None
 
     return [
-        Column("", "kernel", _name, left=True, shortest=28),
+        Column("", "kernel", _format_name, left=True, shortest=28),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
         Column(
             "",
@@ -127,10 +127,10 @@ def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
-        rate_column("", lines[0].row.work.unit, rate, lines, importance=1),
+        rate_column("", lines[0].row.work.unit, get_rate, lines, importance=1),
         Column("reason", "", attrgetter("reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
-        Column("rate", "", rate),
+        Column("rate", "", get_rate),
         Column("launches", "", lambda line: line.launch and len(line.launch.cycles)),
         Column("bound_by", "", lambda line: line.bound and line.bound.by),
         Column("bound_why", "", lambda line: line.bound and line.bound.why),
@@ -138,16 +138,16 @@ def _columns(lines: Sequence[Line]) -> list[Column[Line]]:
         Column("block", "", attrgetter("kernel.block")),
         Column("seconds", "us", attrgetter("kernel.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
         Column("dram_bytes_per_second", "DRAM TB/s", attrgetter("kernel.dram_rate"), lambda it: f"{it / TERA:.3g}", 4),
-        *(Column(name, title, _metric(name), form, rank) for name, (title, form, rank) in _METRICS.items()),
+        *(Column(name, title, _make_reader(name), form, rank) for name, (title, form, rank) in _METRIC_COLUMNS.items()),
         Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
         Column("limited_by", "limited by", lambda line: ", ".join(line.kernel.limiters) or None, str, 6, left=True),
-        *(Column(name, "", _metric(name)) for name in others),
-        Column("", "ran", _ran, importance=9, left=True),
+        *(Column(name, "", _make_reader(name)) for name in others),
+        Column("", "ran", _describe_device_kernels, importance=9, left=True),
     ]
 
 
 #: Title, format and importance of the metrics in the printed table.
-_METRICS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
+_METRIC_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
     TENSOR: ("tensor %", "{:.1f}".format, 2),
     L2_HIT: ("L2 hit %", "{:.0f}".format, 5),
     L1_HIT: ("L1 hit %", "{:.0f}".format, 5),
@@ -160,22 +160,22 @@ _METRICS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
 }
 
 
-def _metric(name: str) -> Callable[[Line], float | None]:
+def _make_reader(name: str) -> Callable[[Line], float | None]:
     return lambda line: line.kernel.metrics.get(name)
 
 
-def _name(line: Line) -> str:
-    return line.row.kernel if line.is_launch else f"  {short_name(line.kernel.name)}"
+def _format_name(line: Line) -> str:
+    return line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.kernel.name)}"
 
 
-def _ran(line: Line) -> str | None:
-    """Return what a launch ran on the device; None in the line of a device kernel."""
+def _describe_device_kernels(line: Line) -> str | None:
+    """Return the device kernels that a launch ran; None in the line of a device kernel."""
     is_one = line.launch is not None and len(line.launch.kernels) == 1
-    return (short_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
+    return (shorten_kernel_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
 
 
-def _answers(table: Table[Line]) -> Iterator[str]:
-    """Yield which kernel has the fewest cycles and which is fastest in burst; for a single kernel, what bounds it."""
+def _make_answers(table: Table[Line]) -> Iterator[str]:
+    """Yield the names of the kernel with the fewest cycles and of the fastest in burst; for one kernel, its bound."""
     launches = [line for line in table.rows if line.is_launch]
     ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
     if len(ranked) > 1:

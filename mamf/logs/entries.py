@@ -241,14 +241,25 @@ class Entry:
     def in_cycles(self) -> Entry:
         """Return the row with its share of cycles, in percent, as the figure.
 
-        This share is the same on all cards of an architecture. Without a measured clock the row has no figure.
+        This share is the same on all cards of an architecture, so the speed of the device does not matter. Without
+        a measured clock the row has no figure.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
         percent, half = 100 * self.cycles_used, _NORMAL * self.cycles_error.own
         interval = Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE)
-        error = self.cycles_error
-        return replace(self, tflops=percent, unit=CYCLES, interval=interval, error=error, rates=(), per_degree=0.0)
+        return replace(
+            self,
+            tflops=percent,
+            unit=CYCLES,
+            interval=interval,
+            error=self.cycles_error,
+            rates=(),
+            per_degree=0.0,
+            device="",
+            device_speed=1.0,
+            device_speed_half_width=0.0,
+        )
 
     def scale_to_device(self, other: Entry) -> Entry:
         """Return the row scaled to the speed of another row's device, by the reference that both devices measured.

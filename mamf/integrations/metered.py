@@ -319,24 +319,24 @@ class Gradients:
         """Return the formula with the shares of weights and layers that had gradients in the first step."""
         adapters = [each for each in self._had_gradient if each in self._adapters]
         layers = [each for each in self._had_gradient if each not in self._adapters]
-        formula_weights, adapter_weights = self._formula.weights, sum(map(_count_weights, adapters))
+        weights, adapter_weights = self._formula.weights, sum(map(_count_weights, adapters))
         layer_weights = sum(map(_count_weights, layers))
         if not layer_weights:  # sharded models keep their weights elsewhere
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # The formula counts active experts only, so scale its count by shares instead of adding up weights.
-        trained_weights = formula_weights * sum(_count_weights(each, trained=True) for each in layers) / layer_weights
+        trained_weights = weights * sum(_count_weights(each, trained=True) for each in layers) / layer_weights
         trained_weights += sum(_count_weights(each, trained=True) for each in adapters)
         input_weights = (
-            formula_weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / layer_weights
+            weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / layer_weights
         )
         input_weights += sum(_count_weights(each) for each in adapters if self._had_gradient[each])
         attended = [any(self._had_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
-            weights=formula_weights + adapter_weights,
-            trained_share=trained_weights / (formula_weights + adapter_weights),
-            input_share=input_weights / (formula_weights + adapter_weights),
+            weights=weights + adapter_weights,
+            trained_share=trained_weights / (weights + adapter_weights),
+            input_share=input_weights / (weights + adapter_weights),
             attention_share=sum(attended) / len(attended),
         )
 
@@ -401,22 +401,20 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
     ``tokens``, ``samples``: values to use instead, or functions that compute them from the batch. Raises UsageError if
     ``tokens`` is neither a count nor (sequences, length).
     """
-    amount, number = (each(batch) if callable(each) else each for each in (tokens, samples))
-    amount = getattr(amount, "shape", amount)
-    require_tokens(amount)
-    sequences = (
-        find_sequences(batch) if tokens is None else [(amount[0], amount[1])] if isinstance(amount, tuple) else []
-    )
+    count, number = (each(batch) if callable(each) else each for each in (tokens, samples))
+    count = getattr(count, "shape", count)
+    require_tokens(count)
+    sequences = find_sequences(batch) if tokens is None else [(count[0], count[1])] if isinstance(count, tuple) else []
     tensors = _list_tensors(batch)
     if number is None:
         lengths = {int(each.shape[0]) for each in tensors}
         number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
-    if type(amount) is int and number and amount % number == 0:
-        sequences = [(number, amount // number)]
+    if type(count) is int and number and count % number == 0:
+        sequences = [(number, count // number)]
     fields = _get_items(batch)
     labels: list[Any] = [fields.get(name) for name in _TARGETS]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
-    total = amount if type(amount) is int else sum(each * length for each, length in sequences)
+    total = count if type(count) is int else sum(each * length for each, length in sequences)
     elements = max((math.prod(each.shape) for each in tensors), default=0)
     rows = number or 1
     bounds, positions = (None, None) if tokens is not None else _find_documents(fields)

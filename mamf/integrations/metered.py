@@ -257,9 +257,7 @@ class MeteredTraining:
         self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(work), samples)
 
     def _compute_flop(self, work: _StepWork) -> float:
-        """Return the FLOP of a step on this rank. Called one step later, because it may wait for the lengths of
-        documents.
-        """
+        """Return the FLOP of a step on this rank. Called a step later, as it may wait for the lengths of documents."""
         if not work.passes:
             return math.nan
         formula = self._formula
@@ -319,24 +317,22 @@ class Gradients:
         """Return the formula with the shares of weights and layers that had gradients in the first step."""
         adapters = [each for each in self._had_gradient if each in self._adapters]
         layers = [each for each in self._had_gradient if each not in self._adapters]
-        weights, adapter_weights = self._formula.weights, sum(map(_count_weights, adapters))
-        layer_weights = sum(map(_count_weights, layers))
-        if not layer_weights:  # sharded models keep their weights elsewhere
+        weights, in_adapters = self._formula.weights, sum(map(_count_weights, adapters))
+        in_layers = sum(map(_count_weights, layers))
+        if not in_layers:  # sharded models keep their weights elsewhere
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # The formula counts active experts only, so scale its count by shares instead of adding up weights.
-        trained_weights = weights * sum(_count_weights(each, trained=True) for each in layers) / layer_weights
+        trained_weights = weights * sum(_count_weights(each, trained=True) for each in layers) / in_layers
         trained_weights += sum(_count_weights(each, trained=True) for each in adapters)
-        input_weights = (
-            weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / layer_weights
-        )
+        input_weights = weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / in_layers
         input_weights += sum(_count_weights(each) for each in adapters if self._had_gradient[each])
         attended = [any(self._had_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
-            weights=weights + adapter_weights,
-            trained_share=trained_weights / (weights + adapter_weights),
-            input_share=input_weights / (weights + adapter_weights),
+            weights=weights + in_adapters,
+            trained_share=trained_weights / (weights + in_adapters),
+            input_share=input_weights / (weights + in_adapters),
             attention_share=sum(attended) / len(attended),
         )
 

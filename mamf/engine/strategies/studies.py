@@ -352,7 +352,7 @@ class _Pair:
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
-        name, rotation = kernel.of(backend, problem).name, itertools.cycle(checked.launches)
+        name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
         return _Work(name, checked, mark, put, rotation, seconds)
 
     def measured(self) -> list[Measurement]:

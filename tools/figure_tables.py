@@ -28,8 +28,8 @@ from mamf.logs.compare import build_log_roofs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report.document import DASH, markdown, significant
-from mamf.report.rows import bests
+from mamf.report.document import DASH, format_significant, markdown
+from mamf.report.rows import find_best_rows
 from mamf.report.shares import Shares
 from mamf.text import Markup
 
@@ -138,8 +138,8 @@ def share_kept(row: Measurement, log: RunLog) -> float:
 
 #: What a row can show, by name.
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
-    "rate": lambda row, log: significant(row.best_rate),
-    "GB/s": lambda row, log: significant(1000 * row.best_rate),
+    "rate": lambda row, log: format_significant(row.best_rate),
+    "GB/s": lambda row, log: format_significant(1000 * row.best_rate),
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
@@ -169,14 +169,14 @@ def single_figure(path: str, expression: str) -> str:
         if isinstance(log, FinderRun) and expression == "seconds":
             return f"{log.elapsed_seconds:.3g}"
         if isinstance(log, FinderRun):
-            return significant(log.best[expression].tflops[expression])
+            return format_significant(log.best[expression].tflops[expression])
         if expression in ("rows", "seconds"):
             summary = log.summary or {}
             return str(summary["measured"]) if expression == "rows" else f"{summary['elapsed_seconds']:.3g}"
         if words[1:2] == ["ceiling"]:
-            return significant(log.ceilings[words[0]].rate)
+            return format_significant(log.ceilings[words[0]].rate)
         if words[1:] == ["best"]:
-            return significant(bests(log.measurements)[words[0]].row.best_rate)
+            return format_significant(find_best_rows(log.measurements)[words[0]].row.best_rate)
         show = CELLS[words[0]]
     except KeyError as error:
         raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None
@@ -255,7 +255,7 @@ def winners_table(words: Sequence[str]) -> str:
         for regime in ("burst", "sustained"):
             ceiling = log.ceilings[regime]
             gain = ceiling.gain_over_default
-            cells += [significant(ceiling.rate), ceiling.kernel, DASH if gain is None else percent(gain, 1)]
+            cells += [format_significant(ceiling.rate), ceiling.kernel, DASH if gain is None else percent(gain, 1)]
         lines.append(cells)
     heads = ["dtype", "tried", "burst TFLOPS", "by", "gain", "sustained TFLOPS", "by", "gain"]
     return markdown(heads, lines, {"dtype", "tried", "by"})
@@ -275,7 +275,7 @@ def cards_table(words: Sequence[str]) -> str:
         for regime in ("burst", "sustained"):
             rates = [each.rate for each in held.get(regime, [])]
             half = max((each.interval.half_width / each.rate for each in held.get(regime, [])), default=None)
-            cells += [" ".join(map(significant, rates)) or DASH, "" if half is None else f"+-{percent(half, 2)}"]
+            cells += [" ".join(map(format_significant, rates)) or DASH, "" if half is None else f"+-{percent(half, 2)}"]
             if len(words) > len(found):
                 cells.append(DASH if len(rates) < 2 else percent(max(rates) / min(rates) - 1, 2))
         lines.append(cells)
@@ -299,7 +299,7 @@ def repeats_table(words: Sequence[str]) -> str:
         lines.append(
             [
                 regime,
-                " ".join(map(significant, rates)),
+                " ".join(map(format_significant, rates)),
                 percent(max(rates) / min(rates) - 1, 2),
                 percent(statistics.stdev(rates) / middle, 2),
                 f"{100 * widths[0]:.2f} to {100 * widths[-1]:.2f} %",
@@ -334,7 +334,7 @@ def finder_repeats_table(words: Sequence[str]) -> str:
         apart = [_apart([rates[shape] for rates, _ in runs]) for shape in runs[0][0]]
         took = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
         spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
-        lines.append([tool, name, " ".join(map(significant, bests_of_runs)), *spreads, took])
+        lines.append([tool, name, " ".join(map(format_significant, bests_of_runs)), *spreads, took])
     heads = ["", "figure", "best TFLOPS of each run", "spread of best", "spread per shape, median", "max", "run time"]
     return markdown(heads, lines, {"", "figure", heads[2]})
 

@@ -30,7 +30,7 @@ from mamf.node.logs import log_path, read_nodes
 from mamf.node.verdict import judge, make_node_chart
 from mamf.report.charts.clocks import clock_chart
 from mamf.report.charts.picture import Picture, draw
-from mamf.report.roofline import points_of, roofline_chart
+from mamf.report.roofline import roofline_chart, select_points
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"
@@ -50,7 +50,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
     def chart() -> Picture:
         roofs = build_log_roofs([read(ceiling)])
-        points = [point for log in map(read, rows) for point in points_of(log.measurements, roofs)]
+        points = [point for log in map(read, rows) for point in select_points(log.measurements, roofs)]
         return roofline_chart(roofs, points, read(ceiling).header)
 
     return chart

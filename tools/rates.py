@@ -59,7 +59,7 @@ from mamf.logs.entries import (
     combine_visits,
     decision_error,
     entries,
-    fields_of,
+    get_pairing_fields,
     group_by_step,
 )
 from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, judge_pair
@@ -83,7 +83,7 @@ from mamf.node.verdict import (
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
-from mamf.report.verification import counts
+from mamf.report.verification import count_checked
 from mamf.statistics import Interval, Summary, figure_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
@@ -141,7 +141,7 @@ def all_rows(log: RunLog) -> RunLog:
     own = log.header["device"]["index"]
     for row in log.measurements:
         if row.ok and not row.is_reference and row.device in (None, own):
-            key = frozenset(fields_of((row.regime, row.problem, row.shape, row.kernel)).items())
+            key = frozenset(get_pairing_fields((row.regime, row.problem, row.shape, row.kernel)).items())
             first.setdefault(key, replace(row, phase="", round=0))
     sweep = plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
     return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})
@@ -489,7 +489,7 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
-        found.append(counts(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).results())))
+        found.append(count_checked(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).results())))
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
     error = math.sqrt(math.fsum(each * (1 - each) for each in stated))

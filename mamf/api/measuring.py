@@ -44,7 +44,7 @@ from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_r
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
-from mamf.report.document import counted
+from mamf.report.document import format_count
 
 _Value = TypeVar("_Value")
 _Parameters = ParamSpec("_Parameters")
@@ -281,7 +281,7 @@ def measure_kernels(
         kernels = {ceiling.kernel for ceiling in known.values()}
         references = get_reference_kernels(kernels, to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
-    return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", run.measurements())
+    return Rows(f"{of}, {format_count(len(plan.steps()), 'row')}", run.measurements())
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:

@@ -189,7 +189,7 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) ->
     if not has_logs:
         folder.rmdir()
         return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
-    from mamf.report.verification import counts
+    from mamf.report.verification import count_checked
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
@@ -201,7 +201,7 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) ->
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_join_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
-    if log.plan.kind == VERIFY and counts(log.measurements)["wrong"]:
+    if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
         return WRONG
     if outcome.is_interrupted:
         return EXIT_CODE

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
-from mamf.report.document import significant
+from mamf.report.document import format_significant
 
 _LISTENERS: list[Callable[[str], object]] = []
 
@@ -54,7 +54,8 @@ class Progress(AbstractContextManager["Progress"]):
             best = self._best[row.regime] = row
         if best is not None:
             self._bar.set_postfix_str(
-                f"best {best.regime} {significant(best.best_rate)} {best.work.unit} @ {best.shape}", refresh=False
+                f"best {best.regime} {format_significant(best.best_rate)} {best.work.unit} @ {best.shape}",
+                refresh=False,
             )
         self._bar.update()
 

@@ -309,11 +309,11 @@ class Session:
 def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[Plan] = ()) -> None:
     """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
     from mamf.engine.estimate import estimate_max_sampling_seconds
-    from mamf.report.document import counted
+    from mamf.report.document import format_count
 
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     say(f"kernels: {', '.join(plan.kernels)}")
-    say(f"shapes: {len(plan.shapes)}, {counted(len(steps), 'row')} in {', '.join(plan.regimes)}")
+    say(f"shapes: {len(plan.shapes)}, {format_count(len(steps), 'row')} in {', '.join(plan.regimes)}")
     for search in searches:
         names = " and ".join(search.regimes)
         say(f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s")

@@ -23,7 +23,7 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import NAMES, SWEEP
 from mamf.plugins.discovery import is_builtin_kernel
 from mamf.report.document import label_kernel
-from mamf.report.rows import bests
+from mamf.report.rows import find_best_rows
 from mamf.report.shares import problem_title
 
 #: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
@@ -119,7 +119,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     if plan.is_search:
         return [_make_rate(log, place, PRODUCTS, *each) for each in _pair_with_rows(log, log.all_ceilings)]
     if plan.kind == SWEEP and is_compute_roof(plan.operation):
-        return [_make_rate(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
+        return [_make_rate(log, place, PRODUCTS, best.row) for best in find_best_rows(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:

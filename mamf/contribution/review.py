@@ -39,7 +39,7 @@ from mamf.logs.run_log import (
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import list_builtin_operations
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted
+from mamf.report.document import Answer, Block, Column, Document, Lines, Table, format_count
 
 # Windows reserves these names, so no folder can have them.
 _RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
@@ -263,7 +263,7 @@ def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Docum
     rejected = sum(each.is_rejected() for each in reviews)
     warnings = sum(finding.is_warning for each in reviews for finding in each.findings)
     verdict = f"{rejected} rejected" if rejected else "all accepted"
-    more = f", {counted(warnings, 'warning')}" if warnings else ""
+    more = f", {format_count(warnings, 'warning')}" if warnings else ""
     blocks: list[Block] = [
         Lines([line for each in reviews for line in format_findings(each, each.path in named)]),
         Table(columns, reviews, key="logs"),

@@ -28,9 +28,9 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.records import significant_digits
 from mamf.measurement import group_pairs
 from mamf.plans import CEILINGS
-from mamf.report.document import Column, Table, csv_text, interval_cell, sensor_columns, significant, work_line
+from mamf.report.document import Column, Table, csv_text, format_significant, interval_cell, sensor_columns, work_line
 from mamf.report.formats import table_text
-from mamf.report.shares import described_title, share_of
+from mamf.report.shares import described_title, divide_by_peak
 from mamf.text import Markup, escape_markdown, escape_markdown_line
 
 _NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -101,7 +101,7 @@ def _device_name(part: Collection) -> str:
 def _format_rates(rates: Mapping[str, float]) -> str | None:
     if not rates:
         return None
-    burst, sustained = (significant(rates[regime]) if regime in rates else "-" for regime in CEILINGS)
+    burst, sustained = (format_significant(rates[regime]) if regime in rates else "-" for regime in CEILINGS)
     return f"**{burst}** / {sustained}"
 
 
@@ -138,7 +138,7 @@ def entry_columns() -> list[Column[ResultRate]]:
     """Return the columns for the best figure of a log that is not ranked."""
     return [
         text_column("what", lambda entry: entry.label),
-        Column("", "rate", lambda entry: entry.rate, significant),
+        Column("", "rate", lambda entry: entry.rate, format_significant),
         date_column(),
     ]
 
@@ -171,7 +171,7 @@ def ceiling_columns() -> list[Column[Leader]]:
     return [
         text_column("dtype", lambda row: row[0].dtype),
         text_column("regime", lambda row: row[0].regime),
-        Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{significant(rate)}**")),
+        Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{format_significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].row.shape),
         text_column("kernel", lambda row: kernel_title(row[0])),
@@ -187,7 +187,9 @@ def ceiling_columns() -> list[Column[Leader]]:
 
 
 def _format_range(rates: Sequence[float]) -> str:
-    return f"{len(rates)}: {significant(min(rates))} to {significant(max(rates))}" if len(rates) > 1 else "1"
+    return (
+        f"{len(rates)}: {format_significant(min(rates))} to {format_significant(max(rates))}" if len(rates) > 1 else "1"
+    )
 
 
 def attention_columns() -> list[Column[ResultRate]]:
@@ -199,7 +201,7 @@ def attention_columns() -> list[Column[ResultRate]]:
         text_column("mask", lambda entry: entry.row.shape.mask),
         text_column("kernel", kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
-        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), significant),
+        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_significant),
         Column("", "shape", lambda entry: entry.row.shape),
         date_column(),
     ]
@@ -213,12 +215,15 @@ def _kernel_section(title: str, entries: Sequence[ResultRate]) -> str:
 
 def kernel_columns() -> list[Column[ResultRate]]:
     def share(entry: ResultRate) -> float | None:
-        return share_of(entry.rate, entry.row.problem, entry.header)
+        return divide_by_peak(entry.rate, entry.row.problem, entry.header)
 
     return [
         text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
         Column(
-            "", "rate", lambda entry: f"**{significant(entry.rate)}** {escape_markdown(entry.row.work.unit)}", Markup
+            "",
+            "rate",
+            lambda entry: f"**{format_significant(entry.rate)}** {escape_markdown(entry.row.work.unit)}",
+            Markup,
         ),
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
@@ -237,7 +242,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     text_column("dtype", lambda row: row[0].dtype or "unknown"),
     text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
     text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
-    Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], significant),
+    Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], format_significant),
     Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
     Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
     text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),

@@ -25,7 +25,7 @@ from mamf.logs.recording import (
     plan_record,
 )
 from mamf.logs.records import ceiling_record, measurement_record, utc_now
-from mamf.logs.run_log import RunLog, add_record, add_sharing, with_device_speeds
+from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import diagnose, format_finding, get_tool_version
 from mamf.measurement import Measurement
@@ -174,7 +174,7 @@ class Run(Setup):
         """Write the confirmed ceilings and the summary. ``is_idle``: whether to check the timer and the card's sharing;
         not if the device failed or was interrupted, because it may never answer.
         """
-        self.rows[:] = with_device_speeds(self.rows)
+        self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed if self.kind.has_ceilings else {}
         self.summary = self.kind.summary(self.plan, self.rows, ceilings or self.known, end)
         if is_idle:

@@ -16,9 +16,9 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines, Table
-from mamf.report.kernels import group_table
+from mamf.report.kernels import make_group_table
 from mamf.report.page import render_fragment
-from mamf.report.rows import failure_lines
+from mamf.report.rows import describe_failures
 from mamf.report.shares import Shares, ceiling_table
 
 #: The most rows of a table, best first, and of all tables of a log.
@@ -41,7 +41,7 @@ def _html(*blocks: Block) -> str:
 
 @render_html.register
 def _(row: Measurement) -> str:
-    return _html(group_table([row], Shares(_header("unknown")), lambda row: None), Lines(failure_lines([row])))
+    return _html(make_group_table([row], Shares(_header("unknown")), lambda row: None), Lines(describe_failures([row])))
 
 
 @render_html.register

@@ -18,7 +18,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
-from mamf.report.comparison import change_interval, difference_lines, percent_of, ratio_interval_cell
+from mamf.report.comparison import change_interval, format_share, list_differences, ratio_interval_cell
 from mamf.report.document import (
     Answer,
     Block,
@@ -26,14 +26,14 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    choose_unit,
     end_line,
+    format_percent,
+    format_significant,
     interval_cell,
     interval_columns,
     machine_line,
-    percent,
     rate_text,
-    scaled_unit,
-    significant,
 )
 from mamf.report.roofline import roofline_chart, roofline_document
 from mamf.report.shares import described_title
@@ -44,7 +44,7 @@ from mamf.report.studies import (
     waterfall_chart,
     waterfall_steps,
 )
-from mamf.report.verification import counts, verification_document
+from mamf.report.verification import count_checked, verification_document
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
@@ -144,7 +144,7 @@ class Verify(Kind):
         raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        return {**end.summary(sum(row.ok for row in rows)), "best": {}, **counts(rows)}
+        return {**end.summary(sum(row.ok for row in rows)), "best": {}, **count_checked(rows)}
 
 
 class Reproduce(KernelRows):
@@ -179,7 +179,7 @@ class Reproduce(KernelRows):
                 [
                     f"claims of {options.source}, measured on {machine_line(log.header)}",
                     *unknown,
-                    *difference_lines("the claims were measured under other conditions: ", found),
+                    *list_differences("the claims were measured under other conditions: ", found),
                 ]
             ),
             Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
@@ -190,19 +190,19 @@ class Reproduce(KernelRows):
 
 def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
-    title, factor = scaled_unit(unit, [each.claim.rate for each in judged])
+    title, factor = choose_unit(unit, [each.claim.rate for each in judged])
     interval = partial(interval_cell, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
         Column("problem", "problem", _title, importance=2, left=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
-        Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
+        Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_significant(it * factor)),
         *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
-        Column("here", "here", lambda each: each.here and each.here.tflops, lambda rate: significant(rate * factor)),
+        Column("here", "here", lambda each: each.here and each.here.tflops, lambda it: format_significant(it * factor)),
         *interval_columns(lambda each: each.here and each.here.interval, "here_{}", interval),
-        Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], percent),
-        Column("here_cycles_used", "here", lambda each: each.cycles[1], percent),
+        Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], format_percent),
+        Column("here_cycles_used", "here", lambda each: each.cycles[1], format_percent),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
         *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
@@ -235,9 +235,13 @@ def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     if each.pair and each.here:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
         then, now = each.cycles
-        cycles = f"; {percent(then)} % of the units' cycles claimed, {percent(now)} % here" if then and now else ""
+        cycles = (
+            f"; {format_percent(then)} % of the units' cycles claimed, {format_percent(now)} % here"
+            if then and now
+            else ""
+        )
         change = f", {rate_text(each.here.tflops or 0.0, unit)} here{cycles}: {change}"
-    beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
+    beyond = f" by more than {format_share(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
     return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
 

@@ -384,7 +384,7 @@ def get_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in named.items() if value not in (None, "")}
 
 
-def values(rows: Iterable[Entry], name: str) -> list[object]:
+def list_values(rows: Iterable[Entry], name: str) -> list[object]:
     """Return the distinct values of a field, in the order of the log."""
     return list({row.fields[name]: None for row in rows if name in row.fields})
 
@@ -394,14 +394,18 @@ def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference
     if not a or not b:
         return []
     names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
-    found = ((name, values(a, name), values(b, name)) for name in names)
+    found = ((name, list_values(a, name), list_values(b, name)) for name in names)
     return [listed_difference(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
 
 
 def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
     """Return the fields to ignore when pairing rows: those that have one value in all of A and another in all of B."""
-    apart = [each for each in field_differences(a, b) if len(values(a, each.what)) == len(values(b, each.what)) == 1]
-    kernels = values(a, _ALWAYS_DROPPED), values(b, _ALWAYS_DROPPED)
+    apart = [
+        each
+        for each in field_differences(a, b)
+        if len(list_values(a, each.what)) == len(list_values(b, each.what)) == 1
+    ]
+    kernels = list_values(a, _ALWAYS_DROPPED), list_values(b, _ALWAYS_DROPPED)
     if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
         apart.append(listed_difference(_ALWAYS_DROPPED, *kernels))
     return apart

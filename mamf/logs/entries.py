@@ -315,14 +315,14 @@ def problem_fields(problem: Any) -> Fields:
     return {name: value for name, value in fields.items() if name != "seed"}
 
 
-def fields_of(step: StepKey) -> Fields:
+def get_pairing_fields(step: StepKey) -> Fields:
     """Return the fields that a row of this step is paired by."""
     regime, problem, shape, kernel = step
     return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
 
 
 def _make_row_entry(row: Measurement) -> Entry:
-    fields = fields_of(row.step)
+    fields = get_pairing_fields(row.step)
     if row.summary is None:
         return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
     entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)

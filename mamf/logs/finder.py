@@ -75,7 +75,7 @@ def parse(text: str, seen: Seen = lambda count: None) -> list[FinderRun]:
     text = _MARKDOWN.sub("", _ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     if not text.endswith("\n") and not _WHOLE_END.search(text[-_MAX_LINE:]):
         text = text[: text.rfind("\n") + 1]
-    scrubber, runs = _scrubber(text), []
+    scrubber, runs = _make_scrubber(text), []
     for part in _RUN.split(text):
         is_node = part.lstrip().startswith("** Node results")
         run = _node_run(part, scrubber) if is_node else _RunReader(scrubber).read(part)
@@ -103,7 +103,7 @@ _HARMLESS = {"linux", "darwin", "windows", "localhost", "root", "user", "admin",
 _MAX_NAMES = 1000
 
 
-def _scrubber(text: str) -> Callable[[str], str]:
+def _make_scrubber(text: str) -> Callable[[str], str]:
     """Return a function that removes private texts from a string: hosts and users that the log names, uuids, paths."""
     hosts = _UNAME.findall(text)
     names = dict.fromkeys((name for host in hosts for name in (host, host.split(".")[0])), "<host>")
@@ -144,13 +144,13 @@ def _node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
     }
     return FinderRun(
         version="v4-node",
-        rows=tuple(row for gpu in gpus for row in _rows_of_gpu(gpu)),
+        rows=tuple(row for gpu in gpus for row in _parse_gpu_rows(gpu)),
         best=best,
         is_complete=len(best) == 2 and all(gpu["MSMF"] for gpu in gpus),
     )
 
 
-def _rows_of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
+def _parse_gpu_rows(gpu: re.Match[str]) -> Iterator[Reported]:
     label = f"GPU {int(gpu['gpu'])}"
     if gpu["MAMF"]:
         yield Reported({"MAMF": float(gpu["MAMF"])}, gpu["MAMF_shape"], "confirm", label)
@@ -161,7 +161,7 @@ def _rows_of_gpu(gpu: re.Match[str]) -> Iterator[Reported]:
             gpu["MSMF_shape"],
             "confirm",
             label,
-            **_telemetry_of(gpu),
+            **_parse_telemetry(gpu),
         )
 
 
@@ -222,7 +222,7 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _telemetry_of(found: re.Match[str] | None) -> dict[str, Any]:
+def _parse_telemetry(found: re.Match[str] | None) -> dict[str, Any]:
     groups = found.groupdict() if found else {}
     names = {"watts": "watts", "clock_mhz": "mhz", "celsius": "celsius"}
     return {name: _number(groups.get(group)) for name, group in names.items()}
@@ -312,7 +312,9 @@ class _RunReader:
         tag = (found["tag"] or "").strip()
         remarks = tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in found["rest"] else "") if remark)
         telemetry = _TELEMETRY.search(found["rest"])
-        row = Reported(figures, stage="scout" if tag or telemetry else "", remarks=remarks, **_telemetry_of(telemetry))
+        row = Reported(
+            figures, stage="scout" if tag or telemetry else "", remarks=remarks, **_parse_telemetry(telemetry)
+        )
         self._rows.append((found["shape"], row))
         return True
 
@@ -322,7 +324,7 @@ class _RunReader:
             return
         if stage != "confirm":
             figures = {name: value for name in _STATISTIC.values() if (value := _number(groups.get(name))) is not None}
-            self._rows.append((found["shape"], Reported(figures, stage=stage, **_telemetry_of(found))))
+            self._rows.append((found["shape"], Reported(figures, stage=stage, **_parse_telemetry(found))))
             return
         name = groups.get("name") or self._headline
         if not name:
@@ -330,7 +332,7 @@ class _RunReader:
             return
         flag = next(filter(None, (match[1] or match[2] for match in _FLAG.finditer(rest))), "")
         is_lock_in = "shape" not in groups
-        telemetry = _telemetry_of(found if "watts" in groups else _TELEMETRY.search(rest.partition("(")[0]))
+        telemetry = _parse_telemetry(found if "watts" in groups else _TELEMETRY.search(rest.partition("(")[0]))
         if celsius := _CELSIUS.search(rest):
             telemetry["celsius"] = float(celsius[1])
         figure = _number(found["headline"])
@@ -367,7 +369,7 @@ class _RunReader:
         self._is_reduction_second |= found["label"] == "MxKxN"
         name, value = found["name"] or _STATISTIC[found["statistic"]], _number(found["value"])
         if value is not None and found["shape"]:
-            row = Reported({name: value}, **_telemetry_of(_TELEMETRY.search(found["rest"])))
+            row = Reported({name: value}, **_parse_telemetry(_TELEMETRY.search(found["rest"])))
             self._best[name] = found["shape"], row
 
     # -- header --------------------------------------------------------------------------------------------------------

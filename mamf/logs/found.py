@@ -31,7 +31,7 @@ VARIABLE = "MAMF_CACHE"
 _Value = tuple[bool, bool, str]
 
 
-def folder() -> Path:
+def get_cache_folder() -> Path:
     """Return the folder named by MAMF_CACHE, or ``mamf`` in the platform's cache folder."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
@@ -66,7 +66,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         yield f"its operands are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
-    make_folder(folder(), f"; set {VARIABLE} to another folder")
+    make_folder(get_cache_folder(), f"; set {VARIABLE} to another folder")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         target = _file(info, torch, ceiling.problem, regime)
@@ -116,4 +116,4 @@ def _file(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Pat
     key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch]
     key += [label_dtype(problem), problem.out_dtype]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    return folder() / f"{digest}-{regime}.jsonl"
+    return get_cache_folder() / f"{digest}-{regime}.jsonl"

@@ -30,7 +30,7 @@ from mamf.logs.compare import (
     pair_rows,
     value_differences,
 )
-from mamf.logs.entries import CYCLES, Entry, combine_visits, entries, fields_of, is_find
+from mamf.logs.entries import CYCLES, Entry, combine_visits, entries, get_pairing_fields, is_find
 from mamf.logs.records import Fields
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
@@ -184,7 +184,11 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     ``top``: how many rows of each problem and regime; None: all. Raises UsageError for a log without a figure.
     """
     ceilings = entries(log, as_ceilings=True) if is_find(log) and top == 1 else []
-    rows = {frozenset(fields_of(row.step).items()): row for row in log.measurements if row.ok and not row.is_reference}
+    rows = {
+        frozenset(get_pairing_fields(row.step).items()): row
+        for row in log.measurements
+        if row.ok and not row.is_reference
+    }
     claims = [
         Claim(row.step, entry.tflops, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
         for entry in (ceilings or entries(log) if not log.counter_records else ())

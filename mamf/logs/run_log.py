@@ -217,7 +217,7 @@ class RunLog(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return each measurement as one flat mapping, for ``pandas.DataFrame(log.rows())``."""
-        return [flat(measurement_record(row)) for row in self.measurements]
+        return [flatten_record(measurement_record(row)) for row in self.measurements]
 
     @property
     def lasting(self) -> list[Measurement]:
@@ -254,8 +254,8 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
     log.header = add_sharing(log.header, log.summary)
     every_row = log.measurements
-    log.every_row = with_device_speeds(every_row)
-    log.measurements = with_device_speeds(latest_rows(every_row))
+    log.every_row = add_device_speeds(every_row)
+    log.measurements = add_device_speeds(latest_rows(every_row))
     return log
 
 
@@ -325,12 +325,12 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
             log.summary = record
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a record without nesting, with names such as ``shape.m`` and ``tflops.median``."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            found |= flatten_record(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = value
     return found
@@ -447,15 +447,15 @@ def _half_width(visits: Sequence[Measurement]) -> float:
     return interval.half_width / rate
 
 
-def with_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
+def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the rows, each with the speed of its device. Rows of a run on one device are unchanged."""
     if all(row.device is None for row in rows):
         return list(rows)
     speeds = device_speeds(rows)
-    return [with_speed(row, speeds) for row in rows]
+    return [add_speed(row, speeds) for row in rows]
 
 
-def with_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
+def add_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
     if row.device is None:
         return row
     speed = speeds.get(get_context(row), {}).get(row.device)

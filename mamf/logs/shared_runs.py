@@ -12,7 +12,7 @@ from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.logs.recording import plan_record
 from mamf.logs.records import ceiling_record, utc_now
-from mamf.logs.run_log import RunLog, latest_rows, read_run_log, with_device_speeds
+from mamf.logs.run_log import RunLog, add_device_speeds, latest_rows, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plans import FIND, SWEEP, Plan
@@ -69,8 +69,8 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
         first,
         path=path,
         header=first.header | {"plan": plan_record(plan), "devices": devices, "command": command},
-        measurements=with_device_speeds(rows),
-        every_row=with_device_speeds(every_row),
+        measurements=add_device_speeds(rows),
+        every_row=add_device_speeds(every_row),
         summary=_summary(logs, plan, rows),
         is_truncated=any(log.is_truncated for log in logs),
         parts=list(logs),

@@ -27,11 +27,11 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    format_significant,
+    format_whole,
     list_once,
     sensor_columns,
-    significant,
     snake_case,
-    whole,
 )
 
 #: The figures by which devices are compared.
@@ -97,7 +97,7 @@ class Device:
 def format_figure(figure: str, value: float) -> str:
     """Format a figure with its unit. ``value``: in 1e12/s."""
     unit, factor = UNITS[figure]
-    return f"{significant(value * factor)} {unit}"
+    return f"{format_significant(value * factor)} {unit}"
 
 
 #: Name of the mean of the burst and sustained shortfalls: a slow card is slow in both.
@@ -365,7 +365,7 @@ def make_device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
         *(column for name in UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), importance=2),
         *sensor_columns(lambda device: device.conditions),
-        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, whole, importance=6),
+        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole, importance=6),
         Column("throttled", "throttled", format_throttling, importance=3, left=True),
         Column("failures", "", lambda device: "; ".join(device.failures)),
         Column("lacks", "", lambda device: "; ".join(device.lacks)),
@@ -380,7 +380,7 @@ def make_figure_columns(name: str) -> list[Column[Device]]:
             snake_case(f"{name} {unit}"),
             f"{name} {unit}",
             lambda device: device.figures[name] * factor if name in device.figures else None,
-            significant,
+            format_significant,
             importance=0 if name == SUSTAINED else 1,
         ),
         Column(

@@ -46,20 +46,20 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    choose_unit,
     end_line,
+    format_percent,
+    format_significant,
     interval_cell,
     machine_line,
-    percent,
     rate_text,
-    scaled_unit,
-    significant,
     text_table,
 )
-from mamf.report.imported import beside_chart, beside_document, finder_document, shown_log, shown_run
+from mamf.report.imported import convert_log, convert_run, finder_document, side_by_side_chart, side_by_side_document
 from mamf.report.page import Command, Fact, Page, Part, Section
-from mamf.report.rows import ranked
-from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, share_of
-from mamf.report.studies import kept_ranges
+from mamf.report.rows import select_ranked_rows
+from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, divide_by_peak
+from mamf.report.studies import compute_kept_ranges
 
 #: Maximum number of figures in large type, and of rows in a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
@@ -86,9 +86,9 @@ class Figure:
     def fact(self) -> Fact:
         if self.share:
             return self.share
-        unit, factor = scaled_unit(self.unit, [self.point.value])
+        unit, factor = choose_unit(self.unit, [self.point.value])
         notes = [note for note in self.notes if note]
-        return Fact(self.label, significant(self.point.value * factor), unit, notes)
+        return Fact(self.label, format_significant(self.point.value * factor), unit, notes)
 
 
 @dataclass(frozen=True)
@@ -274,11 +274,11 @@ def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
     with suppress(UsageError):  # the logs have nothing in common
         for source in sources:
             if source.run is not None:
-                shown.append(shown_run(source.name, source.run))
+                shown.append(convert_run(source.name, source.run))
             elif source.log is not None:
-                shown.append(shown_log(source.log))
+                shown.append(convert_log(source.log))
         if len(shown) == 2:
-            return beside_document(*shown).visible_blocks
+            return side_by_side_document(*shown).visible_blocks
     return []
 
 
@@ -312,7 +312,7 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
         f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
         [f"started {run.started}" if run.started else "the log does not say when it started"],
         finder_document(run, _MAX_ROWS),
-        [beside_chart([shown_run(name, run)])] if any(row.shape for row in run.rows) else [],
+        [side_by_side_chart([convert_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_FACTS],
         [_make_name_table(known)] if known else [],
         run.command or "",
@@ -368,7 +368,7 @@ def make_log_source(log: RunLog) -> Source:
         log,
         [
             Fact(f"share that {name} keeps of its rate alone", kept, "%")
-            for name, kept in kept_ranges(log.measurements).items()
+            for name, kept in compute_kept_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP
         else [],
@@ -399,7 +399,7 @@ def _list_figures(log: RunLog) -> Iterable[Figure]:
 def _find_best_rows(log: RunLog) -> list[Measurement]:
     """Return the best row of each problem and regime, with normal data if there are any such rows."""
     best: dict[tuple[Any, str], Measurement] = {}
-    rows = ranked(row for row in log.measurements if row.operation == log.plan.operation)
+    rows = select_ranked_rows(row for row in log.measurements if row.operation == log.plan.operation)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
         best.setdefault((row.problem, row.regime), row)
     return list(best.values())[:_MAX_FACTS]
@@ -410,8 +410,8 @@ def _has_normal_data(problem: Any) -> bool:
 
 
 def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
-    unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
-    share = share_of(ceiling.rate, ceiling.problem, header)
+    unit, factor = choose_unit(ceiling.unit, [ceiling.rate])
+    share = divide_by_peak(ceiling.rate, ceiling.problem, header)
     interval = ceiling.interval
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
     point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
@@ -419,7 +419,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
-        f"{percent(share)} % of the datasheet" if share else "",
+        f"{format_percent(share)} % of the datasheet" if share else "",
         f"at {ceiling.shape} by {ceiling.kernel}",
         place_among_known(ceiling, header["device"]),
     ]
@@ -429,12 +429,12 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
 
 def _make_row_figure(row: Measurement, shares: Shares) -> Figure:
     interval, of_peak, is_median = row.rate_interval, shares.of_peak(row), row.best_by == row.figure
-    unit, factor = scaled_unit(row.work.unit, [row.best_rate])
+    unit, factor = choose_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
         f"{interval_cell(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
         shares.mamfu_text(row),
-        f"{percent(of_peak)} % of the datasheet" if of_peak else "",
+        f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
@@ -449,7 +449,7 @@ def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequen
         return None
     rest = [note for note in notes if note and note != shares.mamfu_text(row)]
     label, rate = f"MAMFU of the best {row.operation}, {title}", rate_text(row.best_rate, row.work.unit)
-    return Fact(label, percent(share), "%", [rate, *rest])
+    return Fact(label, format_percent(share), "%", [rate, *rest])
 
 
 def list_conditions(header: Mapping[str, Any]) -> list[Block]:

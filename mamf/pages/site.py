@@ -28,13 +28,13 @@ from mamf.report.document import (
     Column,
     Lines,
     Table,
-    counted,
     csv_text,
+    format_count,
+    format_percent,
+    format_significant,
+    format_whole,
     interval_cell,
-    percent,
-    shortened,
-    significant,
-    whole,
+    shorten_line,
 )
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
 from mamf.text import Link
@@ -185,7 +185,9 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     fastest = [line for line in leading if line.regime == "sustained"] or leading
     runs = group_pairs((run.device, run) for run in data.runs)
     cards = sum(map(count_cards, runs.values()))
-    counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
+    counts = (
+        f"{format_count(len(runs), 'device')}, {format_count(cards, 'card')}, {format_count(len(data.runs), 'log')}."
+    )
     columns: list[Column[CeilingLine]] = [
         Column("", "device", lambda line: Link(format_device_name(line.device), pages[line.device]), left=True),
         *_make_figure_columns(),
@@ -209,7 +211,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
         ],
         sections=[
             Section("Ceilings", charts[:1]),
-            Section(f"Ceilings of {counted(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
+            Section(f"Ceilings of {format_count(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
             Section("All ceilings", _make_tables(columns, data.lines)),
             Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
             Section("Devices", _make_tables(devices, sorted(runs))),
@@ -231,7 +233,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     kernels = _make_tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
         *_make_figure_columns(),
-        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
+        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole),
         Column("", "J/TFLOP", _format_joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
@@ -282,8 +284,8 @@ def _summarize(data: SiteData) -> str:
         for units, watts in units_and_watts
         if units
     ]
-    parts = [data.runs[0].vendor, " or ".join(builds), counted(len(data.runs), "log")]
-    return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
+    parts = [data.runs[0].vendor, " or ".join(builds), format_count(len(data.runs), "log")]
+    return f"{'. '.join(filter(None, parts))} of {format_count(count_cards(data.runs), 'card')}."
 
 
 def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
@@ -292,11 +294,11 @@ def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
-        f"{percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
+        f"{format_percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
         f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
     ]
-    return Fact(label, significant(line.tflops), "TFLOPS", [note for note in lines if note])
+    return Fact(label, format_significant(line.tflops), "TFLOPS", [note for note in lines if note])
 
 
 def _format_joules(line: CeilingLine) -> str | None:
@@ -305,7 +307,7 @@ def _format_joules(line: CeilingLine) -> str | None:
 
 
 def _format_range(line: CeilingLine) -> str | None:
-    rates = [significant(entry.tflops) for entry in line.cards]
+    rates = [format_significant(entry.tflops) for entry in line.cards]
     return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
 
@@ -329,10 +331,10 @@ def _make_log_link(base: str, place: Path, text: str = "log") -> Link:
 def _make_figure_columns() -> list[Column[CeilingLine]]:
     """Return the columns with a ceiling's figures, which all pages share."""
     return [
-        Column("", "TFLOPS", lambda line: line.tflops, significant),
+        Column("", "TFLOPS", lambda line: line.tflops, format_significant),
         text_column("dtype", lambda line: line.dtype),
         text_column("regime", lambda line: line.regime),
-        Column("", "% of peak", lambda line: line.share, percent),
+        Column("", "% of peak", lambda line: line.share, format_percent),
         Column("", "interval", lambda line: line.interval, interval_cell),
         Column("", "cards", lambda line: len(line.cards) or None),
         Column("", "over cards", _format_range),
@@ -349,7 +351,7 @@ def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart
     max_points = max(3, min(_MAX_POINTS, _MAX_IN_PICTURE // len(kept)))
     rows = [
         RangeRow(
-            shortened(format_device_name(line.device)),
+            shorten_line(format_device_name(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
             tuple(_make_point(entry) for entry in choose_evenly(line.cards, max_points)),
             line.peak.rate if line.peak else None,
@@ -357,7 +359,7 @@ def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart
         for line in kept
     ]
     subtitle = "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak."
-    more = f"{counted(len(devices) - MAX_ROWS, 'more device')} in the table"
+    more = f"{format_count(len(devices) - MAX_ROWS, 'more device')} in the table"
     return RangeChart(dtype, subtitle, "TFLOPS", tuple(rows), notes=(more,) if len(devices) > MAX_ROWS else ())
 
 
@@ -366,7 +368,7 @@ def _make_cards_chart(line: CeilingLine) -> RangeChart:
         RangeRow("", _format_card_name(each), (_make_point(each),), None, line.regime)
         for each in choose_evenly(line.cards, MAX_ROWS)
     ]
-    gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
+    gain = format_percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
     subtitle = f"The fastest of {len(line.cards)} cards is {gain} % above the slowest."
     return RangeChart(f"{line.dtype}, {line.regime}", subtitle, "TFLOPS", tuple(rows))
 

@@ -35,10 +35,10 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    counted,
+    format_count,
+    format_significant,
     rate_column,
     rate_text,
-    significant,
 )
 from mamf.report.shares import known_ceiling_lines
 
@@ -188,7 +188,7 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
         yield f"{script} on {where}: {to_milliseconds(profile.seconds)} ms in total; the trace does not mark its steps"
         return
     took = to_milliseconds(profile.step_seconds)
-    yield f"{script} on {where}: {counted(profile.steps, 'step')} of {took} ms with the profiler"
+    yield f"{script} on {where}: {format_count(profile.steps, 'step')} of {took} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
@@ -263,7 +263,7 @@ def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
 
 
 def to_milliseconds(seconds: float) -> str:
-    return significant(seconds * 1e3) if seconds else "0"
+    return format_significant(seconds * 1e3) if seconds else "0"
 
 
 def describe_device(profile: Profile) -> str:
@@ -335,7 +335,7 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
     unexposed = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
-        Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}"]),
+        Lines([f"{script} on {format_count(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
         Table(
             _make_rank_columns(min(unexposed.values())),

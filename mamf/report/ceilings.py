@@ -29,18 +29,18 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    choose_unit,
     clock_columns,
-    counted,
     end_line,
+    format_count,
+    format_significant,
+    format_whole,
     interval_cell,
     machine_line,
     rate_name,
     rate_text,
-    scaled_unit,
-    significant,
-    whole,
 )
-from mamf.report.rows import failure_lines, row_columns
+from mamf.report.rows import describe_failures, row_columns
 from mamf.report.shares import HEADLINES, Shares, ceiling_table, ceiling_title, clock_text
 
 #: A smaller difference from the default kernel is not printed.
@@ -68,7 +68,7 @@ def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceil
     }
 
 
-def notes(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """Say how sure a ceiling is, and what limits it."""
     device, gain = header["device"], ceiling.gain_over_default
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
@@ -87,12 +87,12 @@ def notes(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, An
     return [line for line in lines if line]
 
 
-def details(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
+def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     """Say which shapes tie with a ceiling, and how it was found."""
     tied, more = ceiling.tied[:_SHOWN_TIES], len(ceiling.tied) - _SHOWN_TIES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
-    counts = (counted(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
+    counts = (format_count(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
     ties = [f"{ceiling.regime}: tied with {shown}"] if tied else []
     return [*ties, f"{ceiling.regime}: found by {', '.join(counts)}"]
 
@@ -132,7 +132,9 @@ def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
 
 
-def scouted(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()) -> Iterator[str]:
+def describe_scouted_regimes(
+    rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
+) -> Iterator[str]:
     """Say what is known about each regime of the plan that has no confirmed ceiling."""
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
@@ -157,14 +159,14 @@ def find_document(
     blocks: list[Block] = [
         Lines([machine_line(header)]),
         ceiling_table(list(ceilings.values()), header),
-        Lines([line for ceiling in ceilings.values() for line in notes(ceiling, rows, header)]),
-        Details([line for ceiling in ceilings.values() for line in details(ceiling, rows)]),
+        Lines([line for ceiling in ceilings.values() for line in describe_certainty(ceiling, rows, header)]),
+        Details([line for ceiling in ceilings.values() for line in describe_search(ceiling, rows)]),
         Table(every, rows, key="measurements"),
-        Lines(failure_lines(rows)),
+        Lines(describe_failures(rows)),
         Answer(
             [
                 *([f"no ceiling can be found: {reason}"] if reason else []),
-                *scouted(rows, ceilings, [] if reason else header["plan"]["regimes"]),
+                *describe_scouted_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
                 end_line(summary),
             ]
         ),
@@ -179,19 +181,19 @@ def devices_document(log: RunLog) -> Document:
         for part in log.parts
         for ceiling in (*part.all_ceilings.values(), *part.own_ceilings.values())
     ]
-    unit, factor = scaled_unit(rows[0][1].unit, [each.rate for _, each in rows]) if rows else ("TFLOPS", 1.0)
+    unit, factor = choose_unit(rows[0][1].unit, [each.rate for _, each in rows]) if rows else ("TFLOPS", 1.0)
     columns: list[Column[tuple[dict[str, Any], Ceiling]]] = [
         Column("device", "device", lambda row: row[0]["index"]),
         Column("uuid_hash", "", lambda row: row[0]["uuid_hash"]),
         Column("ceiling", "ceiling", lambda row: ceiling_title(row[1]), left=True),
-        Column(rate_name("rate", unit), unit, lambda row: row[1].rate * factor, significant),
+        Column(rate_name("rate", unit), unit, lambda row: row[1].rate * factor, format_significant),
         Column(
             "", "interval", lambda row: row[1].interval, lambda interval: interval_cell(interval, factor), left=True
         ),
         Column("shape", "shape", lambda row: str(row[1].shape), left=True),
         Column("kernel", "kernel", lambda row: row[1].kernel, left=True),
         *clock_columns(lambda row: row[1].conditions, 3),
-        Column("power_watts", "W", lambda row: row[1].conditions.watts, whole, 4),
+        Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole, 4),
     ]
     spreads = []
     for title, same in group_pairs((ceiling_title(each), each.rate) for _, each in rows).items():

@@ -19,10 +19,10 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    choose_unit,
     columns_from,
-    counted,
-    scaled_unit,
-    significant,
+    format_count,
+    format_significant,
 )
 from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import escape_invisible
@@ -52,15 +52,15 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
         remarks=lambda pair: remarks(pair, tolerance),
         label=label,
     )
-    together = [together_line(each, comparison, tolerance) for each in comparison.together]
+    together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
-    chance = f"at most {percent_of(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
+    chance = f"at most {format_share(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
     alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
     blocks: list[Block] = [
-        Lines(head_lines(comparison, tolerance)),
+        Lines(describe_runs(comparison, tolerance)),
         table,
         Lines([*together, *([] if comparison.forced else [alarms])]),
-        Answer(summary_lines(comparison, tolerance)),
+        Answer(summarize_verdicts(comparison, tolerance)),
     ]
     return Document("Comparison", blocks, comparison_data(comparison, tolerance))
 
@@ -69,12 +69,12 @@ def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]
     """Return the columns: for tables, the fields that vary and the figures; for csv and json, ``Comparison.rows``."""
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
-    _, factor = unit_of(pairs)
+    _, factor = choose_rate_unit(pairs)
     return [
-        *(Column("", name, partial(_field, name), str, importance=1, left=True) for name in varying(pairs)),
+        *(Column("", name, partial(_field, name), str, importance=1, left=True) for name in find_varying_fields(pairs)),
         Column("", "shape", shapes, left=True),
-        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, significant, importance=2),
-        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, significant, importance=2),
+        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_significant, importance=2),
+        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_significant, importance=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column("", "interval", lambda pair: pair.interval, ratio_interval_cell, importance=3, left=True),
         Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
@@ -86,7 +86,7 @@ def _field(name: str, pair: Pair) -> object:
     return pair.fields[name]
 
 
-def varying(pairs: Sequence[Pair]) -> list[str]:
+def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
     """Fields with several values, without the shape, which is always shown."""
     names = [name for name in pairs[0].fields if name != "shape"]
     return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
@@ -107,9 +107,9 @@ def change_interval(interval: Interval) -> str:
     return "of unknown accuracy"
 
 
-def unit_of(pairs: Sequence[Pair]) -> tuple[str, float]:
+def choose_rate_unit(pairs: Sequence[Pair]) -> tuple[str, float]:
     """Return the unit in which people read the rates, and its factor."""
-    return scaled_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
+    return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
 def label(pair: Pair) -> str:
@@ -118,7 +118,7 @@ def label(pair: Pair) -> str:
 
 def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
-        yield f"too short to decide: the interval is wider than +-{percent_of(tolerance)}"
+        yield f"too short to decide: the interval is wider than +-{format_share(tolerance)}"
     if pair.by_temperature >= _WARMTH and pair.a.celsius and pair.b.celsius:
         yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: this makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
@@ -127,9 +127,9 @@ def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
         yield "two devices: A is corrected by the reference that both measured"
 
 
-def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
+def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
     """Say which runs are compared, what differs besides the figures, and which fields are the same in all rows."""
-    first, varied = comparison.pairs[0], {*varying(comparison.pairs), "shape"}
+    first, varied = comparison.pairs[0], {*find_varying_fields(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
     lines = [
@@ -139,69 +139,72 @@ def head_lines(comparison: Comparison, tolerance: float) -> list[str]:
     ]
     if "shape" not in first.fields:
         shared.append("the ceilings of two finds")
-    unit, _ = unit_of(comparison.pairs)
+    unit, _ = choose_rate_unit(comparison.pairs)
     figures = f"medians in {unit}"
     if comparison.is_of_cycles:
         figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
     return [
         *lines,
-        *difference_lines("not comparable, compared anyway: ", comparison.forced),
-        *difference_lines("rows are paired without the kernel, which differs: ", kernels),
-        *difference_lines("the runs differ in ", comparison.noted),
+        *list_differences("not comparable, compared anyway: ", comparison.forced),
+        *list_differences("rows are paired without the kernel, which differs: ", kernels),
+        *list_differences("the runs differ in ", comparison.noted),
         f"all rows: {', '.join(shared)}",
-        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {percent_of(tolerance)}",
+        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_share(tolerance)}",
     ]
 
 
-def difference_lines(what: str, differences: Sequence[Difference]) -> list[str]:
+def list_differences(what: str, differences: Sequence[Difference]) -> list[str]:
     """Return a line if there are differences."""
     return [what + ", ".join(map(str, differences))] if differences else []
 
 
-def percent_of(share: float) -> str:
+def format_share(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def together_line(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
+def describe_overall_change(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
     """Say how all rows of a regime changed together, and the smallest loss that the test would have found."""
-    interval, threshold = each.interval, f"more than {percent_of(POOLED_SHARE * tolerance)}"
-    figures = f"{each.ratio:.4f}, {percent_of(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
+    interval, threshold = each.interval, f"more than {format_share(POOLED_SHARE * tolerance)}"
+    figures = f"{each.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
     if interval.high < 1:
         found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
     elif interval.low > 1:
         found = "faster"
     else:
-        smallest = percent_of(round(each.smallest_loss(tolerance), 4))
+        smallest = format_share(round(each.smallest_loss(tolerance), 4))
         found = f"no common change; a uniform loss below {smallest} would not have been found"
     return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
 
-def summary_lines(comparison: Comparison, tolerance: float) -> list[str]:
+def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
     """Count the rows by verdict, and say what is slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
-        f"{len(rows)} only in {name}{_what_became(rows, other)}"
+        f"{len(rows)} only in {name}{_find_statuses(rows, other)}"
         for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
     )
     mean = f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}"
-    return [f"{counted(len(comparison.pairs), 'row')}: {counts}; {mean}; {alone}", slower_line(comparison, tolerance)]
+    return [
+        f"{format_count(len(comparison.pairs), 'row')}: {counts}; {mean}; {alone}",
+        describe_slower(comparison, tolerance),
+    ]
 
 
-def slower_line(comparison: Comparison, tolerance: float) -> str:
+def describe_slower(comparison: Comparison, tolerance: float) -> str:
     """Say which rows or regimes are slower, if any are."""
     together = ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance))
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
         return (
-            f"slower by more than {percent_of(tolerance)}: {counted(len(regressions), 'row')}, above all "
-            f"{worst.b.shape} by {worst.b.kernel} ({percent_of(round(worst.ratio - 1, 4))})"
+            f"slower by more than {format_share(tolerance)}: {format_count(len(regressions), 'row')}, above all "
+            f"{worst.b.shape} by {worst.b.kernel} ({format_share(round(worst.ratio - 1, 4))})"
         )
     if together:
-        return f"slower by more than {percent_of(POOLED_SHARE * tolerance)}: all rows together, in {together}"
-    return f"no regression beyond {percent_of(tolerance)}"
+        return f"slower by more than {format_share(POOLED_SHARE * tolerance)}: all rows together, in {together}"
+    return f"no regression beyond {format_share(tolerance)}"
 
 
-def _what_became(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
+def _find_statuses(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
     """Statuses of rows that the other log tried without getting a figure."""
     counts = Counter(there.status for _, there in rows if there is not None)
     statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
@@ -220,8 +223,8 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARMS,
         "together": [each.flat(tolerance) for each in comparison.together],
-        "only_in_a": [flat_alone(*each) for each in comparison.only_a],
-        "only_in_b": [flat_alone(*each) for each in comparison.only_b],
+        "only_in_a": [flatten_unpaired(*each) for each in comparison.only_a],
+        "only_in_b": [flatten_unpaired(*each) for each in comparison.only_b],
         "summary": {
             **comparison.counts(tolerance),
             "regressions": len(comparison.regressions(tolerance)),
@@ -230,7 +233,7 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     }
 
 
-def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
+def flatten_unpaired(entry: Entry, other: Entry | None) -> dict[str, Any]:
     """Return a row that has a figure in only one log; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
@@ -241,10 +244,10 @@ def flat_alone(entry: Entry, other: Entry | None) -> dict[str, Any]:
 _JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
-def verdict_line(found: GuardResult) -> str:
+def describe_verdict(found: GuardResult) -> str:
     """Say the verdict of the guard in one line."""
-    counts, rows = found.counts(), counted(len(found.rows), "row")
-    slower = f"slower by more than {percent_of(found.tolerance)}"
+    counts, rows = found.counts(), format_count(len(found.rows), "row")
+    slower = f"slower by more than {format_share(found.tolerance)}"
     outcomes: dict[Outcome, str] = {
         "regression": f"{slower}, confirmed by fresh visits",
         "failed": "without a figure now",
@@ -271,8 +274,8 @@ def describe_outcome(row: JudgedRow) -> str:
     assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
     visits = f", over {b.rounds} fresh visits" if b.rounds else ""
     return (
-        f"{significant(b.tflops)} {b.unit}, was {significant(a.tflops)}: {100 * (row.pair.ratio - 1):+.2f} % "
-        f"({change_interval(interval)}){visits}"
+        f"{format_significant(b.tflops)} {b.unit}, was {format_significant(a.tflops)}: "
+        f"{100 * (row.pair.ratio - 1):+.2f} % ({change_interval(interval)}){visits}"
     )
 
 
@@ -280,8 +283,8 @@ def guard_document(found: GuardResult) -> Document:
     """Return the comparison with the baseline, and the verdict, as a report."""
     rows = [row for row in found.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
-    answer = Answer([*lines, verdict_line(found)])
-    data = {"guard": {"verdict": verdict_line(found), "rows": found.counts()}}
+    answer = Answer([*lines, describe_verdict(found)])
+    data = {"guard": {"verdict": describe_verdict(found), "rows": found.counts()}}
     if not found.comparison.pairs:
         return Document("Guard", [answer], data)
     compared = comparison_document(found.comparison, found.tolerance)
@@ -289,7 +292,7 @@ def guard_document(found: GuardResult) -> Document:
     return Document("Guard", [*blocks, answer], {**compared.data, **data})
 
 
-def junit(found: GuardResult, suite: str, seconds: float) -> str:
+def format_junit(found: GuardResult, suite: str, seconds: float) -> str:
     """Return a JUnit test suite with a test for each row: regressions fail, rows without a figure are errors, and
     undecided and new rows are skipped.
     """
@@ -308,6 +311,6 @@ def junit(found: GuardResult, suite: str, seconds: float) -> str:
         case.set("name", escape_invisible(describe_row(row)))
         if row.outcome in _JUNIT:
             ElementTree.SubElement(case, _JUNIT[row.outcome], message=escape_invisible(describe_outcome(row)))
-    ElementTree.SubElement(top, "system-out").text = escape_invisible(verdict_line(found))
+    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_verdict(found))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

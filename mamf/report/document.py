@@ -27,7 +27,7 @@ WHY_UNKNOWN = "interval unknown: the samples scatter so much that a repeat may b
 _GAP = "  "
 
 
-def significant(value: float) -> str:
+def format_significant(value: float) -> str:
     """Four significant digits without an exponent, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
     return f"{value:#.4g}".rstrip(".") if value < 9999.5 else f"{value:.0f}"
 
@@ -38,7 +38,7 @@ _SCALES = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
 _SMALLEST = 0.1
 
 
-def scaled_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
+def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
     """Return the unit in which the largest of ``values`` (in ``unit``: TFLOPS, TB/s) reads well, and its factor."""
     largest = max(values, default=0.0) or 1.0
     if not unit.startswith("T"):
@@ -49,8 +49,8 @@ def scaled_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
 
 def rate_text(rate: float, unit: str) -> str:
     """Format a rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
-    name, factor = scaled_unit(unit, [rate])
-    return f"{significant(rate * factor)} {name}"
+    name, factor = choose_unit(unit, [rate])
+    return f"{format_significant(rate * factor)} {name}"
 
 
 def work_line(works: Iterable[Work]) -> str:
@@ -63,24 +63,24 @@ def rate_name(name: str, unit: str) -> str:
     return f"{name}_{snake_case(unit)}"
 
 
-def plain(value: object) -> str:
+def format_plain(value: object) -> str:
     """Format a value of any type: text unchanged, floats with four digits and without an exponent."""
     if not isinstance(value, float):
         return value if isinstance(value, str) else str(value)
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Format a share in percent, without the sign: 81.3."""
     return f"{100 * share:.1f}"
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """``1 row``, ``2 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def shortened(text: str) -> str:
+def shorten_line(text: str) -> str:
     """Return the first 100 characters of a text, in one line."""
     return textwrap.shorten(escape_invisible(text), 100, placeholder=" ...")
 
@@ -100,11 +100,11 @@ def snake_case(title: str) -> str:
 
 def interval_cell(interval: Interval, factor: float = 1.0) -> str:
     """Format an interval, times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
-    low, high = significant(interval.low * factor), significant(interval.high * factor)
+    low, high = format_significant(interval.low * factor), format_significant(interval.high * factor)
     return f"{low} to {high}" if interval.is_known else UNKNOWN
 
 
-def whole(value: float | None) -> str:
+def format_whole(value: float | None) -> str:
     return DASH if value is None else f"{value:.0f}"
 
 
@@ -158,7 +158,7 @@ def machine_line(header: Mapping[str, Any]) -> str:
     """Name the device, the software and the timer of a run, and the kernels that it was given by path."""
     device = header["device"]
     known = [
-        counted(device["compute_units"], "compute unit") if device.get("compute_units") else "",
+        format_count(device["compute_units"], "compute unit") if device.get("compute_units") else "",
         f"{device['power_limit_watts']:.0f} W limit" if device.get("power_limit_watts") else "",
         f"driver {device['driver']}" if device.get("driver") else "",
         f"torch {header['environment']['packages'].get('torch', 'unknown')}",
@@ -208,7 +208,7 @@ class Column(Generic[RowT]):
     name: str
     title: str
     read: Callable[[RowT], object]
-    format: Callable[[Any], str] = plain
+    format: Callable[[Any], str] = format_plain
     importance: int = 0
     left: bool = False
     shortest: int = 0
@@ -262,7 +262,7 @@ class Table(Generic[RowT]):
         """Lines below the table: how many rows are left out, and each remark once."""
         rows = self.top_rows
         hidden = len(self.rows if self.shown is None else self.shown) - len(rows)
-        more = [f"{counted(hidden, 'more row')} (--top all shows all)"] if hidden else []
+        more = [f"{format_count(hidden, 'more row')} (--top all shows all)"] if hidden else []
         return more + list_once((text, self.label(row)) for row in rows for text in self.remarks(row))
 
     def records(self) -> list[dict[str, object]]:
@@ -374,9 +374,9 @@ def clock_columns(read: Callable[[RowT], Conditions | None], importance: int) ->
         return value
 
     return [
-        Column("cycles_used", "% cycles", of("cycles_used"), percent, importance),
-        Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), whole, importance),
-        Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), whole, importance + 2),
+        Column("cycles_used", "% cycles", of("cycles_used"), format_percent, importance),
+        Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), format_whole, importance),
+        Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), format_whole, importance + 2),
     ]
 
 
@@ -384,7 +384,7 @@ def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[Row
     """Clock and power while the samples of a row were taken."""
     return [
         *clock_columns(read, 5),
-        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, whole, 6),
+        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, format_whole, 6),
     ]
 
 
@@ -392,8 +392,8 @@ def rate_column(
     name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
 ) -> Column[RowT]:
     """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the largest of them."""
-    title, factor = scaled_unit(unit, [rate for row in rows if (rate := read(row))])
-    return Column(name, title, read, lambda rate: significant(rate * factor), importance)
+    title, factor = choose_unit(unit, [rate for row in rows if (rate := read(row))])
+    return Column(name, title, read, lambda rate: format_significant(rate * factor), importance)
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:

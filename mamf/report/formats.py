@@ -37,8 +37,8 @@ def terminal(document: Document, width: int | None = None) -> str:
 def _terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str]]:
     """Write a table, and return it with the titles of the columns that do not fit."""
     rows = block.top_rows
-    columns = [_cut(column, block, width) for column in block.top_columns]
-    kept = fitting(columns, rows, width)
+    columns = [_shorten_column(column, block, width) for column in block.top_columns]
+    kept = drop_columns_to_fit(columns, rows, width)
     cells = [[column.cell(row) for column in kept] for row in rows]
     drawn = table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
     text = _lines([block.title] if block.title else [], width) + drawn + _lines(block.notes, width)
@@ -49,16 +49,16 @@ def _lines(texts: Iterable[str], width: int | None) -> str:
     return "".join(f"{wrap_line(escape_invisible(text), width)}\n" for text in texts)
 
 
-def _cut(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
+def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
     """Shorten the texts of a column with long names if the table is too wide."""
     if width is None or not column.shortest:
         return column
     others = sum(_width(each, table.top_rows) + _GAP for each in table.top_columns if each is not column)
     room = max(column.shortest, width - others)
-    return replace(column, format=lambda value: shortened(column.format(value), room))
+    return replace(column, format=lambda value: shorten_middle(column.format(value), room))
 
 
-def shortened(text: str, room: int) -> str:
+def shorten_middle(text: str, room: int) -> str:
     """Keep both ends of a text longer than ``room``: names of kernels often differ only at their ends."""
     tail = (room - 2) // 2
     return text if len(text) <= room else f"{text[: room - 2 - tail]}..{text[-tail:]}"
@@ -68,7 +68,7 @@ def _width(column: Column[Any], rows: Sequence[Any]) -> int:
     return max(len(escape_invisible(text)) for text in (column.title, *map(column.cell, rows)))
 
 
-def fitting(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
+def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
     """Drop the least important columns until a line fits ``width``; columns of importance 0 stay."""
     kept = list(columns)
     widths = {id(each): _width(each, rows) for each in kept}

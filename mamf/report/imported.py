@@ -15,7 +15,18 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import BURST, CLASSIC, SUSTAINED
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
-from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted, plain, significant, whole
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    format_count,
+    format_plain,
+    format_significant,
+    format_whole,
+)
 
 _HEADLINES = {"MAMF": BURST, "MSMF": SUSTAINED}
 _LOOP = ("median", "mean", "stated", "fastest")
@@ -43,7 +54,7 @@ class Headline(NamedTuple):
     shape: str
 
 
-class Shown(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run to compare. ``figures``: TFLOPS by shape. ``headlines``: by name. ``regime``: empty for mamf-finder."""
 
     name: str
@@ -57,7 +68,7 @@ class Shown(NamedTuple):
         return f"{self.name}, {self.statistic}"
 
 
-def shown_run(name: str, run: FinderRun) -> Shown:
+def convert_run(name: str, run: FinderRun) -> ComparedRun:
     """Convert a run to the statistic that most rows have. If a shape has several rows, use the best one."""
     counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP}
     statistic = max(counts, key=lambda each: counts[each])
@@ -69,10 +80,10 @@ def shown_run(name: str, run: FinderRun) -> Shown:
         name: Headline(row.tflops[name], str(row.shape)) for name, row in run.best.items() if name in _HEADLINES
     }
     label = f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}"
-    return Shown(label, statistic, figures, headlines)
+    return ComparedRun(label, statistic, figures, headlines)
 
 
-def shown_log(log: RunLog) -> Shown:
+def convert_log(log: RunLog) -> ComparedRun:
     """Matmuls in classic, which is mamf-finder's loop, or in the first regime of the log; and its ceilings."""
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
@@ -84,10 +95,10 @@ def shown_log(log: RunLog) -> Shown:
     headlines = {
         name: Headline(ceilings[of].rate, str(ceilings[of].shape)) for name, of in _HEADLINES.items() if of in ceilings
     }
-    return Shown(f"{log.path.name}: mamf on {log.header['device']['name']}", regime, figures, headlines, regime)
+    return ComparedRun(f"{log.path.name}: mamf on {log.header['device']['name']}", regime, figures, headlines, regime)
 
 
-def beside_document(a: Shown, b: Shown) -> Document:
+def side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     """MAMF and MSMF of both if both have them, else the shapes of both; without a verdict. Raises UsageError if they
     have nothing in common.
     """
@@ -103,14 +114,14 @@ def beside_document(a: Shown, b: Shown) -> Document:
     ratios = {name: figures[1][name] / figures[0][name] for name in names}
     columns: list[Column[str]] = [
         Column("figure" if is_headline else "shape", "figure" if is_headline else "shape", str, left=True),
-        Column("a_tflops", "A", figures[0].__getitem__, significant),
+        Column("a_tflops", "A", figures[0].__getitem__, format_significant),
         *([Column("a_shape", "A at", lambda name: a.headlines[name].shape, left=True)] if is_headline else []),
-        Column("b_tflops", "B", figures[1].__getitem__, significant),
+        Column("b_tflops", "B", figures[1].__getitem__, format_significant),
         *([Column("b_shape", "B at", lambda name: b.headlines[name].shape, left=True)] if is_headline else []),
         Column("ratio", "B/A", ratios.__getitem__, "{:.4f}".format),
     ]
     what = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
-    answer = what or f"{counted(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
+    answer = what or f"{format_count(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),
@@ -120,7 +131,7 @@ def beside_document(a: Shown, b: Shown) -> Document:
     return Document("mamf-finder and mamf side by side", blocks)
 
 
-def _difference(runs: Sequence[Shown], is_headline: bool = False) -> str:
+def _difference(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
     """Return why figures of mamf-finder are not compared like others."""
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
@@ -129,7 +140,7 @@ def _difference(runs: Sequence[Shown], is_headline: bool = False) -> str:
     return "figures of mamf-finder have no samples" + (", and its loop is another regime" if is_other_loop else "")
 
 
-def beside_chart(runs: Sequence[Shown]) -> Chart:
+def side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     """Runs as lines against M if only M differs, else as points against the work. Raises UsageError without any."""
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
     if not shapes:
@@ -161,12 +172,12 @@ def _columns() -> list[Column[Reported]]:
 
     return [
         Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, left=True),
-        Column("stage", "stage", lambda row: row.stage, plain, 2, True),
-        Column("label", "label", lambda row: row.label, plain, 2, True),
+        Column("stage", "stage", lambda row: row.stage, format_plain, 2, True),
+        Column("label", "label", lambda row: row.label, format_plain, 2, True),
         *map(tflops, STATISTICS),
-        Column("power_watts", "W", lambda row: row.watts, whole, 4),
-        Column("clock_mhz", "MHz", lambda row: row.clock_mhz, whole, 4),
-        Column("temperature_celsius", "C", lambda row: row.celsius, whole, 5),
+        Column("power_watts", "W", lambda row: row.watts, format_whole, 4),
+        Column("clock_mhz", "MHz", lambda row: row.clock_mhz, format_whole, 4),
+        Column("temperature_celsius", "C", lambda row: row.celsius, format_whole, 5),
         Column("remarks", "", lambda row: "; ".join(row.remarks)),
     ]
 
@@ -187,7 +198,7 @@ def _end(run: FinderRun) -> Iterator[str]:
         # As mamf-finder prints it: 2 days, 14:42:00.
         seconds = run.elapsed_seconds
         elapsed = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
-        yield f"tried {counted(run.tried, 'shape')}{elapsed}"
+        yield f"tried {format_count(run.tried, 'shape')}{elapsed}"
     if not run.is_complete:
         yield "interrupted: no ceilings"
     yield from (f"remark: {remark}" for remark in run.remarks)

@@ -20,42 +20,42 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    counted,
+    choose_unit,
     end_line,
+    format_count,
+    format_percent,
+    format_significant,
     label_kernel,
     machine_line,
-    percent,
     rate_name,
-    scaled_unit,
-    significant,
     split_shared,
     work_line,
 )
 from mamf.report.rows import (
     Group,
     SpeedUp,
-    best_first,
-    best_lines,
-    device_lines,
-    drift_lines,
-    failure_lines,
+    describe_best_rows,
+    describe_devices,
+    describe_drift,
+    describe_failures,
     flat_device,
+    get_half_width_percent,
+    group_rows,
     group_title,
-    grouped,
-    half_width_percent,
     label,
+    rank_rows,
     remarks,
     row_columns,
 )
-from mamf.report.shares import Shares, brief, ceiling_table, problem_title
+from mamf.report.shares import Shares, ceiling_table, problem_title, summarize_ceiling
 
 
-def baselines_of(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
+def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
     """Return the baseline of each shape that several kernels were measured on: the row of the named kernel, by default
     that of eager, else the slowest.
     """
     found: dict[Group, Measurement | None] = {}
-    for group, same in grouped(rows, by_shape=True).items():
+    for group, same in group_rows(rows, by_shape=True).items():
         if len({row.kernel for row in same}) > 1:
             measured = [row for row in same if row.ok]
             named = next((row for row in measured if row.kernel == (name or "eager")), None)
@@ -82,23 +82,23 @@ class Winner:
         return None if self.second is None else self.row.comparable_rate / self.second.comparable_rate - 1
 
 
-def winners(rows: Iterable[Measurement]) -> list[Winner]:
+def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
     """Return the best kernel of each shape that several kernels were tried on."""
     found = []
-    for same in grouped(rows, by_shape=True).values():
+    for same in group_rows(rows, by_shape=True).values():
         best = {row.kernel: row for row in reversed(same) if row.ok}
         if best and len({row.kernel for row in same}) > 1:
-            first, *others = best_first(best.values())
+            first, *others = rank_rows(best.values())
             found.append(Winner(first, others[0] if others else None))
     return found
 
 
-def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
+def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
     """List the best kernels, and say how often each is the best. ``found``: at least one."""
     names, shared = split_shared([group_title(each.row) for each in found])
     own = dict(zip(map(id, found), names, strict=True))
     unit = found[0].row.work.unit
-    shown, factor = scaled_unit(unit, [each.row.best_rate for each in found])
+    shown, factor = choose_unit(unit, [each.row.best_rate for each in found])
     columns: list[Column[Winner]] = [
         Column("problem", "", lambda each: group_title(each.row)),
         Column("", "problem", lambda each: own[id(each)], left=True),
@@ -110,11 +110,15 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
             lambda name: label_kernel(name, shares.header),
             left=True,
         ),
-        Column(rate_name("rate", unit), shown, lambda each: each.row.best_rate, lambda it: significant(it * factor)),
-        Column("half_width_percent", "+-%", lambda each: half_width_percent(each.row), lambda value: f"{value:.2f}", 3),
-        Column("mbu", "MBU", lambda each: shares.mbu(each.row), percent, 1),
-        Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), percent, 1),
-        Column("ahead", "ahead %", lambda each: each.ahead, percent, 2),
+        Column(
+            rate_name("rate", unit), shown, lambda each: each.row.best_rate, lambda it: format_significant(it * factor)
+        ),
+        Column(
+            "half_width_percent", "+-%", lambda each: get_half_width_percent(each.row), lambda value: f"{value:.2f}", 3
+        ),
+        Column("mbu", "MBU", lambda each: shares.mbu(each.row), format_percent, 1),
+        Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), format_percent, 1),
+        Column("ahead", "ahead %", lambda each: each.ahead, format_percent, 2),
         Column(
             "second",
             "second",
@@ -127,13 +131,13 @@ def winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Ta
     return Table(columns, found, f"best kernel per shape: {shared}", "best_kernels", top=top)
 
 
-def winner_line(found: Sequence[Winner]) -> str:
+def describe_winners(found: Sequence[Winner]) -> str:
     """Say how often each kernel is the best."""
     counts = Counter(each.row.kernel for each in found).most_common()
-    return f"best of {counted(len(found), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
+    return f"best of {format_count(len(found), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
 
-def group_table(
+def make_group_table(
     rows: Sequence[Measurement],
     shares: Shares,
     faster: SpeedUp,
@@ -158,13 +162,13 @@ def group_table(
     )
 
 
-def tables_of(
+def make_group_tables(
     rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
     """Yield a table for each group, its failures below it; then the references, which people see as drift alone.
     Kernels are ranked shape by shape if there is one shape or ``top`` is None.
     """
-    bases = baselines_of(rows, baseline)
+    bases = choose_baselines(rows, baseline)
 
     def faster(row: Measurement) -> float | None:
         return speed_up(row, bases.get((row.regime, row.problem, row.shape)))
@@ -172,9 +176,9 @@ def tables_of(
     operation = operation_name(rows, shares.header)
     is_one = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
     by_shape = get_operation(operation).ranks_by_shape and (top is None or is_one)
-    for group, same in grouped(rows, by_shape).items():
-        yield group_table(same, shares, faster, top, bases.get(group), by_shape)
-        yield Lines(failure_lines(same))
+    for group, same in group_rows(rows, by_shape).items():
+        yield make_group_table(same, shares, faster, top, bases.get(group), by_shape)
+        yield Lines(describe_failures(same))
     if references := [row for row in rows if row.is_reference and row.operation == operation]:
         columns = row_columns(references, shares, faster)
         yield Table([replace(each, title="") for each in columns], references, key="measurements")
@@ -216,7 +220,7 @@ _PARTS = (
 )
 
 
-def part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
+def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     """Forward pass, backward pass and optimizer of the training steps of which several phases were measured."""
     group_by_step: dict[Any, dict[str, Measurement]] = {}
     for row in rows:
@@ -247,29 +251,29 @@ def kernels_document(
     """Return the report of a run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel
     of speed-ups.
     """
-    header, best, operation = shares.header, winners(rows), operation_name(rows, shares.header)
-    shown = [row for same in grouped(rows).values() for row in same]
+    header, best, operation = shares.header, find_winners(rows), operation_name(rows, shares.header)
+    shown = [row for same in group_rows(rows).values() for row in same]
     has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [
         f"{operation} on {machine_line(header)}",
         *([work_line(row.work for row in shown)] if shown else []),
         *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if has_memory else []),
-        *device_lines(rows, header),
+        *describe_devices(rows, header),
         *shares.lines(rows),
     ]
     in_table = {(each.regime, each.problem) for each in (confirmed or {}).values()}
     answers: list[str] = []
-    for (regime, problem, _), same in grouped(rows).items():
-        answers += best_lines(same, shares) if same[0].ok and (regime, problem) not in in_table else []
+    for (regime, problem, _), same in group_rows(rows).items():
+        answers += describe_best_rows(same, shares) if same[0].ok and (regime, problem) not in in_table else []
     for regime in dict.fromkeys(row.regime for row in rows):
-        answers += drift_lines([row for row in rows if row.is_reference and row.regime == regime])
+        answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
     blocks: list[Block] = [
         Lines(head),
         *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
-        *([winner_table(best, shares, top)] if best else []),
-        Lines([winner_line(best)] if len(best) > 1 else []),
-        *tables_of(rows, shares, top, baseline),
-        *part_table(rows),
+        *([make_winner_table(best, shares, top)] if best else []),
+        Lines([describe_winners(best)] if len(best) > 1 else []),
+        *make_group_tables(rows, shares, top, baseline),
+        *make_part_table(rows),
         Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), end_line(summary)]),
     ]
     data = {"header": header, "summary": summary}
@@ -288,8 +292,10 @@ def kernels_summary_record(
     """Return the last record of the log: the best row of each regime and problem, and the ceilings in short. It follows
     from the rows.
     """
-    best = [each[0] for each in grouped(rows).values() if each[0].ok]
-    confirmed = {problem_title(each.regime, each.problem): brief(each) for each in (ceilings or {}).values()}
+    best = [each[0] for each in group_rows(rows).values() if each[0].ok]
+    confirmed = {
+        problem_title(each.regime, each.problem): summarize_ceiling(each) for each in (ceilings or {}).values()
+    }
     return {
         **end.summary(sum(row.ok and not row.is_reference for row in rows)),
         "best": {

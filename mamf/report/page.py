@@ -94,7 +94,7 @@ def render_page(page: Page) -> str:
     """Write the page as a whole html file."""
     style, script = _file("style.css") + _colors(), _file("script.js")
     policy = (
-        f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'; "
+        f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; base-uri 'none'; "
         "form-action 'none'"
     )
     return _template("page.html").render(page=page, style=style, script=script, policy=policy)
@@ -118,7 +118,7 @@ def _colors() -> str:
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
-def _source(text: str) -> str:
+def _hash_source(text: str) -> str:
     """Give the source for a Content-Security-Policy that allows exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -136,21 +136,21 @@ def _template(name: str) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_harmless,
+        finalize=_show_invisible,
     )
-    environment.globals |= {"kind_of": _kind_of, "table_parts": _table_parts, "figure_parts": figure_parts}
+    environment.globals |= {"kind_of": _choose_macro, "table_parts": _table_parts, "figure_parts": figure_parts}
     environment.filters["markup"] = Markup
     environment.filters["address"] = safe_address
     return environment.get_template(name)
 
 
-def _harmless(value: Any) -> Any:
+def _show_invisible(value: Any) -> Any:
     """Show the invisible characters of texts that are not our markup; the templates escape them."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return escape_invisible(strip_markup(value)) if is_text else value
 
 
-def _kind_of(part: Part) -> str:
+def _choose_macro(part: Part) -> str:
     """Name the macro that writes a part."""
     kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
@@ -206,13 +206,13 @@ def figure_parts(picture: Picture) -> dict[str, Any]:
     }
     panels = [panel for row in shown.drawn_rows() for panel in row if panel]
     try:
-        parts["pictures"] = [_svg_of(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
+        parts["pictures"] = [_draw_svg(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
     except UnavailableError as error:
         return {**parts, "notes": [str(error)]}
     parts["legend"] = [
         {
             "name": name,
-            "paint": _paint(style["color"]),
+            "paint": _choose_paint(style["color"]),
             "outline": _outline(style.get("marker", "_")),
             "opacity": style.get("alpha", 1.0),
         }
@@ -221,7 +221,7 @@ def figure_parts(picture: Picture) -> dict[str, Any]:
     return parts
 
 
-def _svg_of(panel: DrawnPanel, salt: str) -> str:
+def _draw_svg(panel: DrawnPanel, salt: str) -> str:
     """Draw a panel as SVG. ``salt``: makes its ids differ from those of other pictures on the page."""
     from matplotlib import rc_context
 
@@ -273,7 +273,7 @@ def _restyle(element: Element) -> None:
             attributes["font-size"] = value.partition("px")[0].split()[-1]
             attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"
         elif name != "font-family":
-            attributes[name] = _paint(value)
+            attributes[name] = _choose_paint(value)
     if _LINK in attributes:
         attributes["href"] = attributes.pop(_LINK)
     for name, value in attributes.items():
@@ -281,7 +281,7 @@ def _restyle(element: Element) -> None:
             attributes[name] = _NUMBER.sub(lambda number: f"{round(float(number[0]), 2):g}", value.replace("\n", ""))
 
 
-def _paint(color: Any) -> str:
+def _choose_paint(color: Any) -> str:
     return _PAINTS.get(str(color), str(color))
 
 

@@ -41,11 +41,11 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    counted,
+    format_count,
+    format_percent,
+    format_significant,
     interval_columns,
-    percent,
     rate_text,
-    significant,
 )
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ class NamedCeiling(NamedTuple):
     ceiling: Ceiling
 
 
-def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
+def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """Measured rows under their roofs, without references and the rows of a search."""
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layers(row.shape for row in kept if isinstance(row.shape, MatmulShape))
-    return [make_roof_point(row, roofs, named(row), layers.get(row.shape, "")) for row in kept]
+    return [make_roof_point(row, roofs, name_row(row), layers.get(row.shape, "")) for row in kept]
 
 
-def named(row: Measurement | Ceiling) -> str:
+def name_row(row: Measurement | Ceiling) -> str:
     """Name a row by its shape and the fields that set its problem apart."""
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).words(row.problem)])
 
@@ -91,11 +91,17 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
         Column("rate", "", lambda roof: roof.ceiling.rate),
         Column("unit", "", lambda roof: roof.ceiling.unit),
         *(
-            Column(f"balance_{level}_flop_per_byte", f"FLOP/byte of {level}", balance(level), significant, importance=1)
+            Column(
+                f"balance_{level}_flop_per_byte",
+                f"FLOP/byte of {level}",
+                balance(level),
+                format_significant,
+                importance=1,
+            )
             for level in LEVELS
         ),
         *interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: named(roof.ceiling), importance=3, left=True),
+        Column("at", "at", lambda roof: name_row(roof.ceiling), importance=3, left=True),
         Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
     ]
     blocks: list[Block] = [
@@ -117,14 +123,14 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("kernel", "kernel", lambda point: point.kernel, left=True),
     Column("regime", "regime", lambda point: point.regime, importance=3, left=True),
     Column("dtype", "dtype", lambda point: point.dtype, importance=3, left=True),
-    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, significant, importance=2),
+    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_significant, importance=2),
     Column("", "rate", lambda point: rate_text(point.rate, point.unit), importance=1),
     Column("rate", "", lambda point: point.rate),
     Column("unit", "", lambda point: point.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
     Column("", "roof", lambda point: point.roof and rate_text(point.roof, point.unit), importance=2),
     Column("roof", "", lambda point: point.roof),
-    Column("share_of_roof", "% of roof", lambda point: point.share, percent),
+    Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
     Column("", "bound by", lambda point: point.bound_text, importance=1, left=True),
     Column("bound_by", "", lambda point: point.bound),
 ]
@@ -136,13 +142,16 @@ def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
     if known:
         near, most = sum((point.share or 0.0) >= NEAR for point in known), known[0]
         yield (
-            f"near the limit ({100 * NEAR:.0f} % of the roof and more): {near} of {counted(len(known), 'row')}; "
-            f"nearest: {most.name} by {most.kernel}, {percent(most.share or 0.0)} % of the {most.bound} roof"
+            f"near the limit ({100 * NEAR:.0f} % of the roof and more): {near} of {format_count(len(known), 'row')}; "
+            f"nearest: {most.name} by {most.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
         balance = balance_point(roofs, ceiling, MEMORY)
         if balance is not None:
-            yield f"{dtype} in {regime} is bound by memory below {significant(balance)} FLOP/byte, by computing above"
+            yield (
+                f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
+                "by computing above"
+            )
 
 
 # -- the format of TraceLens -------------------------------------------------------------------------------------------
@@ -302,7 +311,7 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
         width = _SUSTAINED if line.is_sustained else _BURST
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING, "linewidth": width})
     styles = styles_of(mark.name for mark in chart.marks)
-    for marks in series_of(chart.marks):
+    for marks in group_series(chart.marks):
         places = zip(*(mark.place for mark in marks), strict=True)
         axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
     for mark in chart.marks:
@@ -338,7 +347,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         x, y = to_shares.transform(line.end)
         x -= _LEFT_OF_BURST if line.is_sustained else _DISTANCE
         write(line.label, (x, y), (x, y + (-_UP if line.is_sustained else _UP)), "right")
-    firsts = sorted((marks[0] for marks in series_of(chart.marks)), key=lambda each: -each.place[1])
+    firsts = sorted((marks[0] for marks in group_series(chart.marks)), key=lambda each: -each.place[1])
     for mark in firsts if len(firsts) <= _MAX_LABELS else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(mark.place)
         write(mark.series, (x, y), (x + _DISTANCE, y), "left")
@@ -352,7 +361,7 @@ def _write_along(axes: Axes, line: RoofLine) -> None:
     axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **look)
 
 
-def series_of(marks: Iterable[Mark]) -> list[list[Mark]]:
+def group_series(marks: Iterable[Mark]) -> list[list[Mark]]:
     """Group the marks of each kernel and series, from left to right: these are joined."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

@@ -20,18 +20,18 @@ from mamf.plans import ALGORITHM
 from mamf.report.document import (
     WHY_UNKNOWN,
     Column,
+    choose_unit,
     clock_columns,
     columns_from,
-    counted,
+    format_count,
+    format_plain,
+    format_significant,
+    format_whole,
     interval_cell,
     label_kernel,
-    plain,
     rate_name,
     rate_text,
-    scaled_unit,
-    shortened,
-    significant,
-    whole,
+    shorten_line,
 )
 from mamf.report.shares import Shares, clock_text, described_title
 from mamf.statistics import arithmetic_mean, geometric_mean
@@ -52,7 +52,7 @@ def row_columns(
         Column("regime", "", lambda row: row.regime),
         *columns_from(rows, problem_record, titled=False),
         Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
-        Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), plain, 1, True),
+        Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_plain, 1, True),
         *columns_from(rows, shape_record, titled=False),
         *(
             [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
@@ -62,7 +62,7 @@ def row_columns(
         Column("status", "", lambda row: row.status),
         Column("reason", "", lambda row: row.reason),
         *rate,
-        Column("half_width_percent", "+-%", half_width_percent, lambda value: f"{value:.2f}", 2),
+        Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
         *device_columns(rows),
         *shares.columns(rows),
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
@@ -75,8 +75,8 @@ def row_columns(
         ),
         Column("launches", "launches", lambda row: row.launches, importance=7),
         *clock_columns(lambda row: row.conditions, 3),
-        Column("power_watts", "W", lambda row: row.conditions.watts, whole, 5),
-        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, whole, 6),
+        Column("power_watts", "W", lambda row: row.conditions.watts, format_whole, 5),
+        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, format_whole, 6),
         Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
         Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
         Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
@@ -99,10 +99,10 @@ def shape_record(row: Measurement) -> Mapping[str, object]:
 def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
     """Return the rate, and its statistics, in one unit in which all of them read well."""
     unit = rows[0].work.unit if rows else "TFLOPS"
-    shown, factor = scaled_unit(unit, [row.best_rate for row in rows if row.ok])
+    shown, factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])
 
     def rate(value: float) -> str:
-        return significant(value * factor)
+        return format_significant(value * factor)
 
     def statistic(name: str, importance: int = 7) -> Column[Measurement]:
         return Column(
@@ -120,7 +120,7 @@ def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]]
     ]
 
 
-def half_width_percent(row: Measurement) -> float | None:
+def get_half_width_percent(row: Measurement) -> float | None:
     """Half the width of the 95 % interval in percent of the figure; None if the interval is unknown."""
     return 100 * row.relative_half_width if row.ok and row.interval.is_known else None
 
@@ -146,16 +146,16 @@ def time_columns() -> list[Column[Measurement]]:
 Group = tuple[str, Any, Any]
 
 
-def best_first(rows: Iterable[Measurement]) -> list[Measurement]:
+def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Rank rows, best first; those without a figure last."""
     return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
-def grouped(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
+def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
     """Group rows that are ranked together, each group best first. References and rows of a search are left out."""
     kept = (row for row in rows if not row.is_reference and not row.phase)
     found = group_pairs(((row.regime, row.problem, row.shape if by_shape else None), row) for row in kept)
-    return {group: best_first(each) for group, each in found.items()}
+    return {group: rank_rows(each) for group, each in found.items()}
 
 
 def group_title(row: Measurement) -> str:
@@ -177,17 +177,17 @@ class Best:
     shapes: int
 
 
-def ranked(rows: Iterable[Measurement]) -> list[Measurement]:
+def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Measured rows, best first, without visits of a reference and rows that rank algorithms."""
     kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
     return sorted(kept, key=lambda row: row.rank, reverse=True)
 
 
-def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
+def find_best_rows(rows: Sequence[Measurement]) -> dict[str, Best]:
     """Return the best of each regime, in the order the regimes were measured."""
     found: dict[str, Best] = {}
     for regime in dict.fromkeys(row.regime for row in rows):
-        if best_first := ranked(row for row in rows if row.regime == regime):
+        if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
             figures = [row.comparable_rate for row in best_first]
             found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
     return found
@@ -196,7 +196,7 @@ def bests(rows: Sequence[Measurement]) -> dict[str, Best]:
 def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
     """Return the last record of a run log: everything in it can be recomputed from the measurements before it."""
     return {
-        **end.summary(len(ranked(rows))),
+        **end.summary(len(select_ranked_rows(rows))),
         "best": {
             regime: {
                 "shape": str(best.row.shape),
@@ -207,7 +207,7 @@ def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
                 "geometric_mean_tflops": significant_digits(best.geometric_mean),
                 "shapes": best.shapes,
             }
-            for regime, best in bests(rows).items()
+            for regime, best in find_best_rows(rows).items()
         },
     }
 
@@ -215,16 +215,16 @@ def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
 # -- besides the figures -----------------------------------------------------------------------------------------------
 
 
-def failure(row: Measurement) -> str:
+def summarize_failure(row: Measurement) -> str:
     """Return why a row has no figure, in short; the log has the full text."""
-    return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shortened(row.reason)}"
+    return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shorten_line(row.reason)}"
 
 
-def failure_lines(rows: Iterable[Measurement]) -> list[str]:
+def describe_failures(rows: Iterable[Measurement]) -> list[str]:
     """Say for each kernel and status how many rows have no figure, and why the first has none."""
     found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
-        f"{label(first)}{f' and {len(others)} more' if others else ''}: {failure(first)}"
+        f"{label(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
         for first, *others in found.values()
     ]
 
@@ -234,19 +234,19 @@ def remarks(row: Measurement, shares: Shares) -> list[str]:
     is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
     aside = len(row.implausible_samples)
     parts = [
-        "" if row.ok else failure(row),
+        "" if row.ok else summarize_failure(row),
         f"ran {row.details['ran']}" if "ran" in row.details else "",
         *shares.remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
         f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)" if is_short and row.timer_accuracy else "",
         WHY_UNKNOWN if row.ok and not row.interval.is_known else "",
-        f"{counted(aside, 'implausible sample')} left out" if aside else "",
+        f"{format_count(aside, 'implausible sample')} left out" if aside else "",
     ]
     return [part for part in parts if part]
 
 
-def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
+def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
     """Yield the best of a group with what it was taken under, and the means over shapes."""
     best, *_ = measured = [row for row in rows if row.ok]
     rate = rate_text(best.best_rate, best.work.unit)
@@ -256,8 +256,8 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
         shares.peak_text(best),
         shares.mamfu_text(best),
         clock_text(conditions),
-        f"{whole(conditions.watts)} W" if conditions.watts else "",
-        f"{whole(conditions.celsius)} C" if conditions.celsius else "",
+        f"{format_whole(conditions.watts)} W" if conditions.watts else "",
+        f"{format_whole(conditions.celsius)} C" if conditions.celsius else "",
         device_remark(best),
         *(text for text in remarks(best, shares) if text != WHY_UNKNOWN),  # the line above says it
     ]
@@ -272,7 +272,7 @@ def best_lines(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
 def interval_text(row: Measurement) -> str:
     """Describe the interval of a row's rate, and what it covers."""
     interval = row.rate_interval
-    factor = scaled_unit(row.work.unit, [row.best_rate])[1]
+    factor = choose_unit(row.work.unit, [row.best_rate])[1]
     bounds, coverage = interval_cell(interval, factor), f"{100 * interval.coverage:.0f} %"
     if row.repeatability is None:
         return f"{coverage} interval of the {row.figure} {bounds}, within this visit"
@@ -295,7 +295,7 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
     if all(row.device is None for row in rows):
         return []
     unit = rows[0].work.unit
-    factor = scaled_unit(unit, [row.best_rate for row in rows if row.ok])[1]
+    factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
     return [
         Column("device", "device", lambda row: row.device, importance=1),
         Column("device_speed", "", lambda row: row.device_speed and significant_digits(row.device_speed)),
@@ -303,7 +303,7 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
             rate_name("comparable_rate", unit),
             COMPARABLE,
             lambda row: row.comparable_rate if row.ok and row.device_speed is not None else None,
-            lambda rate: significant(rate * factor),
+            lambda rate: format_significant(rate * factor),
             1,
         ),
     ]
@@ -318,10 +318,13 @@ def device_remark(row: Measurement) -> str:
     if row.device_speed == 1.0:
         return f"device {row.device}"
     half_width = row.comparable_interval.half_width / row.comparable_seconds
-    return f"device {row.device}, {significant(row.comparable_rate)} +-{100 * half_width:.2f} % if scaled to the first"
+    return (
+        f"device {row.device}, {format_significant(row.comparable_rate)} +-{100 * half_width:.2f} % "
+        "if scaled to the first"
+    )
 
 
-def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """Return the devices that shared a run, and how they compare; empty for a run on one device."""
     if not header.get("devices"):
         return []
@@ -355,7 +358,7 @@ def device_lines(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list
     return lines
 
 
-def drift_lines(visits: Sequence[Measurement]) -> Iterator[str]:
+def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
     """Say how much the figures of each reference drifted, on each device that visited it more than once."""
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
     for (device, _, shape, _), rows in groups.items():
@@ -365,5 +368,5 @@ def drift_lines(visits: Sequence[Measurement]) -> Iterator[str]:
             below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
             where = "" if device is None else f" on device {device}"
             rate = rate_text(middle, rows[0].work.unit)
-            visited = counted(len(rows), "visit")
+            visited = format_count(len(rows), "visit")
             yield f"reference {shape}{where}, {visited}: {rate}, {below:+.2f} % to {above:+.2f} %"

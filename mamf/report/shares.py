@@ -29,17 +29,17 @@ from mamf.plans import BURST, SUSTAINED
 from mamf.report.document import (
     Column,
     Table,
+    choose_unit,
     clock_columns,
     columns_from,
+    format_percent,
+    format_significant,
+    format_whole,
     interval_cell,
     label_kernel,
-    percent,
     rate_name,
     rate_text,
-    scaled_unit,
-    significant,
     split_shared,
-    whole,
 )
 from mamf.statistics import Interval
 
@@ -62,13 +62,13 @@ def ceiling_title(ceiling: Ceiling) -> str:
     return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
-def brief(ceiling: Ceiling) -> dict[str, Any]:
+def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
     """Return what the summary of a log says about a ceiling."""
     rate = significant_digits(ceiling.rate)
     return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
 
 
-def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
+def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
     """Divide a rate by the datasheet's rate for the problem. Return None if there is no such rate."""
     peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
@@ -82,10 +82,10 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
     )
     own = dict(zip(map(id, ceilings), names, strict=True))
     unit = ceilings[0].unit if ceilings else "TFLOPS"
-    shown, factor = scaled_unit(unit, [each.rate for each in ceilings])
+    shown, factor = choose_unit(unit, [each.rate for each in ceilings])
 
     def rate(value: float) -> str:
-        return significant(value * factor)
+        return format_significant(value * factor)
 
     def interval(of: Interval) -> str:
         return interval_cell(of, factor)
@@ -111,13 +111,15 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
             ceilings, lambda each: get_operation(each.problem.operation).shape_record(each.shape), titled=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
-        Column("share_of_peak", "% peak", lambda each: share_of(each.rate, each.problem, header), percent, 2),
+        Column(
+            "share_of_peak", "% peak", lambda each: divide_by_peak(each.rate, each.problem, header), format_percent, 2
+        ),
         Column("rounds", "rounds", lambda each: each.rounds, importance=6),
         Column("ties", "tied", lambda each: len(each.tied), importance=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         *clock_columns(lambda each: each.conditions, 3),
-        Column("power_watts", "W", lambda each: each.conditions.watts, whole, 4),
+        Column("power_watts", "W", lambda each: each.conditions.watts, format_whole, 4),
         Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
     ]
     return Table(columns, ceilings, shared, "ceilings", label=ceiling_title)
@@ -150,7 +152,7 @@ class Shares:
     roofs: Roofs | None = None
 
     def of_peak(self, row: Measurement) -> float | None:
-        return share_of(row.best_rate, row.problem, self.header) if row.ok else None
+        return divide_by_peak(row.best_rate, row.problem, self.header) if row.ok else None
 
     def mamfu(self, row: Measurement) -> float | None:
         """Return the share of the ceiling of the row's dtype and regime; None without one."""
@@ -172,10 +174,10 @@ class Shares:
         """
         share = self.mamfu(row)
         if share is not None and "product_dtypes" in row.details:
-            return f"{percent(share)} % of the {row.problem.dtype} ceiling"
+            return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
-        return f"{percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
+        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
@@ -192,15 +194,15 @@ class Shares:
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof: list[Column[Measurement]] = [
             Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
-            Column("share_of_roof", "% of roof", read("share"), percent, 1),
+            Column("share_of_roof", "% of roof", read("share"), format_percent, 1),
             Column("bound_by", "", read("bound")),
             Column("", "bound by", read("bound_text"), importance=3, left=True),
         ]
         return [
-            Column("share_of_peak", "MFU" if is_model else "% peak", self.of_peak, percent, 2),
+            Column("share_of_peak", "MFU" if is_model else "% peak", self.of_peak, format_percent, 2),
             Column("ceiling_tflops", "", self.ceiling_tflops),
-            Column("mbu", "MBU", self.mbu, percent, 1),
-            Column("mamfu", "MAMFU", self.mamfu, percent, 1),
+            Column("mbu", "MBU", self.mbu, format_percent, 1),
+            Column("mamfu", "MAMFU", self.mamfu, format_percent, 1),
             Column("mamfu_accuracy", "", lambda row: compute_share_accuracy(row, self.ceilings) or None),
             *(roof if self.roofs is not None else ()),
         ]
@@ -246,7 +248,7 @@ class Shares:
         peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
         if peak is None or row.work.unit != "TFLOPS":
             return ""
-        share = percent(row.best_rate * TERA / peak.flops)
+        share = format_percent(row.best_rate * TERA / peak.flops)
         return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.origin}"
 
 

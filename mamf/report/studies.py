@@ -30,15 +30,15 @@ from mamf.report.document import (
     Lines,
     Table,
     end_line,
+    format_percent,
+    format_significant,
     interval_columns,
     machine_line,
-    percent,
     rate_name,
     sensor_columns,
-    significant,
     work_line,
 )
-from mamf.report.rows import failure_lines
+from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
@@ -78,20 +78,22 @@ def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[Water
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
     last = find_row(rows, NORMAL, SUSTAINED)
     dtype = rows[0].problem.dtype
-    steps = [*_from_datasheet(info, dtype, normal or zeros)]
+    steps = [*_make_datasheet_steps(info, dtype, normal or zeros)]
     if _true_clock(normal):
         steps += [
-            _at_true_clock("units at the true clock, zeros", zeros, info, "the clock when data cost no energy"),
-            _at_true_clock("units at the true clock, normal data", normal, info, _cost_of_data(zeros, normal)),
-            _measured("burst, normal data", normal, _unused_cycles(normal) + _timer(normal)),
-            _at_true_clock("units at the true clock, sustained", last, info, _cost_of_power(last, info)),
-            _measured("sustained, normal data", last, _unused_cycles(last)),
+            _make_true_clock_step("units at the true clock, zeros", zeros, info, "the clock when data cost no energy"),
+            _make_true_clock_step(
+                "units at the true clock, normal data", normal, info, _describe_data_cost(zeros, normal)
+            ),
+            _make_measured_step("burst, normal data", normal, _unused_cycles(normal) + _timer(normal)),
+            _make_true_clock_step("units at the true clock, sustained", last, info, _describe_power_cost(last, info)),
+            _make_measured_step("sustained, normal data", last, _unused_cycles(last)),
         ]
     else:
         steps += [
-            _measured("burst, zeros", zeros, "the kernel's rate when data cost no energy" + _timer(zeros)),
-            _measured("burst, normal data", normal, _cost_of_data(zeros, normal)),
-            _measured("sustained, normal data", last, _cost_of_power(last, info)),
+            _make_measured_step("burst, zeros", zeros, "the kernel's rate when data cost no energy" + _timer(zeros)),
+            _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
+            _make_measured_step("sustained, normal data", last, _describe_power_cost(last, info)),
         ]
     known: list[float | None] = [None]
     for step in steps:
@@ -108,7 +110,7 @@ def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement
     return next((row for row in rows if (row.problem.data, row.regime) == (data, regime)), None)
 
 
-def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
+def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
     """Yield the datasheet's peak, and the rate of all compute units at the clock that the driver requests."""
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
@@ -129,7 +131,7 @@ def _from_datasheet(info: DeviceInfo, dtype: str, row: Measurement | None) -> It
     yield WaterfallStep(name, rate / TERA, product + (", more than the datasheet's clock" if is_above else ""))
 
 
-def _at_true_clock(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
+def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
     """Return the rate of all compute units at the clock that they had during a row."""
     clock_hz = _true_clock(row)
     if row is None or not clock_hz:
@@ -145,10 +147,12 @@ def _true_clock(row: Measurement | None) -> float | None:
 
 def _unused_cycles(row: Measurement | None) -> str:
     used = row.conditions.cycles_used if row is not None else None
-    return f"the kernel uses {percent(used)} % of the units' cycles" if used else "the true clock was not measured"
+    return (
+        f"the kernel uses {format_percent(used)} % of the units' cycles" if used else "the true clock was not measured"
+    )
 
 
-def _measured(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
+def _make_measured_step(name: str, row: Measurement | None, cause: str) -> WaterfallStep:
     if row is None:
         return WaterfallStep(name, None, "not measured")
     if not row.ok:
@@ -161,7 +165,7 @@ def _timer(row: Measurement | None) -> str:
     return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
 
-def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
+def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -> str:
     """Say what real data cost, but only if the intervals of the two rates do not overlap."""
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
@@ -172,7 +176,7 @@ def _cost_of_data(zeros: Measurement | None, normal: Measurement | None) -> str:
     return "real data cost energy, which lowers the clock"
 
 
-def _cost_of_power(row: Measurement | None, info: DeviceInfo) -> str:
+def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
     """Return the sensor readings of a settled device, in words."""
     if row is None or not row.ok:
         return ""
@@ -202,16 +206,16 @@ def explanation_document(
 
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, left=True),
-        Column("rate_tflops", "TFLOPS", lambda step: step.tflops, significant),
+        Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_significant),
         Column("change", "change", lambda step: step.change, change_cell),
-        Column("share_of_datasheet", "% of datasheet", share, percent, importance=1),
+        Column("share_of_datasheet", "% of datasheet", share, format_percent, importance=1),
         *interval_columns(lambda step: step.interval, "rate_{}_tflops"),
         *sensor_columns(lambda step: step.row and step.row.conditions),
         Column("cause", "", lambda step: step.cause),
     ]
     data_columns: list[Column[Measurement]] = [
         Column("data", "data", lambda row: row.problem.data, left=True),
-        Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, significant),
+        Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, format_significant),
         Column("change_to_normal", "to normal", change_to_normal, change_cell),
         *sensor_columns(lambda row: row.conditions),
     ]
@@ -235,11 +239,11 @@ def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
     if not known:
         return []
     (last, rate), datasheet = known[-1], steps[0].tflops
-    share = f", {percent(rate / datasheet)} % of the datasheet" if datasheet else ""
+    share = f", {format_percent(rate / datasheet)} % of the datasheet" if datasheet else ""
     losses = {step.name: step.change for step in steps if step.change and not step.cause.endswith((NO_COST, TOO_NOISY))}
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {change_cell(losses[largest])}" if largest and losses[largest] < 0 else ""
-    return [f"{last}: {significant(rate)} TFLOPS{share}{loss}"]
+    return [f"{last}: {format_significant(rate)} TFLOPS{share}{loss}"]
 
 
 # -- as a chart --------------------------------------------------------------------------------------------------------
@@ -284,7 +288,7 @@ def _measured_bar(label: str, name: str, row: Measurement) -> Stack:
 
 
 @dataclass(frozen=True)
-class Pair:
+class OverlapPair:
     """A matmul and other work, each measured alone and while both run.
 
     ``rows``: by the work that is timed and whether it runs alone.
@@ -325,43 +329,43 @@ class Pair:
         return self.together.shape.product, self.together.problem.other
 
 
-def pairs_of(rows: Iterable[Measurement]) -> list[Pair]:
+def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
     """Return the pairs of which all rows have a figure."""
     found = group_pairs(((replace(row.problem, timed=PRODUCTS, alone=True), row.shape), row) for row in rows if row.ok)
     by_row = ({(row.problem.timed, row.problem.alone): row for row in same} for same in found.values())
-    return [Pair(each) for each in by_row if len(each) == 4]
+    return [OverlapPair(each) for each in by_row if len(each) == 4]
 
 
-def kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
+def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """Return which share of its rate each work keeps in percent, from the lowest to the highest of all pairs."""
-    pairs, found = pairs_of(rows), {}
+    pairs, found = find_complete_pairs(rows), {}
     for timed, name in ((PRODUCTS, "matmul"), (OTHER, "other work")) if pairs else ():
         kept = [pair.kept(timed) for pair in pairs]
-        found[name] = " to ".join(dict.fromkeys((percent(min(kept)), percent(max(kept)))))
+        found[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
     return found
 
 
-def kept_lines(rows: Iterable[Measurement]) -> list[str]:
+def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
     """Return the same in a line, or nothing without a pair."""
-    kept = [f"{name} keeps {shares} % of its rate" for name, shares in kept_ranges(rows).items()]
+    kept = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
     return [f"while both run, {' and '.join(kept)}"] if kept else []
 
 
-def step_lines(pairs: Sequence[Pair], flop: float, nbytes: float) -> Iterator[str]:
+def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
     """Yield for each kind of other work the shortest step with its setting, and the shortest without overlap."""
     for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
         best = min(same, key=lambda pair: pair.step_seconds(flop, nbytes)[0])
         seconds, apart = best.step_seconds(flop, nbytes)[0], min(pair.step_seconds(flop, nbytes)[1] for pair in same)
-        doubt, blocks = percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
+        doubt, blocks = format_percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
         yield (
-            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {significant(seconds * 1e3)} ms "
+            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_significant(seconds * 1e3)} ms "
             f"(+-{doubt} %) with overlap, at best as {best.together.shape}"
-            f"{f' with {blocks} blocks' if blocks else ''}, and {significant(apart * 1e3)} ms without overlap"
+            f"{f' with {blocks} blocks' if blocks else ''}, and {format_significant(apart * 1e3)} ms without overlap"
         )
 
 
-def _columns() -> Iterator[Column[Pair]]:
-    def rate(timed: str, alone: bool, factor: float) -> Callable[[Pair], float]:
+def _columns() -> Iterator[Column[OverlapPair]]:
+    def rate(timed: str, alone: bool, factor: float) -> Callable[[OverlapPair], float]:
         return lambda pair: pair.rows[timed, alone].best_rate * factor
 
     yield Column("product", "matmul", lambda pair: pair.kind[0], left=True)
@@ -369,10 +373,14 @@ def _columns() -> Iterator[Column[Pair]]:
     yield Column("size", "size", lambda pair: pair.size, left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
     for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
-        yield Column(rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), significant, 1)
-        yield Column(rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), significant, 2)
-        yield Column(f"{timed}_kept", "kept %", partial(Pair.kept, timed=timed), percent)
-        yield Column(f"{timed}_kept_half_width", "+-%", partial(Pair.half_width, timed=timed), percent, 3)
+        yield Column(
+            rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_significant, 1
+        )
+        yield Column(
+            rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), format_significant, 2
+        )
+        yield Column(f"{timed}_kept", "kept %", partial(OverlapPair.kept, timed=timed), format_percent)
+        yield Column(f"{timed}_kept_half_width", "+-%", partial(OverlapPair.half_width, timed=timed), format_percent, 3)
 
 
 def overlap_document(
@@ -383,7 +391,7 @@ def overlap_document(
     step: tuple[float, float] | None = None,
 ) -> Document:
     """``step``: FLOP and bytes of a step to be made of the pairs."""
-    pairs = pairs_of(rows)
+    pairs = find_complete_pairs(rows)
     return Document(
         f"matmul beside other work on {header['device']['name']}",
         [
@@ -394,11 +402,11 @@ def overlap_document(
                 ]
             ),
             Table(list(_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
-            Lines(failure_lines(rows)),
+            Lines(describe_failures(rows)),
             Answer(
                 [
-                    *(step_lines(pairs, *step) if step else ()),
-                    *kept_lines(rows),
+                    *(describe_predicted_steps(pairs, *step) if step else ()),
+                    *describe_kept_ranges(rows),
                     end_line(summary),
                 ]
             ),
@@ -409,15 +417,15 @@ def overlap_document(
 
 def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
     """Draw how much of its rate each work of a pair keeps. Raises UsageError if no pair has figures."""
-    pairs = pairs_of(rows)
+    pairs = find_complete_pairs(rows)
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")
 
-    def place(pair: Pair) -> tuple[Any, ...]:
+    def place(pair: OverlapPair) -> tuple[Any, ...]:
         return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
 
     return RangeChart(
-        " ".join(kept_lines(rows)).capitalize(),
+        " ".join(describe_kept_ranges(rows)).capitalize(),
         machine(header),
         "% of the rate alone",
         tuple(row for pair in sorted(pairs, key=place) for row in _chart_rows(pair)),
@@ -426,7 +434,7 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
     )
 
 
-def _chart_rows(pair: Pair) -> Iterator[RangeRow]:
+def _chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     blocks = f", {pair.together.problem.blocks} blocks" if pair.together.problem.blocks else ""
     group = f"{pair.kind[0]} with {pair.kind[1]} {pair.size}"
     for timed, name, style in ((PRODUCTS, "matmul", "matmul"), (OTHER, pair.kind[1], "other work")):

@@ -30,31 +30,31 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    counted,
     end_line,
+    format_count,
+    format_plain,
     label_kernel,
     machine_line,
-    plain,
 )
-from mamf.report.rows import failure_lines
+from mamf.report.rows import describe_failures
 from mamf.statistics import known_median
 
 Rows = Sequence[Measurement]
 WRONG = "wrong_result"
 
 
-def counts(rows: Rows) -> dict[str, int]:
+def count_checked(rows: Rows) -> dict[str, int]:
     """Problems with a verdict, launches and output values that were checked, and wrong problems."""
     judged = [row for row in rows if row.ok or row.status == WRONG]
     return {
-        "problems": len(_problems(judged)),
+        "problems": len(_find_problems(judged)),
         "launches": sum(int(row.details.get(CHECKED_LAUNCHES, 1)) for row in judged),
         "values": sum(int(row.details.get(CHECKED_VALUES, 0)) for row in judged),
-        "wrong": len(_problems(row for row in judged if row.status == WRONG)),
+        "wrong": len(_find_problems(row for row in judged if row.status == WRONG)),
     }
 
 
-def _problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
+def _find_problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
     """Return the distinct problems, because one that was requested by number has many rows."""
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
@@ -72,13 +72,15 @@ def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
         low, high = 0.0, 1.0
         while high - low > 1e-9:
             middle = (low + high) / 2
-            low, high = (middle, high) if _chance_of_at_most(count, checked, middle) > chance else (low, middle)
+            low, high = (
+                (middle, high) if _compute_binomial_probability(count, checked, middle) > chance else (low, middle)
+            )
         return low
 
     return share_at(0.975, wrong - 1) if wrong else 0.0, share_at(0.025, wrong) if wrong < checked else 1.0
 
 
-def _chance_of_at_most(count: int, checked: int, share: float) -> float:
+def _compute_binomial_probability(count: int, checked: int, share: float) -> float:
     """Return the binomial probability that at most ``count`` of ``checked`` are wrong."""
     log_all, log_right, log_wrong = math.lgamma(checked + 1), math.log1p(-share), math.log(share)
     return math.fsum(
@@ -93,7 +95,7 @@ def _chance_of_at_most(count: int, checked: int, share: float) -> float:
     )
 
 
-def _share_wrong(wrong: int, checked: int) -> str:
+def _describe_wrong_share(wrong: int, checked: int) -> str:
     """Which share of such problems is wrong, with 95 % confidence."""
     if not wrong:
         return f"at most {_percent(max_wrong_share(checked))} %"
@@ -108,11 +110,11 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
     """Yield the verdict, what was checked, and which share of such problems is wrong: of all kernels and dtypes, and of
     the least tested.
     """
-    found = counts(rows)
+    found = count_checked(rows)
     wrong, problems = found["wrong"], found["problems"]
     verdict = "FAILED" if wrong else "PASSED" if problems else "UNFINISHED"
     checked = ", ".join(f"{found[name]:.4g} {name}" for name in ("launches", "values"))
-    yield f"verify {verdict}: {wrong} of {counted(problems, 'problem')} wrong; checked: {checked}"
+    yield f"verify {verdict}: {wrong} of {format_count(problems, 'problem')} wrong; checked: {checked}"
     if wrong:
         yield (
             "run the command after 'again:' on another device: a faulty library "
@@ -120,23 +122,23 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
         )
     if not problems:
         return
-    share = f"with 95 % confidence {_share_wrong(wrong, problems)} of such problems"
+    share = f"with 95 % confidence {_describe_wrong_share(wrong, problems)} of such problems"
     if not wrong:
         launches, values = (f"{max_wrong_share(found[name]):.1e} of {name}" for name in ("launches", "values"))
         share += f", {launches} and {values}"
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
-    tested = {key: each for key, same in groups.items() if (each := counts(same))["problems"]}
+    tested = {key: each for key, same in groups.items() if (each := count_checked(same))["problems"]}
     if len(tested) > 1:
         (kernel, dtype), least = min(tested.items(), key=lambda item: item[1]["problems"])
-        bound = _share_wrong(least["wrong"], least["problems"])
+        bound = _describe_wrong_share(least["wrong"], least["problems"])
         yield (
             f"least tested: {kernel} in {dtype}, "
-            f"{counted(least['problems'], 'problem')}: {bound} of its problems are wrong"
+            f"{format_count(least['problems'], 'problem')}: {bound} of its problems are wrong"
         )
 
 
-def reproduction(log: RunLog, row: Measurement) -> str:
+def make_reproduction_command(log: RunLog, row: Measurement) -> str:
     """Return the command that verifies the problem of a row again."""
     plan, device = log.plan, log.device(row.device)
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
@@ -156,10 +158,10 @@ def verification_document(log: RunLog) -> Document:
     used = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([machine_line(log.header)]),
-        Table(_columns(log.header), sorted(groups.values(), key=_wrong_first), key="checks"),
+        Table(_columns(log.header), sorted(groups.values(), key=_make_sort_key), key="checks"),
         Table(_STATES, list(states.values()), key="states"),
         Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
-        Lines(failure_lines(row for row in rows if row.status != WRONG), "without a verdict"),
+        Lines(describe_failures(row for row in rows if row.status != WRONG), "without a verdict"),
         Lines([end_line(log.summary, has_count=False)]),
         Answer([*_wrong_lines(log), *verdict_lines(rows)]),
     ]
@@ -171,10 +173,10 @@ def _wrong_lines(log: RunLog) -> Iterator[str]:
         words = ", ".join([row.problem.dtype, *get_operation(row.operation).describe_problem(row.problem)])
         where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
-        yield f"  again: {reproduction(log, row)}"
+        yield f"  again: {make_reproduction_command(log, row)}"
 
 
-def _wrong_first(rows: Rows) -> tuple[bool, str, str, str]:
+def _make_sort_key(rows: Rows) -> tuple[bool, str, str, str]:
     """Return the sort key for rows of an operation, a kernel and a dtype: those with wrong results come first."""
     row = rows[0]
     return not any(each.status == WRONG for each in rows), row.operation, row.kernel, row.problem.dtype
@@ -184,37 +186,47 @@ def _megahertz(hertz: float) -> str:
     return f"{hertz / 1e6:.0f}"
 
 
-def _throttling(rows: Rows) -> str:
+def _describe_throttling(rows: Rows) -> str:
     reasons = Counter(reason for row in rows for reason in row.conditions.throttle_reasons)
     return ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
 
 
-def _of_bound(row: Measurement) -> float:
+def _get_error_share(row: Measurement) -> float:
     return (row.error or 0.0) / (float(row.details.get(BOUND, 0.0)) or 1.0)
 
 
-def _worst(rows: Rows) -> Measurement | None:
+def _find_worst_row(rows: Rows) -> Measurement | None:
     """Return the right row whose error is the largest share of its bound."""
-    return max((row for row in rows if row.ok), key=_of_bound, default=None)
+    return max((row for row in rows if row.ok), key=_get_error_share, default=None)
 
 
 def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
     return [
-        Column("operation", "operation", lambda rows: rows[0].operation, plain, 3, True),
+        Column("operation", "operation", lambda rows: rows[0].operation, format_plain, 3, True),
         Column("kernel", "kernel", lambda rows: rows[0].kernel, lambda name: label_kernel(name, header), left=True),
         Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, left=True),
-        Column("problems", "problems", lambda rows: counts(rows)["problems"]),
-        Column("launches", "launches", lambda rows: counts(rows)["launches"], importance=2),
-        Column("values", "values", lambda rows: counts(rows)["values"], "{:.3g}".format, importance=1),
-        Column("largest_error", "largest error", lambda rows: (it := _worst(rows)) and it.error, "{:.2g}".format),
-        Column("bound", "bound", lambda rows: (it := _worst(rows)) and it.details.get(BOUND), "{:.2g}".format, 1),
-        Column("share_of_bound", "of bound", lambda rows: (it := _worst(rows)) and _of_bound(it), "{:.0%}".format, 4),
+        Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
+        Column("launches", "launches", lambda rows: count_checked(rows)["launches"], importance=2),
+        Column("values", "values", lambda rows: count_checked(rows)["values"], "{:.3g}".format, importance=1),
+        Column(
+            "largest_error", "largest error", lambda rows: (it := _find_worst_row(rows)) and it.error, "{:.2g}".format
+        ),
+        Column(
+            "bound", "bound", lambda rows: (it := _find_worst_row(rows)) and it.details.get(BOUND), "{:.2g}".format, 1
+        ),
+        Column(
+            "share_of_bound",
+            "of bound",
+            lambda rows: (it := _find_worst_row(rows)) and _get_error_share(it),
+            "{:.0%}".format,
+            4,
+        ),
         Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
         Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN in row.details for row in rows) or None),
-        Column("wrong", "wrong", lambda rows: counts(rows)["wrong"]),
+        Column("wrong", "wrong", lambda rows: count_checked(rows)["wrong"]),
         Column(
             *("no_verdict", "no verdict"),
-            lambda rows: len(_problems(row for row in rows if not row.ok and row.status != WRONG)) or None,
+            lambda rows: len(_find_problems(row for row in rows if not row.ok and row.status != WRONG)) or None,
             importance=6,
         ),
     ]
@@ -223,8 +235,8 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
 #: In which states of the device launches were checked.
 _STATES: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
-    Column("problems", "problems", lambda rows: counts(rows)["problems"]),
+    Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
     Column("clock_hz", "median MHz", lambda rows: known_median(it.conditions.clock_hz for it in rows), _megahertz),
     Column("power_watts", "median W", lambda rows: known_median(it.conditions.watts for it in rows), "{:.0f}".format),
-    Column("throttled", "throttled in problems", _throttling, left=True),
+    Column("throttled", "throttled in problems", _describe_throttling, left=True),
 ]

@@ -8,7 +8,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mamf.report.document import Answer, Column, Document, Lines, Table, percent, rate_text, scaled_unit, significant
+from mamf.report.document import (
+    Answer,
+    Column,
+    Document,
+    Lines,
+    Table,
+    choose_unit,
+    format_percent,
+    format_significant,
+    rate_text,
+)
 from mamf.report.formats import FORMATS
 
 ROWS = [
@@ -18,10 +28,10 @@ ROWS = [
 ]
 COLUMNS = [
     Column("kernel", "kernel", lambda row: row["name"], left=True),
-    Column("rate_tflops", "TFLOPS", lambda row: row["rate"], significant),
+    Column("rate_tflops", "TFLOPS", lambda row: row["rate"], format_significant),
     Column("watts", "power", lambda row: None, importance=5),
     Column("rank", "a long heading", lambda row: 1, importance=2),
-    Column("share_of_peak", "% of peak", lambda row: row["share"], percent, importance=1),
+    Column("share_of_peak", "% of peak", lambda row: row["share"], format_percent, importance=1),
     Column("rate_mean_tflops", "", lambda row: row["rate"] / 2),
 ]
 
@@ -159,8 +169,8 @@ def test_units_scale(rate, unit, text):
 
 
 def test_one_unit_fits_all_rates_of_a_table():
-    assert scaled_unit("TB/s", [3.2, 7.87e-05]) == ("TB/s", 1.0)
-    assert scaled_unit("TFLOPS", []) == ("TFLOPS", 1.0)
+    assert choose_unit("TB/s", [3.2, 7.87e-05]) == ("TB/s", 1.0)
+    assert choose_unit("TFLOPS", []) == ("TFLOPS", 1.0)
 
 
 def test_a_narrow_terminal_keeps_both_ends_of_long_names():

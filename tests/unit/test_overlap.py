@@ -21,7 +21,7 @@ from mamf.kernel import Verdict
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.run_log import read_run_log
 from mamf.operations.overlap import MIN_SHAPE, OverlapProblem, OverlapShape
-from mamf.report.studies import pairs_of
+from mamf.report.studies import find_complete_pairs
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
@@ -150,7 +150,7 @@ def test_the_budget_leaves_out_whole_pairs():
 
 
 def pair_of(rows):
-    (pair,) = pairs_of(rows.values())
+    (pair,) = find_complete_pairs(rows.values())
     return pair
 
 

@@ -220,7 +220,7 @@ def test_each_system_has_its_folder(monkeypatch, tmp_path, system, variable, exp
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     if variable:
         monkeypatch.setenv(variable, str(tmp_path))
-    assert found.folder() == tmp_path / expected
+    assert found.get_cache_folder() == tmp_path / expected
 
 
 def test_the_command_prints_value_interval_and_source(machine, run):

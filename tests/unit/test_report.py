@@ -9,8 +9,8 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import End, plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.kernels import baselines_of, speed_up, winners
-from mamf.report.rows import ranked, remarks, summary_record
+from mamf.report.kernels import choose_baselines, find_winners, speed_up
+from mamf.report.rows import remarks, select_ranked_rows, summary_record
 from mamf.report.shares import Shares
 from mamf.testing import SimulatedMatmul
 
@@ -63,7 +63,7 @@ def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
 @pytest.fixture
 def both(rows):
     """Two kernels, of which the second is 25 % faster on the first shape and lacks a figure on the other."""
-    first, second = (row for row in ranked(rows))
+    first, second = (row for row in select_ranked_rows(rows))
     summary = replace(first.summary, **{name: getattr(first.summary, name) / 1.25 for name in ("mean", "median")})
     faster = replace(first, kernel="faster", summary=summary)
     failed = replace(second, kernel="faster", status="unsupported", reason="no such shape", summary=None, samples=())
@@ -71,12 +71,12 @@ def both(rows):
 
 
 def test_the_best_kernel_of_each_shape_is_named(both):
-    assert [(each.row.kernel, each.second and each.second.kernel) for each in winners(both)] == [
+    assert [(each.row.kernel, each.second and each.second.kernel) for each in find_winners(both)] == [
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    assert [each.ahead for each in winners(both)] == [pytest.approx(0.25), None]
-    assert winners(both[:2]) == []  # one kernel alone
+    assert [each.ahead for each in find_winners(both)] == [pytest.approx(0.25), None]
+    assert find_winners(both[:2]) == []  # one kernel alone
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))
     assert [line.split()[1] for line in lines[begin + 2 : begin + 4]] == ["faster", "simulated.mm"]
@@ -89,17 +89,17 @@ def test_the_best_kernel_of_each_shape_is_named(both):
 def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
     slow, _, faster, _ = both
     shape = slow.regime, slow.problem, slow.shape
-    assert baselines_of(both, None)[shape] is slow
-    assert baselines_of(both, "faster")[shape] is faster
-    assert baselines_of(both, "nobody")[shape] is None
-    assert baselines_of([*both, replace(faster, kernel="eager")], None)[shape].kernel == "eager"
-    assert baselines_of(both[:2], None) == {}
+    assert choose_baselines(both, None)[shape] is slow
+    assert choose_baselines(both, "faster")[shape] is faster
+    assert choose_baselines(both, "nobody")[shape] is None
+    assert choose_baselines([*both, replace(faster, kernel="eager")], None)[shape].kernel == "eager"
+    assert choose_baselines(both[:2], None) == {}
     assert speed_up(faster, slow) == pytest.approx(1.25)
     assert speed_up(both[3], slow) is speed_up(faster, None) is None
 
 
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
-    (row, *_) = ranked(rows)
+    (row, *_) = select_ranked_rows(rows)
     assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
     held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
     shares = Shares(HEADER, {(row.problem.dtype, row.regime): held})

@@ -20,12 +20,12 @@ from mamf.ceilings.ceiling import compute_drift, mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import compare
-from mamf.logs.run_log import read_run_log, with_device_speeds
+from mamf.logs.run_log import add_device_speeds, read_run_log
 from mamf.logs.shared_runs import find_shared_logs, join_logs, read_run
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.rows import device_lines, ranked
+from mamf.report.rows import describe_devices, select_ranked_rows
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 
 SWEEP = ["sweep", "--backend", "simulated", "--output", "out", "--devices", "all"]
@@ -371,11 +371,11 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
 def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     _, log = shared(*SWEEP, *GRID)
     visits = [row for row in log.measurements if row.is_reference and row.device != 1]
-    rows = with_device_speeds([*visits, *own(log)])
-    last = [row.device_speed is None for row in ranked(rows)]
+    rows = add_device_speeds([*visits, *own(log)])
+    last = [row.device_speed is None for row in select_ranked_rows(rows)]
     assert last == sorted(last)
     assert last.count(True) == sum(row.device == 1 for row in own(log)) > 0
-    assert "not compared, and ranked after the others: device 1" in device_lines(rows, log.header)
+    assert "not compared, and ranked after the others: device 1" in describe_devices(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
     assert {there.status for _, there in compared.only_b} == {"its device did not measure the reference"}

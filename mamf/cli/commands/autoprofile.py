@@ -232,11 +232,11 @@ def _format_parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of a report, without columns that do not fit, and the report's answer."""
     from mamf.report.document import Answer, Table
-    from mamf.report.formats import fitting
+    from mamf.report.formats import drop_columns_to_fit
 
     blocks = report.visible_blocks
     for table in [each for each in blocks if isinstance(each, Table)][:1]:
-        yield replace(table, columns=fitting(table.top_columns, table.top_rows, _WIDTH))
+        yield replace(table, columns=drop_columns_to_fit(table.top_columns, table.top_rows, _WIDTH))
     yield from (each for each in blocks if isinstance(each, Answer))
 
 

@@ -77,13 +77,13 @@ def _print_side_by_side(
 ) -> int:
     """Print the figures of a mamf-finder log next to those of another log."""
     from mamf.cli.reading import read_log
-    from mamf.report.imported import beside_document, shown_log, shown_run
+    from mamf.report.imported import convert_log, convert_run, side_by_side_document
 
     if len(paths) != 2:
         raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
     shown = [
-        shown_log(read_log(path)) if run is None else shown_run(path.name, run)
+        convert_log(read_log(path)) if run is None else convert_run(path.name, run)
         for path, run in zip(paths, imported, strict=True)
     ]
-    print_document(options, beside_document(*shown))
+    print_document(options, side_by_side_document(*shown))
     return 0

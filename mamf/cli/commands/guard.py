@@ -175,7 +175,7 @@ class _GuardSession(Session):
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raise IncomparableError if the baseline is from another card or has none of these rows."""
         from mamf.logs.compare import blocking_differences
-        from mamf.logs.entries import fields_of
+        from mamf.logs.entries import get_pairing_fields
         from mamf.logs.judging import BY_CYCLES, guarded_entries
 
         here = self.log.header if self.log else self.measured_run.build_header()
@@ -187,7 +187,7 @@ class _GuardSession(Session):
                 f"{baseline.path} is not comparable: {', '.join(map(str, found))}; measure a baseline with --update"
             )
         names = {name: each.name for name, each in self.kernels}
-        wanted = [fields_of(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
+        wanted = [get_pairing_fields(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
         if not any(
             entry.fields in wanted for entry in guarded_entries(baseline, self.guarded.by) if entry.tflops is not None
         ):
@@ -208,31 +208,31 @@ class _GuardSession(Session):
 
     def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard
-        from mamf.report.comparison import verdict_line
+        from mamf.report.comparison import describe_verdict
 
         if self.baseline:
             self.found = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
             self._write_files(self.found, log.summary)
         code = super().print_report(log)
         if self.found and not is_for_people(self.options):
-            say(verdict_line(self.found), sys.stderr)
+            say(describe_verdict(self.found), sys.stderr)
         if self.options.update:
             self._keep_as_baseline(log)
         return code
 
     def _write_files(self, found: GuardResult, summary: dict[str, Any] | None) -> None:
-        from mamf.report.comparison import guard_document, junit
+        from mamf.report.comparison import format_junit, guard_document
         from mamf.report.formats import markdown
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
-            write_atomically(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
+            write_atomically(self.options.junit, format_junit(found, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
             write_atomically(self.options.markdown, markdown(guard_document(found)))
 
     def _keep_as_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
-        from mamf.report.comparison import percent_of
+        from mamf.report.comparison import format_share
 
         baseline = self.options.baseline
         if log.tier != "complete":
@@ -241,8 +241,8 @@ class _GuardSession(Session):
             self.refused, (half_width, row) = NOTHING_MEASURED, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {percent_of(self.guarded.tolerance)}, above all {row.kernel} {row.shape} "
-                f"(+-{percent_of(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
+                f"tolerance of {format_share(self.guarded.tolerance)}, above all {row.kernel} {row.shape} "
+                f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:
             write_atomically(baseline, log.path.read_bytes())

@@ -75,9 +75,11 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
 
 def describe(run: FinderRun) -> str:
     """Describe a run in one line: version, device, rows, best figures."""
-    from mamf.report.document import counted
+    from mamf.report.document import format_count
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
     whole = "" if run.is_complete else ", interrupted: no ceilings"
     known = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"
-    return f"{known}, {run.dtype or 'unknown dtype'}: {counted(len(run.rows), 'row')}{whole}; {figures or 'no best'}"
+    return (
+        f"{known}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{whole}; {figures or 'no best'}"
+    )

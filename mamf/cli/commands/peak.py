@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 def _make_answer(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import peak, peaks_by_name
     from mamf.plugins.discovery import open_backend
-    from mamf.report.document import Answer, Column, Document, Table, interval_cell, significant
+    from mamf.report.document import Answer, Column, Document, Table, format_significant, interval_cell
 
     if options.name is not None:
         known = peaks_by_name(options.name, options.dtype, options.regime, options.source)
@@ -59,7 +59,7 @@ def _make_answer(options: argparse.Namespace) -> Document:
         Column("source", "source", attrgetter("source"), left=True),
         Column("tier", "tier", attrgetter("tier"), left=True),
         Column("regime", "regime", attrgetter("regime"), left=True),
-        Column("tflops", "TFLOPS", attrgetter("tflops"), significant),
+        Column("tflops", "TFLOPS", attrgetter("tflops"), format_significant),
         Column("", "interval", attrgetter("interval"), interval_cell),
         Column("reference", "from", attrgetter("reference"), left=True, importance=1),
     )
@@ -81,11 +81,11 @@ def _make_record(known: Rate) -> dict[str, Any]:
 
 
 def _format_rate(known: Rate) -> str:
-    from mamf.report.document import WHY_UNKNOWN, rate_text, significant
+    from mamf.report.document import WHY_UNKNOWN, format_significant, rate_text
 
     kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)
     what = f"{known.device}, {known.dtype}, {kind}: {rate_text(known.tflops, 'TFLOPS')}"
     if known.interval is None:
         return what
-    low, high = significant(known.interval.low), significant(known.interval.high)
+    low, high = format_significant(known.interval.low), format_significant(known.interval.high)
     return f"{what}, 95 % repeat interval: {low} to {high}" if known.interval.is_known else f"{what}, {WHY_UNKNOWN}"

@@ -65,7 +65,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.node.logs import make_contributed_baseline, read_nodes
     from mamf.node.verdict import judge, make_node_chart
     from mamf.report.charts.clocks import clock_chart
-    from mamf.report.imported import beside_chart, shown_log, shown_run
+    from mamf.report.imported import convert_log, convert_run, side_by_side_chart
 
     if options.cycles:
         _refuse_choice(options, "a picture of cycles")
@@ -81,7 +81,9 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     if any(imported):
         _refuse_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
-        return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
+        return side_by_side_chart(
+            [convert_run(path.stem, run) if run else convert_log(read_log(path)) for path, run in named]
+        )
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from mamf.logs.compare import build_log_roofs, require_same_card
     from mamf.report.charts.picture import draw, exists, file_type, save
     from mamf.report.document import machine_line
-    from mamf.report.roofline import points_of, roofline_chart, roofline_document, tracelens_arch
+    from mamf.report.roofline import roofline_chart, roofline_document, select_points, tracelens_arch
 
     export = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     for log in rows:
         if not options.anyway:
             require_same_card(log, roofs)
-        found = points_of(log.measurements, roofs)
+        found = select_points(log.measurements, roofs)
         if not found:
             warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
         points += found

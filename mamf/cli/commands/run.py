@@ -96,19 +96,19 @@ def _require_single(what: str, found: tuple[Any, ...], example: str) -> Any:
 
 def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of a kernel's parts."""
-    from mamf.report.document import significant
+    from mamf.report.document import format_significant
 
     flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (own, took) in parts.items():
         time, work = took / seconds, own / flop
         cells = f"{time:12.1%} {own / TERA:10.4g} {work:12.1%} {own / took / TERA:9.4g} {time / work:12.2f}"
-        yield f"{name:8} {significant(took * 1e3):>9} {cells}"
+        yield f"{name:8} {format_significant(took * 1e3):>9} {cells}"
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
 def _format_launches(launched: LaunchResult, work: Work) -> Iterator[str]:
-    from mamf.report.document import rate_text, significant
+    from mamf.report.document import format_significant, rate_text
 
     if launched.verdict is None:
         yield "not verified"
@@ -117,7 +117,7 @@ def _format_launches(launched: LaunchResult, work: Work) -> Iterator[str]:
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
     yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
     seconds = statistics.median(launched.seconds)
-    rate = f"{significant(seconds * 1e3)} ms, {rate_text(work.amount / seconds / TERA, work.unit)}"
+    rate = f"{format_significant(seconds * 1e3)} ms, {rate_text(work.amount / seconds / TERA, work.unit)}"
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
     else:

@@ -97,6 +97,6 @@ class _VerifySession(Session):
 
     def choose_exit_code(self, code: int) -> int:
         from mamf.cli.devices import WRONG
-        from mamf.report.verification import counts
+        from mamf.report.verification import count_checked
 
-        return WRONG if counts(self.measured_run.rows)["wrong"] else code
+        return WRONG if count_checked(self.measured_run.rows)["wrong"] else code

@@ -11,7 +11,7 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, label_ticks
 from mamf.report.charts.logs import chosen_regimes, failures, machine, point
-from mamf.report.document import counted
+from mamf.report.document import format_count
 
 # More panels side by side would be too narrow to read.
 _MAX_ACROSS = 4
@@ -36,7 +36,7 @@ def decode_chart(
     def panel_of(row: Measurement) -> str:
         """Return what the rows of a panel have in common."""
         shape, of = row.shape, get_operation(row.operation)
-        queries = "whole prompts" if shape.queries == shape.cache_len else counted(shape.queries, "new token")
+        queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"
         lengths = "" if shape.lengths == "equal" else f"{shape.lengths} lengths"
         heads = f"{shape.heads} heads on {shape.kv_heads}, batch {shape.batch}"

@@ -99,7 +99,7 @@ def confirmed_rows(seed, kernel=None):
     confirmation = Confirmation(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), 1.0, math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = Sustained(backend, 1.0)
-    rows = run.results(confirmation.rounds(regime, candidates, Rounds(1, 6), math.inf, math.inf))
+    rows = run.run_steps(confirmation.run_rounds(regime, candidates, Rounds(1, 6), math.inf, math.inf))
     return list(rows)
 
 

@@ -157,7 +157,7 @@ class _AttentionSession(Session):
         )
 
     def say_plan(self) -> None:
-        say_plan(self.plan, self.driven.steps, self.backend, self._missing_searches())
+        say_plan(self.plan, self.driven.remaining_steps, self.backend, self._missing_searches())
 
     def label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))

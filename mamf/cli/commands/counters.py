@@ -91,7 +91,7 @@ class CountersSession(Session):
 
     def say_plan(self) -> None:
         super().say_plan()
-        for _, problem, shape, kernel in self.driven.steps:
+        for _, problem, shape, kernel in self.driven.remaining_steps:
             say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def has_all(self) -> bool:

@@ -123,7 +123,7 @@ def ranked(run: OverlapStrategy, own: RankPlace | None) -> Iterator[Measurement]
         return
     with join_group(own, run.backend, _PATIENCE_SECONDS):
         run.gather_from_ranks = gather_all
-        run.cells, run.seconds, run.budget_seconds = gather_all((run.cells, run.seconds, run.budget_seconds))[0]
+        run.pairs, run.seconds, run.budget_seconds = gather_all((run.pairs, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 
 
@@ -136,8 +136,8 @@ class _Ranked:
     held: Collection[StepKey]
 
     @property
-    def left_out(self) -> int:
-        return self.run.left_out
+    def skipped_count(self) -> int:
+        return self.run.skipped_count
 
     def results(self) -> Iterator[Measurement]:
         return (row for row in ranked(self.run, self.own) if row.step not in self.held)
@@ -153,7 +153,7 @@ class OverlapSession(Session):
         from mamf.node.group import find_rank_place
 
         run: Any = super().strategy(setup)
-        return _Ranked(run, find_rank_place(os.environ), [row.step for row in setup.answers.values()])
+        return _Ranked(run, find_rank_place(os.environ), [row.step for row in setup.answered_rows.values()])
 
     def document(self, log: RunLog) -> Document:
         from mamf.report.studies import overlap_document

@@ -28,8 +28,8 @@ class ClockChoice:
     """Decides for each new row whether to measure its true clock.
 
     ``mode``: ALL_CLOCKS measures it for every row, NO_CLOCK for none. BEST_CLOCK measures it for each row that is
-    faster than all earlier ones of its shape (``is_per_shape``, for runs that compare kernels) or of its problem, and so for
-    the fastest row of the run.
+    faster than all earlier ones of its shape (``is_per_shape``, for runs that compare kernels) or of its problem, and
+    so for the fastest row of the run.
     """
 
     mode: str = NO_CLOCK

@@ -58,8 +58,8 @@ class Sustained(Regime):
     All blocks of a visit have the same number of launches, and nothing runs between them.
 
     ``power_reset``: the rest and the settling before each visit; None: no rest between visits. While a device is
-    loaded, its power controller can stay in one of several states, and their rates differ by up to 1.3 %. After a rest it
-    chooses a state again, so the mean of several visits with rests is repeatable; the rate in one state is not.
+    loaded, its power controller can stay in one of several states, and their rates differ by up to 1.3 %. After a rest
+    it chooses a state again, so the mean of several visits with rests is repeatable; the rate in one state is not.
     """
 
     name = "sustained"

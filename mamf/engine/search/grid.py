@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import SMALLEST_PROBE, choose_working_kernels, probe_flops
-from mamf.engine.search.run_rounds import Rounds
+from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.found import find_cached_ceiling
 from mamf.measurement import label_dtype

@@ -29,7 +29,7 @@ from mamf.engine.search.grid import (
     list_refinement_steps,
     list_shapes_around,
 )
-from mamf.engine.search.run_rounds import (
+from mamf.engine.search.rounds import (
     Confirmation,
     Rounds,
     StepsWithRows,

@@ -104,7 +104,7 @@ def process(monkeypatch):
         started.append(thread)
         return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
 
-    monkeypatch.setattr(isolation, "_start", start)
+    monkeypatch.setattr(isolation, "_start_process", start)
     yield started
     for stream in opened[1::2]:
         stream.close()

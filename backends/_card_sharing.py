@@ -42,14 +42,14 @@ def find_card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
 
 
 def _detect_vgpu(sensors: Any) -> str | None:
-    mode = sensors and sensors.ask(sensors.nvml.nvmlDeviceGetVirtualizationMode)
+    mode = sensors and sensors.call_or_none(sensors.nvml.nvmlDeviceGetVirtualizationMode)
     return "vGPU" if mode == _VGPU_MODE else None
 
 
 def _detect_mps(sensors: Any) -> str | None:
     # nvidia-ml-py before 11.495 lacks the query.
     query = sensors and getattr(sensors.nvml, "nvmlDeviceGetMPSComputeRunningProcesses", None)
-    clients = sensors.ask(query) if query else None
+    clients = sensors.call_or_none(query) if query else None
     daemon = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid")
     return "MPS" if clients or daemon.exists() else None
 
@@ -64,7 +64,7 @@ def count_other_processes(sensors: Any) -> int | None:
     In a container, older drivers report the pids of the host, so this process cannot recognize itself: it is assumed to
     be in the list, and so is the process that started it, if any. Other drivers report no process at all.
     """
-    processes = sensors.ask(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
+    processes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
         return None
     pids, kin = {process.pid for process in processes}, _find_pids_of_run()
@@ -144,7 +144,7 @@ def detect_amd_processes(sensors: Any) -> str | None:
 
     Also None if amdsmi does not list this process, as in a container with its own pids, so others are unknown.
     """
-    processes = (sensors and sensors.ask(sensors.smi.amdsmi_get_gpu_process_list)) or []
+    processes = (sensors and sensors.call_or_none(sensors.smi.amdsmi_get_gpu_process_list)) or []
     pids = {process["pid"] for process in processes if process["mem"]}
     return _OTHER_PROCESSES if os.getpid() in pids and pids - _find_pids_of_run() else None
 

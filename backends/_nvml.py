@@ -43,10 +43,10 @@ class NvmlSensors:
         # nvidia-ml-py lack it.
         self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
-    def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        return self.ask_system(query, self.handle, *arguments)
+    def call_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
+        return self.call_system_or_none(query, self.handle, *arguments)
 
-    def ask_system(self, query: Callable[..., Any], *arguments: Any) -> Any:
+    def call_system_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
         """Send a query about the whole system. Return None if NVML refuses it."""
         try:
             return query(*arguments)
@@ -55,15 +55,15 @@ class NvmlSensors:
 
     def read(self, energy: bool = False) -> Reading:
         nvml = self.nvml
-        clock_mhz = self.ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
-        milliwatts = self.ask(nvml.nvmlDeviceGetPowerUsage) if self.is_whole else None
-        millijoules = self.ask(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole and energy else None
+        clock_mhz = self.call_or_none(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
+        milliwatts = self.call_or_none(nvml.nvmlDeviceGetPowerUsage) if self.is_whole else None
+        millijoules = self.call_or_none(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole and energy else None
         reasons = self.read_clock_event_reasons() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
             joules=None if millijoules is None else millijoules * 1e-3,
-            celsius=self.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            celsius=self.call_or_none(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
         )
 
@@ -71,17 +71,17 @@ class NvmlSensors:
         # Drivers and nvidia-ml-py before 535 have only the second name.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
-            reasons: int | None = None if query is None else self.ask(query)
+            reasons: int | None = None if query is None else self.call_or_none(query)
             if reasons is not None:
                 return reasons
         return None
 
-    def max_clock_hz(self) -> float | None:
-        megahertz = self.ask(self.nvml.nvmlDeviceGetMaxClockInfo, self.nvml.NVML_CLOCK_SM)
+    def read_max_clock_hz(self) -> float | None:
+        megahertz = self.call_or_none(self.nvml.nvmlDeviceGetMaxClockInfo, self.nvml.NVML_CLOCK_SM)
         return None if megahertz is None else megahertz * 1e6
 
-    def power_limit_watts(self) -> float | None:
-        milliwatts = self.ask(self.nvml.nvmlDeviceGetEnforcedPowerLimit)
+    def read_power_limit_watts(self) -> float | None:
+        milliwatts = self.call_or_none(self.nvml.nvmlDeviceGetEnforcedPowerLimit)
         return None if milliwatts is None else milliwatts * 1e-3
 
 
@@ -114,7 +114,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
 
 def find_smi_index(sensors: NvmlSensors, index: int) -> int:
     """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change; ``index`` if it is unknown."""
-    known = sensors.ask(sensors.nvml.nvmlDeviceGetIndex)
+    known = sensors.call_or_none(sensors.nvml.nvmlDeviceGetIndex)
     return index if known is None else int(known)
 
 
@@ -137,7 +137,7 @@ def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | 
 
 
 def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
-    thousands = sensors.ask_system(sensors.nvml.nvmlSystemGetCudaDriverVersion)
+    thousands = sensors.call_system_or_none(sensors.nvml.nvmlSystemGetCudaDriverVersion)
     if thousands is None:
         return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
     major, minor = thousands // 1000, thousands % 1000 // 10
@@ -153,8 +153,8 @@ def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
 
 
 def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
-    limit = sensors.power_limit_watts()
-    default = sensors.ask(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
+    limit = sensors.read_power_limit_watts()
+    default = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
     if limit is None or default is None:
         return Advice("power limit", "unknown", "NVML does not report the power limit")
     default *= 1e-3
@@ -171,13 +171,13 @@ def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
 
 def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
     nvml = sensors.nvml
-    wanted = sensors.ask(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
-    highest = sensors.max_clock_hz()
+    wanted = sensors.call_or_none(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
+    highest = sensors.read_max_clock_hz()
     if wanted is None or highest is None:
         return Advice("application clock", "unknown", "the device does not report it")
     if wanted * 1e6 >= highest:
         return Advice("application clock", "ok", f"{wanted} MHz, the maximum")
-    memory = sensors.ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
+    memory = sensors.call_or_none(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
     return Advice(
         "application clock",
         "warning",
@@ -205,7 +205,7 @@ def _check_throttling(sensors: NvmlSensors) -> Advice:
 
 
 def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
-    mode = sensors.ask(sensors.nvml.nvmlDeviceGetPersistenceMode)
+    mode = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPersistenceMode)
     if mode is None:
         return Advice("persistence mode", "unknown", "NVML does not report it")
     if mode:
@@ -220,7 +220,7 @@ def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
 
 
 def _check_ecc(sensors: NvmlSensors) -> Advice:
-    modes = sensors.ask(sensors.nvml.nvmlDeviceGetEccMode)
+    modes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetEccMode)
     if modes is None:
         return Advice("ECC", "unknown", "the device does not report it")
     current, pending = (bool(mode) for mode in modes)
@@ -233,15 +233,15 @@ def _check_ecc(sensors: NvmlSensors) -> Advice:
 
 def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
     nvml = sensors.nvml
-    own = sensors.ask(nvml.nvmlDeviceGetUUID)
+    own = sensors.call_or_none(nvml.nvmlDeviceGetUUID)
     busy = 0
-    for index in range(sensors.ask_system(nvml.nvmlDeviceGetCount) or 0):
-        handle = sensors.ask_system(nvml.nvmlDeviceGetHandleByIndex, index)
+    for index in range(sensors.call_system_or_none(nvml.nvmlDeviceGetCount) or 0):
+        handle = sensors.call_system_or_none(nvml.nvmlDeviceGetHandleByIndex, index)
         if handle is None:  # a container may hide the card
             continue
         sibling = NvmlSensors(nvml, handle)
-        rates = sibling.ask(nvml.nvmlDeviceGetUtilizationRates)
-        busy += bool(sibling.ask(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
+        rates = sibling.call_or_none(nvml.nvmlDeviceGetUtilizationRates)
+        busy += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
     if not busy:
         return Advice("sibling devices", "ok", "none is busy")
     return Advice(

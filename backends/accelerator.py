@@ -129,15 +129,17 @@ class AnyAcceleratorBackend(StreamedBackend):
         return None
 
     @classmethod
-    def ask(cls, name: str, *arguments: Any) -> Any:
+    def call_or_none(cls, name: str, *arguments: Any) -> Any:
         """Call a function of the vendor's module. Returns None if it is missing or unfinished."""
         return _call_or_none(lambda: getattr(cls.vendor(), name)(*arguments))
 
     @classmethod
     def device_name(cls, index: int) -> str:
         # In some vendors' modules get_device_name ignores the index, but get_device_properties does not.
-        name = getattr(cls.ask("get_device_properties", index), "name", None) or cls.ask("get_device_name", index)
-        return str(name or cls.find_device_type())
+        name = getattr(cls.call_or_none("get_device_properties", index), "name", None) or cls.call_or_none(
+            "get_device_name", index
+        )
+        return str(name or cls.call_or_none("get_device_name", index) or cls.find_device_type())
 
     def open_device(self) -> torch.device:
         self.device_type = self.find_device_type()
@@ -166,7 +168,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             for _ in range(count):
                 buffer.zero_()
 
-        def timed() -> tuple[float, float]:
+        def time_load() -> tuple[float, float]:
             """Time the load. Return the seconds that a read waits after synchronize, and the seconds before that."""
             self.synchronize()
             begun = self.now()
@@ -176,10 +178,10 @@ class AnyAcceleratorBackend(StreamedBackend):
             buffer[:1].cpu()  # waits for everything that was queued before
             return self.now() - begun - seconds, seconds
 
-        timed()  # the first launches may compile
-        while sum(timed()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
+        time_load()  # the first launches may compile
+        while sum(time_load()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
             count *= 2
-        waited, seconds = min(timed() for _ in range(_COMPARISONS))
+        waited, seconds = min(time_load() for _ in range(_COMPARISONS))
         if waited > max(seconds, _LOAD_SECONDS / 2):
             fault = f"synchronize returned after {seconds * 1e3:.1f} ms, {waited * 1e3:.1f} ms before the work ended"
             raise UnavailableError(f"{self.find_device_type()} devices cannot be timed: {fault}")
@@ -239,9 +241,9 @@ class AnyAcceleratorBackend(StreamedBackend):
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 
     def describe(self) -> DeviceInfo:
-        kind, properties = self.find_device_type(), self.ask("get_device_properties", self.index)
+        kind, properties = self.find_device_type(), self.call_or_none("get_device_properties", self.index)
         cache = next((size for name in _CACHE_PROPERTIES if (size := getattr(properties, name, None))), None)
-        _free, memory = self.ask("mem_get_info", self.index) or (None, None)
+        _free, memory = self.call_or_none("mem_get_info", self.index) or (None, None)
         uuid, package = getattr(properties, "uuid", None), f"torch_{kind}"
         version = get_package_version(package)
         return DeviceInfo(

@@ -75,7 +75,7 @@ class CudaBackend(StreamedBackend):
         properties = torch.cuda.get_device_properties(self.index)
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         kilohertz = getattr(properties, "clock_rate", None)
-        uuid = sensors.ask(sensors.nvml.nvmlDeviceGetUUID) if sensors else None
+        uuid = sensors.call_or_none(sensors.nvml.nvmlDeviceGetUUID) if sensors else None
         cudnn = torch.backends.cudnn.version()
         return DeviceInfo(
             backend=self.name,
@@ -86,9 +86,9 @@ class CudaBackend(StreamedBackend):
             compute_units=properties.multi_processor_count,
             memory_bytes=properties.total_memory,
             cache_bytes=getattr(properties, "L2_cache_size", None),
-            max_clock_hz=(sensors and sensors.max_clock_hz()) or (kilohertz and kilohertz * 1e3) or None,
-            power_limit_watts=sensors.power_limit_watts() if sensors else None,
-            driver=sensors.ask_system(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
+            max_clock_hz=(sensors and sensors.read_max_clock_hz()) or (kilohertz and kilohertz * 1e3) or None,
+            power_limit_watts=sensors.read_power_limit_watts() if sensors else None,
+            driver=sensors.call_system_or_none(sensors.nvml.nvmlSystemGetDriverVersion) if sensors else None,
             uuid_hash=hash_identifier(str(uuid)) if uuid else None,
             versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn), **_read_cublas_version()},
         )

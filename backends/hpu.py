@@ -36,7 +36,7 @@ class HlmlSensors:
         self.hlml = hlml
         self.handle = handle
 
-    def ask(self, query: Callable[..., int], *arguments: Any) -> float | None:
+    def call_or_none(self, query: Callable[..., int], *arguments: Any) -> float | None:
         try:
             return float(query(self.handle, *arguments))
         except self.hlml.HLMLError:
@@ -44,12 +44,12 @@ class HlmlSensors:
 
     def read(self, energy: bool = False) -> Reading:
         hlml = self.hlml
-        megahertz = self.ask(hlml.hlmlDeviceGetClockInfo, HLML_CLOCK_SOC)
-        milliwatts = self.ask(hlml.hlmlDeviceGetPowerUsage)
+        megahertz = self.call_or_none(hlml.hlmlDeviceGetClockInfo, HLML_CLOCK_SOC)
+        milliwatts = self.call_or_none(hlml.hlmlDeviceGetPowerUsage)
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
-            celsius=self.ask(hlml.hlmlDeviceGetTemperature, HLML_TEMPERATURE_ON_AIP),
+            celsius=self.call_or_none(hlml.hlmlDeviceGetTemperature, HLML_TEMPERATURE_ON_AIP),
         )
 
 

@@ -50,7 +50,7 @@ class AmdSmiSensors:
         self.is_whole = is_whole
         self._residencies = self.read_residencies()
 
-    def ask(self, query: Callable[..., Any], *arguments: Any) -> Any:
+    def call_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return query(self.handle, *arguments)
         except self.smi.AmdSmiException:
@@ -66,12 +66,12 @@ class AmdSmiSensors:
 
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
-        megahertz = self.get_number(self.ask(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
-        power = self.ask(smi.amdsmi_get_power_info) if self.is_whole else None
-        counter = self.ask(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
+        megahertz = self.get_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
+        power = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole else None
+        counter = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
         count = self.get_number(counter, "energy_accumulator")
         microjoules = self.get_number(counter, "counter_resolution")
-        celsius = self.ask(
+        celsius = self.call_or_none(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
         return Reading(
@@ -79,32 +79,34 @@ class AmdSmiSensors:
             watts=self.get_number(power, "current_socket_power", "average_socket_power"),
             joules=None if count is None or microjoules is None else count * microjoules * 1e-6,
             celsius=float(celsius) if isinstance(celsius, (int, float)) else None,
-            throttle_reasons=self.throttle_reasons(),
+            throttle_reasons=self.read_throttle_reasons(),
         )
 
     def read_residencies(self) -> dict[str, float]:
-        metrics = self.ask(self.smi.amdsmi_get_gpu_metrics_info)
+        metrics = self.call_or_none(self.smi.amdsmi_get_gpu_metrics_info)
         counters = {name: self.get_number(metrics, name) for name in _REASON_BY_RESIDENCY}
         return {name: count for name, count in counters.items() if count is not None}
 
-    def throttle_reasons(self) -> tuple[str, ...]:
+    def read_throttle_reasons(self) -> tuple[str, ...]:
         """Return the reasons for throttling since the last call."""
         # amdsmi_get_violation_status compares the same counters, but waits 100 ms between two readings.
         before, self._residencies = self._residencies, self.read_residencies()
         rose = [name for name, count in self._residencies.items() if count > before.get(name, count)]
         return tuple(text for name, text in _REASON_BY_RESIDENCY.items() if name in rose)
 
-    def max_clock_hz(self) -> float | None:
-        megahertz = self.get_number(self.ask(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk")
+    def read_max_clock_hz(self) -> float | None:
+        megahertz = self.get_number(
+            self.call_or_none(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk"
+        )
         return None if megahertz is None else megahertz * 1e6
 
-    def power_limit_watts(self) -> float | None:
+    def read_power_limit_watts(self) -> float | None:
         # power_limit of power_info is not usable: it is in microwatts on bare metal and in watts elsewhere.
-        microwatts = self.get_number(self.ask(self.smi.amdsmi_get_power_cap_info), "power_cap")
+        microwatts = self.get_number(self.call_or_none(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
 
     def read_uuid(self) -> str | None:
-        uuid = self.ask(self.smi.amdsmi_get_gpu_device_uuid)
+        uuid = self.call_or_none(self.smi.amdsmi_get_gpu_device_uuid)
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
 
@@ -198,8 +200,8 @@ class RocmBackend(StreamedBackend):
             compute_units=properties.multi_processor_count,
             memory_bytes=properties.total_memory,
             cache_bytes=_INFINITY_CACHE_BYTES.get(self.architecture, getattr(properties, "L2_cache_size", None)),
-            max_clock_hz=sensors.max_clock_hz() if sensors else None,
-            power_limit_watts=sensors.power_limit_watts() if sensors else None,
+            max_clock_hz=sensors.read_max_clock_hz() if sensors else None,
+            power_limit_watts=sensors.read_power_limit_watts() if sensors else None,
             uuid_hash=hash_identifier(uuid) if uuid else None,
             versions={"hip": str(torch.version.hip)},
         )

@@ -22,18 +22,18 @@ class XpuSensors:
         self.vendor = vendor
         self.index = index
 
-    def ask(self, query: Callable[[int], float] | None) -> float | None:
+    def call_or_none(self, query: Callable[[int], float] | None) -> float | None:
         try:
             return None if query is None else float(query(self.index))
         except (RuntimeError, ImportError):
             return None
 
     def read(self, energy: bool = False) -> Reading:
-        megahertz = self.ask(getattr(self.vendor, "clock_rate", None))
+        megahertz = self.call_or_none(getattr(self.vendor, "clock_rate", None))
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             # Power is not read: torch.xpu.power_draw takes 100 ms, far too long within a burst.
-            celsius=self.ask(getattr(self.vendor, "temperature", None)),
+            celsius=self.call_or_none(getattr(self.vendor, "temperature", None)),
         )
 
 

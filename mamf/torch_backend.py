@@ -249,10 +249,13 @@ class AcceleratorBackend(TorchBackend):
         if spin is None:
             return None
         ratio = _SPIN_RATIO
-        rounds = [[self._spin_seconds(spin, count * _SPIN_CYCLES) for count in (1, ratio)] for _ in range(_SPIN_ROUNDS)]
+        rounds = [
+            [self._measure_spin_seconds(spin, count * _SPIN_CYCLES) for count in (1, ratio)]
+            for _ in range(_SPIN_ROUNDS)
+        ]
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
-    def _spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
+    def _measure_spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
         """Return the median window of a train of kernels. They follow flushes, so that the host stays ahead of the
         device.
         """

@@ -22,7 +22,7 @@ from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import CACHES_OF_MEMORY, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import CEILINGS, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
@@ -37,7 +37,7 @@ _SHARE_OF_BUDGET = 0.5
 def wanted_ceilings(plan: Plan) -> list[tuple[str, str]]:
     """Return the ceilings that the shares of a plan's rows need, as pairs of dtype (or READ_BANDWIDTH) and regime."""
     names = [problem.dtype for problem in plan.problems]
-    names += [READ_BANDWIDTH] if operation_called(plan.operation).has_memory_shares else []
+    names += [READ_BANDWIDTH] if get_operation(plan.operation).has_memory_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
 
 
@@ -123,7 +123,7 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
             continue
         search, _ = plan_search(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
         searches.append(search)
-    if operation_called(plan.operation).has_memory_shares:
+    if get_operation(plan.operation).has_memory_shares:
         try:
             searches.append(_bandwidth_search(backend, regimes))
         except UnavailableError as error:

@@ -24,7 +24,7 @@ from mamf.logs.records import measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import is_path, load_backend_class, open_backend
 
@@ -144,7 +144,7 @@ def _values_of(plan: Plan) -> dict[str, object]:
     for name in sorted(vars(plan).keys() - _NOT_COMPARED):
         value = getattr(plan, name)
         found[_OPTIONS.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
-    records = [operation_called(plan.operation).problem_record(problem) for problem in plan.problems]
+    records = [get_operation(plan.operation).problem_record(problem) for problem in plan.problems]
     for name in records[0]:
         values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
         found[name] = frozenset(values) if len(values) > 1 else values.pop()

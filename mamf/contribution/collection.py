@@ -18,7 +18,7 @@ from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_dtype
-from mamf.operations.unknown import is_of_products, operation_called
+from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import NAMES, SWEEP
 from mamf.plugins.discovery import is_builtin_kernel
@@ -90,7 +90,7 @@ class ResultRate(Rate):
 
 def kernel_title(entry: ResultRate) -> str:
     """Return a kernel's name for tables, marked if the kernel was loaded by path or is not part of mamf."""
-    labeled, of = label_kernel(entry.row.kernel, entry.header), operation_called(entry.row.operation)
+    labeled, of = label_kernel(entry.row.kernel, entry.header), get_operation(entry.row.operation)
     is_known = labeled != entry.row.kernel or is_builtin_kernel(of, entry.row.kernel)
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
@@ -118,10 +118,10 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
         return []
     if plan.is_search:
         return [_make_rate(log, place, PRODUCTS, *each) for each in _pair_with_rows(log, log.all_ceilings)]
-    if plan.kind == SWEEP and is_of_products(plan.operation):
+    if plan.kind == SWEEP and is_compute_roof(plan.operation):
         return [_make_rate(log, place, PRODUCTS, best.row) for best in bests(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
-    of = operation_called(plan.operation)
+    of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
         shares = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)

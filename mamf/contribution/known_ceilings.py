@@ -35,7 +35,7 @@ from mamf.errors import (
 from mamf.files import read_packaged_rows
 from mamf.measurement import DATASHEET, PUBLISHED, Rate
 from mamf.operations.matmul.operation import problem_for
-from mamf.operations.unknown import is_of_products
+from mamf.operations.unknown import is_compute_roof
 from mamf.peaks import (
     ContributedRate,
     DatasheetRate,
@@ -295,7 +295,7 @@ def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
 
 def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
     """Compare a ceiling with those of other cards of its model and power limit. Empty if none is known."""
-    if not is_of_products(ceiling.problem.operation) or ceiling.problem.data != "normal":
+    if not is_compute_roof(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""
     for known in find_contributed_rates(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:

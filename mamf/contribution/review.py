@@ -36,7 +36,7 @@ from mamf.logs.run_log import (
     read_lines,
     repeated_fields,
 )
-from mamf.operations.unknown import is_of_products
+from mamf.operations.unknown import is_compute_roof
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import list_builtin_operations
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted
@@ -59,7 +59,7 @@ def file_name(header: Mapping[str, Any]) -> str:
     """Return a log's file name in results/: command or operation, kernel, dtypes, directions, regimes and start."""
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
-    names_command = is_of_products(plan["operation"]) and command in (SWEEP, FIND)
+    names_command = is_compute_roof(plan["operation"]) and command in (SWEEP, FIND)
     parts = [
         *([] if names_command else [plan["operation"]]),
         *([command] if names_command or command in (FIND, ROOFLINE, EXPLAIN) else []),

@@ -31,7 +31,7 @@ from mamf.logs.run_log import (
 )
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_credible
-from mamf.operations.unknown import is_of_products, operation_called
+from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import compute_max_flops, find_listed_device, match_device_pattern, read_contributed_rates
 from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
@@ -113,7 +113,7 @@ def is_exact(row: Measurement) -> bool:
     """
     if not any(name in row.details for name in _OF_APPROXIMATION):
         return True
-    return row.kernel.partition("[")[0] not in operation_called(row.operation).approximate_kernels
+    return row.kernel.partition("[")[0] not in get_operation(row.operation).approximate_kernels
 
 
 # -- fields and the device ---------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
 def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     """Find samples that are faster than the device or its memory allows, and rates too high for the clock it read."""
     for line, row in evidence.good_rows:
-        info, of = evidence.log.device(row.device), operation_called(row.operation)
+        info, of = evidence.log.device(row.device), get_operation(row.operation)
         # It is unknown how much work an approximate kernel does.
         limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
         if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
@@ -356,7 +356,7 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose result was not verified, or has an error above the tolerance."""
     for line, row in evidence.good_rows:
         max_error = _MAX_ERROR if is_exact(row) else _MAX_ERROR_OF_APPROXIMATION
-        bound = row.problem.tolerance if is_of_products(row.operation) else max_error
+        bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: the result was not verified", line)
         elif not 0 <= row.error <= bound:

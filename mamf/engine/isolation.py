@@ -18,7 +18,7 @@ from mamf.backend import Backend
 from mamf.errors import describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import is_loaded_by_path
 
 
@@ -50,8 +50,8 @@ class Isolation:
             return replace(row, remarks=(*row.remarks, f"not checked by a fresh process: {answer['unknown']}"))
         return row
 
-    def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
-        of, tensors = operation_called(row.operation), importlib.import_module("mamf.operations.isolated")
+    def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
+        of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
             return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)

@@ -14,7 +14,7 @@ from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
 from mamf.statistics import figure_of, known_median, summarize, two_levels
@@ -216,7 +216,7 @@ def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) ->
     """Return the device's limit in work per second. None if it is unknown, or if the kernel approximates: its rate
     counts work that it skips.
     """
-    return operation_called(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
+    return get_operation(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
 def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:

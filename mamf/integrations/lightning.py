@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from mamf.errors import UsageError
-from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, never_raises
+from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, stop_metering_on_error
 
 _DTYPES = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"}
 
@@ -27,7 +27,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
     starts = "on_train_start"
     _steps = 0
 
-    @never_raises
+    @stop_metering_on_error
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         inner = getattr(pl_module, "model", None)
         own = inner if hasattr(inner, "config") else pl_module
@@ -42,17 +42,17 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         if len(trainer.optimizers) > 1:
             self.training.warn_once("several optimizers step per batch, so each batch counts as one step")
 
-    @never_raises
+    @stop_metering_on_error
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.training.begin()
         self.training.add(batch)
 
-    @never_raises
+    @stop_metering_on_error
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if pl_module.automatic_optimization:
             self.training.stop()
 
-    @never_raises
+    @stop_metering_on_error
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         # With gradient accumulation only the last batch of a step increments global_step.
         if trainer.global_step == self._steps:
@@ -62,12 +62,12 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         if self._steps % trainer.log_every_n_steps == 0 and (figures := self.training.compute_figures()):
             pl_module.log_dict(figures, on_step=True, on_epoch=False)
 
-    @never_raises
+    @stop_metering_on_error
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
             self.training.meter.pause()
 
-    @never_raises
+    @stop_metering_on_error
     def on_train_end(self, trainer: Any, pl_module: Any, *exception: BaseException) -> None:
         self.close()
 

@@ -228,8 +228,8 @@ class Meter:
             start, begun, end = step.marks
             if self._has_events:
                 self.backend.wait(end)
-            between = _NAN if begun is None else self._seconds_between(start, begun)
-            sums = (self._seconds_between(start, end), between, *step.work())
+            between = _NAN if begun is None else self._measure_seconds(start, begun)
+            sums = (self._measure_seconds(start, end), between, *step.work())
             self._sums = [before + own for before, own in zip(self._sums, sums, strict=True)]
             self._steps_read += 1
             return self._make_figures(step.number, 1, *sums)
@@ -274,7 +274,7 @@ class Meter:
         # On a host-timed backend, mark() would synchronize.
         return self.backend.mark() if self._has_events else self.backend.now()
 
-    def _seconds_between(self, start: Any, end: Any) -> float:
+    def _measure_seconds(self, start: Any, end: Any) -> float:
         return self.backend.seconds_between(start, end) if self._has_events else float(end - start)
 
     # -- work --------------------------------------------------------------------------------------------------------

@@ -41,14 +41,14 @@ def warn(line: str) -> None:
         warnings.warn(escape_invisible(line), MamfWarning, stacklevel=2)
 
 
-def never_raises(hook: Callable[..., Any]) -> Callable[..., Any]:
+def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of MeteredCallback so that its first error ends the metering with one warning.
 
     Until the method named by ``starts`` has run, the other methods do nothing.
     """
 
     @functools.wraps(hook)
-    def guarded(self: MeteredCallback, *positional: Any, **named: Any) -> Any:
+    def run_guarded(self: MeteredCallback, *positional: Any, **named: Any) -> Any:
         if self.training is None and hook.__name__ != self.starts:
             return
         try:
@@ -58,7 +58,7 @@ def never_raises(hook: Callable[..., Any]) -> Callable[..., Any]:
                 self.close()
             warn(f"metering has stopped, training continues: {describe_error(error)}")
 
-    return guarded
+    return run_guarded
 
 
 class MeteredCallback:

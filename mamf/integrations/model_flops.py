@@ -69,7 +69,7 @@ class ModelFlops:
         if self.encoder is not None:
             return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
         weights = 2 * self.weights * (1 + self.trained_share + self.input_share)
-        attention = self._attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+        attention = self._count_attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
         return weights + attention + self.per_sequence / sequence_length
 
     def head_flop(self, tokens: float) -> float:
@@ -88,7 +88,7 @@ class ModelFlops:
         decoded = replace(self, encoder=None).per_token(targets, causal) + across
         return sequences * (length * self.encoder.per_token(length) + targets * decoded)
 
-    def _attention_flop(self, length: int, causal: bool) -> float:
+    def _count_attention_flop(self, length: int, causal: bool) -> float:
         """Return the FLOP of attention per token, forward and backward, if all layers are trained."""
         whole = Window(self.layers - sum(each.layers for each in self.windows), length)
         halved = causal and self.is_causal
@@ -129,7 +129,7 @@ def model_flops(model: Any) -> ModelFlops:
             f"count FLOP with mamf.count_flops, or give flops_per_step=; known: {known}"
         )
     has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
-    return _ArchitectureReader(config, kind).flops(has_head)
+    return _ArchitectureReader(config, kind).make_formula(has_head)
 
 
 @functools.cache
@@ -155,25 +155,25 @@ class _ArchitectureReader:
     def __init__(self, config: Any, section: str) -> None:
         self.config, self.section = config, _read_sections()[section]
 
-    def flops(self, has_head: bool = True) -> ModelFlops:
-        layers, experts = self.number("layers"), self.number("experts")
+    def make_formula(self, has_head: bool = True) -> ModelFlops:
+        layers, experts = self.read_number("layers"), self.read_number("experts")
         sparse = self._count_sparse_layers(layers) if experts else 0
-        mlps = (layers - sparse) * (self.number("mlp") if layers > sparse else 0)
-        mlps += sparse * (experts + (self.number("router") if sparse else 0))
-        encoder, head = self.section["encoder"], self.number("head") if has_head else 0
+        mlps = (layers - sparse) * (self.read_number("mlp") if layers > sparse else 0)
+        mlps += sparse * (experts + (self.read_number("router") if sparse else 0))
+        encoder, head = self.section["encoder"], self.read_number("head") if has_head else 0
         return ModelFlops(
-            weights=layers * self.number("projections") + mlps + head,
+            weights=layers * self.read_number("projections") + mlps + head,
             layers=layers,
-            attention_width=self.number("width"),
+            attention_width=self.read_number("width"),
             windows=tuple(self._find_windows(layers)),
             is_causal=self.section["mask"] == "causal",
-            per_sequence=self.number("sequence"),
-            positions=self.number("positions"),
-            encoder=_ArchitectureReader(self.config, encoder).flops() if encoder else None,
+            per_sequence=self.read_number("sequence"),
+            positions=self.read_number("positions"),
+            encoder=_ArchitectureReader(self.config, encoder).make_formula() if encoder else None,
             head=head,
         )
 
-    def number(self, name: str) -> int:
+    def read_number(self, name: str) -> int:
         """Return the value of a key of the section, of a field of the configuration, or of digits."""
         name = name.strip()
         if name not in self.section:
@@ -188,8 +188,8 @@ class _ArchitectureReader:
     def _multiply(self, text: str) -> int:
         """Multiply the factors before the first slash, and divide by the factors after a slash, rounding down."""
         above, _, below = text.partition("/")
-        divisor = math.prod(map(self.number, below.split("/"))) if below else 1
-        return math.prod(map(self.number, above.split("*"))) // divisor
+        divisor = math.prod(map(self.read_number, below.split("/"))) if below else 1
+        return math.prod(map(self.read_number, above.split("*"))) // divisor
 
     def _read_field(self, name: str) -> int:
         found = getattr(self.config, name, None)

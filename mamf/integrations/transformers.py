@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from mamf.errors import UnsupportedError
-from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, never_raises, warn
+from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, stop_metering_on_error, warn
 
 #: Attributes of TRL's trainers that hold models which only run forward passes.
 _OTHER_MODELS = ("ref_model", "teacher_model", "reward_model")
@@ -38,7 +38,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
             warn(f"the FLOP of {' and '.join(others)} are not counted: give flops_per_step= to count them")
         return self
 
-    @never_raises
+    @stop_metering_on_error
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
             raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
@@ -47,25 +47,25 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
         self._hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
 
-    @never_raises
+    @stop_metering_on_error
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.training.begin()
 
-    @never_raises
+    @stop_metering_on_error
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.training.stop()
 
-    @never_raises
+    @stop_metering_on_error
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.training.step()
 
-    @never_raises
+    @stop_metering_on_error
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.training.meter.pause()
 
     on_save = on_evaluate
 
-    @never_raises
+    @stop_metering_on_error
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         # Evaluations and the end of a training are logged too, without a loss.
         if logs is None or "loss" not in logs:
@@ -75,7 +75,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         if state.log_history:
             state.log_history[-1].update(figures)
 
-    @never_raises
+    @stop_metering_on_error
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.close()
 
@@ -86,7 +86,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
             self._hook = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @never_raises
+    @stop_metering_on_error
     def _record_batch(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         if module.training:
             self.training.add(named or positional)

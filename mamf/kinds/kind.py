@@ -18,7 +18,7 @@ from mamf.errors import UsageError
 from mamf.logs.recording import End
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, SWEEP, Plan
 from mamf.report.ceilings import devices_document, find_document, find_summary_record
 from mamf.report.document import Document
@@ -129,17 +129,17 @@ class Sweep(KernelRows):
     def strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
 
-        of = operation_called(setup.plan.operation)
+        of = get_operation(setup.plan.operation)
         return super().strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
 
     def command(self, plan: Plan) -> str:
-        return operation_called(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
+        return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def chart(self, log: RunLog, drawing: Drawing) -> Picture:
         from mamf.report.charts.decode import decode_chart
         from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
 
-        rows, header, of = log.measurements, log.header, operation_called(log.plan.operation)
+        rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
         if of.chart == "lengths":
             return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
         drawing.require_no_direction(log)
@@ -153,7 +153,7 @@ class Sweep(KernelRows):
         return super().chart(log, drawing)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        of = operation_called(plan.operation)
+        of = get_operation(plan.operation)
         if of.has_shares and not of.has_memory_shares:
             return shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
         return super().summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
@@ -212,7 +212,7 @@ class Find(KernelRows):
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
     """Return the roofs that a log has confirmed, if memory may limit its rows; else None."""
-    if not operation_called(log.plan.operation).has_memory_shares or not log.own_ceilings:
+    if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     return build_roofs(ceilings, log.header["device"]["cache_bytes"])

@@ -45,7 +45,7 @@ from mamf.logs.entries import (
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs
-from mamf.operations.unknown import is_of_products
+from mamf.operations.unknown import is_compute_roof
 from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
@@ -345,7 +345,7 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     if found[0].a == found[0].b and all(cards):
         # Cards of one model differ by several percent.
         found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
-    if not is_of_products(kinds[0]):
+    if not is_compute_roof(kinds[0]):
         # In burst without flushes, a kernel can be several times as fast.
         caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
         found.append(Difference("caches", *caches))

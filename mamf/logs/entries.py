@@ -31,7 +31,7 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, device_speeds, get_context
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
 from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geometric_mean, known_median, student_t
 
@@ -241,14 +241,25 @@ class Entry:
     def in_cycles(self) -> Entry:
         """Return the row with its share of cycles, in percent, as the figure.
 
-        This share is the same on all cards of an architecture. Without a measured clock the row has no figure.
+        This share is the same on all cards of an architecture, so the speed of the device does not matter. Without
+        a measured clock the row has no figure.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
         percent, half = 100 * self.cycles_used, _NORMAL * self.cycles_error.own
         interval = Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE)
-        error = self.cycles_error
-        return replace(self, tflops=percent, unit=CYCLES, interval=interval, error=error, rates=(), per_degree=0.0)
+        return replace(
+            self,
+            tflops=percent,
+            unit=CYCLES,
+            interval=interval,
+            error=self.cycles_error,
+            rates=(),
+            per_degree=0.0,
+            device="",
+            device_speed=1.0,
+            device_speed_half_width=0.0,
+        )
 
     def scale_to_device(self, other: Entry) -> Entry:
         """Return the row scaled to the speed of another row's device, by the reference that both devices measured.
@@ -300,7 +311,7 @@ def problem_fields(problem: Any) -> Fields:
     """Return what a problem is paired by: all fields but the seed and, in a forward pass, ``backward_count``."""
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
-    fields = operation_called(problem.operation).problem_record(problem)
+    fields = get_operation(problem.operation).problem_record(problem)
     return {name: value for name, value in fields.items() if name != "seed"}
 
 

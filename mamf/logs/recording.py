@@ -22,7 +22,7 @@ from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
-from mamf.operations.unknown import AnyOperation, Unknown, operation_called
+from mamf.operations.unknown import AnyOperation, Unknown, get_operation
 from mamf.plans import (
     FIND,
     GUARD,
@@ -255,7 +255,7 @@ def host_seconds(backend: Backend) -> float:
 
 def plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to JSON values. Shapes become the text that their operation prints."""
-    of = operation_called(plan.operation)
+    of = get_operation(plan.operation)
     record = {name: _to_json(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
     options = _to_json(plan.options, of) or {}
     if not plan.is_shared:
@@ -281,7 +281,7 @@ def _to_json(value: Any, of: AnyOperation) -> Any:
 
 def plan_from_record(record: Mapping[str, Any]) -> Plan:
     """Convert JSON values to a plan. Raises KeyError, TypeError or ValueError if they are not one."""
-    of = operation_called(record["operation"])
+    of = get_operation(record["operation"])
     given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
     options = record.get("options") and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
     return Plan(**{**given, "kind": record[_KIND], "options": options or None})

@@ -18,7 +18,7 @@ from msgspec import UnsetType as Missing
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import MAX_OVERHEAD_SECONDS, Conditions, Measurement, Rate, Status
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
 
@@ -227,7 +227,7 @@ def utc_now() -> str:
 
 def measurement_record(row: Measurement) -> dict[str, Any]:
     """Convert a measurement to JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
-    of, work = operation_called(row.operation), row.work
+    of, work = get_operation(row.operation), row.work
     record = MeasurementRecord(
         operation=row.operation,
         shape=of.shape_record(row.shape),
@@ -281,7 +281,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     """Convert JSON values to a measurement. Raises KeyError or ValueError if they are not one of this run."""
     read = read_record(record, MeasurementRecord)
     require_regime(read.regime)
-    of = operation_called(read.operation, record)
+    of = get_operation(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
     return Measurement(
         shape=of.shape_from_record(read.shape),
@@ -325,7 +325,7 @@ def round_as_logged(ceiling: Ceiling) -> Ceiling:
 
 def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to JSON values. It follows from the measurements of phase ``confirm`` before it in the log."""
-    of, logged = operation_called(ceiling.problem.operation), round_as_logged(ceiling)
+    of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
     own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
     if of.is_compute_roof:
@@ -353,7 +353,7 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     Raises KeyError or ValueError if they are not a ceiling, UsageError for an invalid shape.
     """
     read = read_record(record, CeilingRecord)
-    of = operation_called(read.operation or MATMUL, record)
+    of = get_operation(read.operation or MATMUL, record)
     names = ("rate", "interval") if read.operation else ("tflops", "interval_tflops")
     rate, interval = (getattr(read, name) for name in names)
     if rate is UNSET or interval is UNSET:

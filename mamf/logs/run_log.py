@@ -34,7 +34,7 @@ from mamf.logs.records import (
     read_record,
 )
 from mamf.measurement import Measurement, Rate, Tabular
-from mamf.operations.unknown import is_of_products
+from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
 _TOO_DEEP = f"nested more than {MAX_NESTED} deep"
@@ -210,7 +210,7 @@ class RunLog(Tabular):
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
-        if is_of_products(ceiling.problem.operation):
+        if is_compute_roof(ceiling.problem.operation):
             self.all_ceilings[ceiling.dtype, ceiling.regime] = ceiling
         else:
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
@@ -308,7 +308,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         plan, operation = log.header["plan"], record.get("operation")
         searched = [search["operation"] for search in plan["searches"]]
         expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
-        if isinstance(operation, str) and operation not in expected and not is_of_products(operation):
+        if isinstance(operation, str) and operation not in expected and not is_compute_roof(operation):
             raise ValueError(f"a row of {operation} does not belong in a log of {plan['operation']}")
         log.measurements.append(measurement_from_record(record, log.header))
         log.summary = None

@@ -61,13 +61,13 @@ def _read_commit() -> str | None:
     if not (checkout / ".git").exists():
         return None
 
-    def git(*arguments: str) -> str:
+    def run_git(*arguments: str) -> str:
         command = ["git", "-C", str(checkout), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
 
     try:
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+        dirty = run_git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")
+        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

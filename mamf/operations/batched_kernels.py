@@ -12,9 +12,9 @@ from mamf.operations.batched import BatchedKernel, BatchedProblem, BatchedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     TorchProducts,
+    choose_smaller_operand,
     lay_out,
-    product_set,
-    smaller_operand,
+    make_product_set,
 )
 from mamf.operations.whole_products import Part
 
@@ -35,8 +35,8 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
         a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding)
         b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding)
         c = view_as(flat["c"], shape.batch, shape.m, shape.n)
-        return product_set(
-            problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], smaller_operand(a, b.mT)
+        return make_product_set(
+            problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], choose_smaller_operand(a, b.mT)
         )
 
 

@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
+from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
 
 _SAMPLED = 256
 # An error that is larger than any valid one.
@@ -55,13 +55,15 @@ class TorchDistributed(CollectiveKernel):
     ) -> Prepared:
         taken, error = None, None
         try:
-            taken = take(problem, shape, pool)
+            taken = take_transfer_buffers(problem, shape, pool)
         except Exception as failed:  # report it to the other ranks, which would wait for this one
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if taken is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
-        exchange = Exchange(problem, problem.part(shape), *taken, group_with(problem.blocks, taken[0].device.type))
+        exchange = Exchange(
+            problem, problem.part(shape), *taken, make_block_group(problem.blocks, taken[0].device.type)
+        )
         return Prepared(
             launches=[exchange.launch] * sets,
             verify=lambda index, result: exchange.verify(),
@@ -71,7 +73,9 @@ class TorchDistributed(CollectiveKernel):
         )
 
 
-def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) -> tuple[torch.Tensor, torch.Tensor]:
+def take_transfer_buffers(
+    problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Take the send buffer, with different data on each rank, and the receive buffer from the pool."""
     buffers = problem.buffers(shape)
     sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
@@ -79,7 +83,7 @@ def take(problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool) 
 
 
 @cache
-def group_with(blocks: int, device_type: str) -> Any:
+def make_block_group(blocks: int, device_type: str) -> Any:
     """Make a group of all ranks that communicates with this many blocks; None, the default group, for 0.
 
     All ranks must call this with the same number. Raises UnsupportedError if the library does not let one choose it.
@@ -118,10 +122,12 @@ class Exchange:
         places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLED))})
         self._places = torch.tensor(places, device=sent.device)
         self._launches = 0
-        call: Callable[..., object] = calls(sent, received)[problem.collective]
+        call: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
         self._call = call if group is None else partial(call, group=group)
-        self._expected = self._reduced(torch.stack(gather_objects(self._sampled(sent))))
-        self._expected_sums = None if self._tolerance else self._reduced(torch.stack(gather_objects(self._sums(sent))))
+        self._expected = self._compute_expected(torch.stack(gather_objects(self._copy_samples(sent))))
+        self._expected_sums = (
+            None if self._tolerance else self._compute_expected(torch.stack(gather_objects(self._sum_bits(sent))))
+        )
         self._unchanged = Unchanged({"sent": sent})
 
     def launch(self) -> None:
@@ -138,14 +144,14 @@ class Exchange:
 
     def verify(self) -> Verdict:
         """Return the worst verdict of all ranks, because all must stop together."""
-        worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._error()))
+        worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._measure_error()))
         return Verdict(worst, self._tolerance * max(self._launches, 1))
 
     def changed_operands(self) -> Sequence[str]:
         """Return the names of operands that changed on any rank."""
         return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
-    def _reduced(self, of_all: torch.Tensor) -> torch.Tensor:
+    def _compute_expected(self, of_all: torch.Tensor) -> torch.Tensor:
         """Return the expected result of this rank, by part, from the data of all ranks, by rank and part."""
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
@@ -154,18 +160,18 @@ class Exchange:
             return of_all[:, rank]
         return of_all.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else of_all.sum(0)
 
-    def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_samples(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sampled entries of each part, on the host."""
         return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
 
-    def _sums(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of the bits of each part, which checks all elements if data is only moved, not reduced."""
-        return torch.stack([as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
+        return torch.stack([view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
 
-    def _error(self) -> float:
-        if self._expected_sums is not None and not torch.equal(self._sums(self._received), self._expected_sums):
+    def _measure_error(self) -> float:
+        if self._expected_sums is not None and not torch.equal(self._sum_bits(self._received), self._expected_sums):
             return math.inf
-        found, expected = self._sampled(self._received), self._expected
+        found, expected = self._copy_samples(self._received), self._expected
         if self._collective == "all_reduce":
             # Each further launch reduces sums again: they grow by the number of ranks until the dtype overflows.
             grown = expected * float(self._ranks) ** min(self._launches - 1, _MAX_GROWTH)
@@ -178,7 +184,7 @@ class Exchange:
         return difference / norm if norm else (math.inf if difference else 0.0)
 
 
-def calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
+def make_collective_calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
     group: Any = torch.distributed
     # Since torch 2.13 the older names give warnings.
     all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor

@@ -43,7 +43,7 @@ def check_triton(backend: Backend, instead: str) -> Unavailable | None:
     if importlib.util.find_spec("triton") is None:
         return Unavailable("Triton is not installed", "pip install triton")
     try:
-        driven = driven_device()
+        driven = get_triton_device_type()
     except Exception as error:  # any error of a vendor's driver
         return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {instead}")
     if driven != getattr(backend, "device_type", None):
@@ -51,7 +51,7 @@ def check_triton(backend: Backend, instead: str) -> Unavailable | None:
     return None
 
 
-def driven_device() -> str:
+def get_triton_device_type() -> str:
     """Return the type of device that Triton runs kernels on. Raises the driver's errors if it finds no device."""
     from triton.runtime import driver
 

@@ -8,7 +8,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
-from mamf.operations.operand_sets import Unchanged, as_words, check_torch, poison
+from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
 
 
 class TorchCopies(CopyKernel):
@@ -30,14 +30,14 @@ class TorchCopies(CopyKernel):
         rewrite: bool = False,
     ) -> Prepared:
         own = pool.take("own", *problem.buffers(shape)["own"])
-        other = elsewhere(own, problem, backend)
+        other = allocate_other_end(own, problem, backend)
         source, target = (other.copy_(own), torch.empty_like(own)) if problem.direction == "to_device" else (own, other)
 
         def launch() -> None:
             target.copy_(source, non_blocking=True)
 
         def verify(index: int, result: object) -> Verdict:
-            return Verdict((as_words(target.to(own.device)) != as_words(own)).float().mean().item(), 0.0)
+            return Verdict((view_as_words(target.to(own.device)) != view_as_words(own)).float().mean().item(), 0.0)
 
         def poison_target(returned: object = None) -> None:
             backend.synchronize()  # otherwise the host could write before queued copies have ended
@@ -52,7 +52,7 @@ class TorchCopies(CopyKernel):
         )
 
 
-def elsewhere(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
+def allocate_other_end(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
     """Allocate a buffer like ``own`` at the other end of the copy. Raises UnsupportedError without pinned memory."""
     if problem.direction == "to_peer":
         index = (backend.index + 1) % backend.device_count()

@@ -72,7 +72,7 @@ class GroupedProblem(ProductProblem):
         metadata=describe("distribution of tokens over experts: as equal as possible, or by Zipf's law"),
     )
 
-    def tokens_of_experts(self, shape: GroupedShape) -> tuple[int, ...]:
+    def count_expert_tokens(self, shape: GroupedShape) -> tuple[int, ...]:
         """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
         if self.routing == "balanced":
@@ -82,7 +82,7 @@ class GroupedProblem(ProductProblem):
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch. The weights of experts without tokens are not read."""
-        busy = sum(tokens > 0 for tokens in self.tokens_of_experts(shape))
+        busy = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
         idle = super().operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
         usual = super().work(shape)
         return replace(usual, nbytes=usual.nbytes - idle)
@@ -172,4 +172,4 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return the columns of matmul, and the largest number of tokens of an expert."""
-        return {**super().columns(row, info), "most tokens": max(row.problem.tokens_of_experts(row.shape))}
+        return {**super().columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}

@@ -15,12 +15,12 @@ from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     ScaledProducts,
     TorchProducts,
+    choose_smaller_operand,
     lay_out,
-    product_set,
-    quantized_operand,
-    quantized_unchanged,
+    make_product_set,
+    quantize_operand,
     rows_of,
-    smaller_operand,
+    watch_quantized_operands,
 )
 from mamf.operations.quantization import Quantized
 from mamf.operations.whole_products import Part
@@ -41,13 +41,13 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     ) -> OperandSet:
         a = lay_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
         b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape)
+        c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
 
         def parts(output: torch.Tensor) -> list[Part]:
             groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
             return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
-        return product_set(problem, self.bind(a, b, c, tokens), c, parts, smaller_operand(a, b.mT))
+        return make_product_set(problem, self.bind(a, b, c, tokens), c, parts, choose_smaller_operand(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):
@@ -73,11 +73,11 @@ class GroupedMm(TorchGrouped):
 
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
         product: Any = grouped_mm()
-        ends = ends_of(tokens, a.device)
+        ends = compute_row_ends(tokens, a.device)
         return lambda: product(a, b, offs=ends)
 
 
-def ends_of(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+def compute_row_ends(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return where the rows of each expert end, as int32 on the device."""
     return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
 
@@ -126,10 +126,10 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = quantized_unchanged(a, b)
+        a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        unchanged = watch_quantized_operands(a, b)
         values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
-        c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.tokens_of_experts(shape), shape.n
+        c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
         busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
@@ -139,6 +139,6 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         def exact(output: torch.Tensor) -> list[Part]:
             return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
 
-        launch = self.bind(problem, shape, a, b, ends_of(tokens, c.device))
-        changing = smaller_operand(a.elements, b.elements)
-        return product_set(problem, launch, c, parts, changing, exact=exact, changed=unchanged)
+        launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
+        changing = choose_smaller_operand(a.elements, b.elements)
+        return make_product_set(problem, launch, c, parts, changing, exact=exact, changed=unchanged)

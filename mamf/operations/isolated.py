@@ -21,13 +21,13 @@ import torch
 from mamf.backend import Backend, OperandPool
 from mamf.errors import MamfError, UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
-from mamf.operations.operand_sets import take_buffers, tensors_of
+from mamf.operations.operand_sets import list_tensors, take_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
 # Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and
 # once per trial, and launches this many times slower: the clock is lower at the power limit than in a burst.
 _TIMED_SECONDS, _TRIALS, _MAX_LAUNCHES = 0.5, 3, 2000
-_HOST_SECONDS, _ONCE_SECONDS, _SLOWER = 100e-6, 0.1, 2.0
+_HOST_SECONDS, _TRIAL_SECONDS, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 
 class ChannelError(MamfError):
@@ -69,7 +69,7 @@ def serve(
     if "operands" not in asked:
         return asked
     flat = take_buffers(pool, problem.buffers(shape))
-    _write(flat, asked["operands"], operands)
+    _write_buffers(flat, asked["operands"], operands)
     prepared = kernel.prepare(backend, problem, shape, pool)
     prepared.poison([None])
     while "operands" in asked or "launches" in asked:
@@ -86,10 +86,10 @@ def serve(
 
 
 def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result: object) -> None:
-    returned = list(tensors_of(result))
+    returned = list(list_tensors(result))
     described = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned]
     is_one = isinstance(result, torch.Tensor)
-    parts = [_bytes_of(tensor) for tensor in (*written.values(), *returned)]
+    parts = [_copy_bytes(tensor) for tensor in (*written.values(), *returned)]
     channel.send(*parts, written=list(written), returned=described, is_one=is_one)
 
 
@@ -106,7 +106,7 @@ def answer(channel: Channel) -> None:
         while True:
             asked, _ = channel.receive()
             try:
-                found = _checked(channel, asked)
+                found = _check_kernel(channel, asked)
             except (ChannelError, BrokenPipeError):
                 return
             except get_plugin_errors() as error:
@@ -114,7 +114,7 @@ def answer(channel: Channel) -> None:
             channel.send(**found)
 
 
-def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
+def _check_kernel(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     of, cpu = make_operation(asked["operation"]), open_backend("cpu")
     problem, shape = of.problem_from_record(asked["problem"]), of.shape_from_record(asked["shape"])
     pool = cpu.operand_pool(problem.data, problem.seed)
@@ -124,17 +124,17 @@ def _checked(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     buffers = problem.buffers(shape)
     flat = take_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
-    channel.send(*(_bytes_of(flat[name]) for name in operands), operands=operands)
+    channel.send(*(_copy_bytes(flat[name]) for name in operands), operands=operands)
     fields, parts = channel.receive()
     written = len(fields["written"])
-    _write(flat, fields["written"], parts[:written])
-    result = _results(fields, parts[written:])
+    _write_buffers(flat, fields["written"], parts[:written])
+    result = _rebuild_result(fields, parts[written:])
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:
             reason = verdict.reason or f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
             return {"wrong": reason}
-    return _timed(channel, asked["seconds"])
+    return _check_reported_time(channel, asked["seconds"])
 
 
 def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
@@ -152,10 +152,10 @@ def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> A
     raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU ({'; '.join(reasons[:1])})")
 
 
-def _timed(channel: Channel, seconds: float) -> dict[str, str]:
+def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
     """Time launches with this process's clock and compare with ``seconds``, one launch by the other process's clock."""
     launches = min(_MAX_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
-    most = _ONCE_SECONDS + launches * (_HOST_SECONDS + _SLOWER * seconds)
+    most = _TRIAL_SECONDS + launches * (_HOST_SECONDS + _MAX_SLOWDOWN * seconds)
     taken = math.inf
     for _ in range(_TRIALS):
         begun = time.perf_counter()
@@ -171,16 +171,16 @@ def _timed(channel: Channel, seconds: float) -> dict[str, str]:
     return {"wrong": shown}
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def _copy_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _write(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
+def _write_buffers(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
     for name, part in zip(names, parts, strict=True):
         flat[name].view(torch.uint8).copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
 
-def _results(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:
+def _rebuild_result(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:
     """Rebuild what the launch returned as tensors of this process; None if it returned nothing."""
     tensors = [
         torch.frombuffer(bytearray(part), dtype=getattr(torch, dtype)).view(sizes)

@@ -128,22 +128,22 @@ def prepare_sets(
     return Prepared(
         launches=[each.launch for each in sets],
         verify=lambda index, result: sets[index].verify(result),
-        verify_whole=_by_index([each.verify_whole for each in sets]),
+        verify_whole=_combine_by_index([each.verify_whole for each in sets]),
         change_operands=(lambda: [change() for change in changes]) if changes else None,
         poison=poison,
         changed_operands=changed_operands,
         held_bytes=held_bytes,
-        checksum=_by_index([each.checksum for each in sets]),
+        checksum=_combine_by_index([each.checksum for each in sets]),
         remember=lambda index, result: remember_outputs(
-            lambda returned: tensors_of(returned) or sets[index].outputs, result
+            lambda returned: list_tensors(returned) or sets[index].outputs, result
         ),
         repeats_bits=all(each.repeats_bits for each in sets),
-        locate=_by_index([each.locate for each in sets]),
+        locate=_combine_by_index([each.locate for each in sets]),
         verify_special=sets[0].verify_special,
     )
 
 
-def _by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[int, object], AnswerT] | None:
+def _combine_by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[int, object], AnswerT] | None:
     """Combine one function per set into one that also takes the set's index; None if the sets have no function."""
     known = [call for call in calls if call is not None]
     return (lambda index, result: known[index](result)) if known else None
@@ -181,7 +181,7 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
     """Poison the outputs that launches write, the tensors that they returned, and memory that the next one may use."""
     for tensor in written:
         poison(tensor)
-    for tensor in tensors_of(returned):
+    for tensor in list_tensors(returned):
         spares = [torch.empty_like(tensor) for _ in range(_SPARE_BLOCKS)]
         for each in (tensor, *spares):
             poison(each)
@@ -200,7 +200,7 @@ def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tenso
 
 
 @contextmanager
-def float32_precision(precision: str) -> Iterator[None]:
+def use_float32_precision(precision: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -210,7 +210,7 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Use one torch thread for small sums: waking 64 threads takes 20 times as long as the sums, and 60 times as long
     if four processes do it at once.
     """
@@ -237,14 +237,14 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
     return "" if found == wanted else f"the launch returned a tensor of {found}, not {wanted}"
 
 
-def tensors_of(returned: object) -> list[torch.Tensor]:
+def list_tensors(returned: object) -> list[torch.Tensor]:
     """Return the tensors of a launch's result: the result itself, or those in a tuple."""
     if isinstance(returned, torch.Tensor):
         return [returned.detach()]
     return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []
 
 
-def verify_beside_special(
+def verify_special_values(
     found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]
 ) -> Verdict:
     """Verify that special values in the operands, such as NaN, change only the expected values of the output."""
@@ -253,7 +253,7 @@ def verify_beside_special(
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 
-def worst_of(errors: Iterable[float]) -> float:
+def get_max_error(errors: Iterable[float]) -> float:
     """Return the largest error, or NaN if any is NaN. (``max`` ignores a NaN that does not come first.)"""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
@@ -276,7 +276,7 @@ class Unchanged:
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Sum the words of a contiguous tensor over rows and columns of a table that is _COLUMNS words wide."""
-    words = as_words(tensor.detach().reshape(-1))
+    words = view_as_words(tensor.detach().reshape(-1))
     whole = words.numel() // _COLUMNS * _COLUMNS
     table, rest = words[:whole].view(-1, _COLUMNS), words[whole:]
     # Sums use the dtype of the words, because a wider one would copy the operands. Overflow is harmless.
@@ -294,7 +294,7 @@ def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
     return lambda: int(number.item())
 
 
-def as_words(flat: torch.Tensor) -> torch.Tensor:
+def view_as_words(flat: torch.Tensor) -> torch.Tensor:
     """View a flat tensor's memory as integers, of the widest dtype that fits its size and alignment."""
     nbytes = flat.numel() * flat.element_size()
     for dtype in (torch.int32, torch.int16):
@@ -310,32 +310,32 @@ _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
 _PATTERNS, _ROWS_IN_ONE = 16, 64
 
 
-def fresh_integers(
+def draw_integers(
     below: int, size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
     """Draw unpredictable integers from 0 to ``below`` - 1; on the host if the device has no generator."""
     try:
         generator = torch.Generator(device=device)
     except RuntimeError:
-        return fresh_integers(below, size, torch.device("cpu"), dtype).to(device)
+        return draw_integers(below, size, torch.device("cpu"), dtype).to(device)
     generator.manual_seed(secrets.randbits(63))
     return torch.randint(below, tuple(size), generator=generator, device=device, dtype=dtype)
 
 
-def fresh_choices(size: Sequence[int], device: torch.device) -> torch.Tensor:
+def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
     """Draw unpredictable booleans."""
-    return fresh_integers(2, size, device, torch.int8) == 1
+    return draw_integers(2, size, device, torch.int8) == 1
 
 
-def with_long_rows(tensor: torch.Tensor) -> torch.Tensor:
+def join_rows(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, because fewer rows need smaller Signs."""
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _ROWS_IN_ONE))
 
 
-def fresh_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
+def draw_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
     """Draw unpredictable signs, 1 and -1, as int8."""
-    return torch.where(fresh_choices(size, device), -1, 1).to(torch.int8)
+    return torch.where(draw_booleans(size, device), -1, 1).to(torch.int8)
 
 
 class Signs:
@@ -374,13 +374,13 @@ class Signs:
         """Draw patterns with at least one flip each: factors for numbers, or bits to flip for 8-bit values."""
         operand = self._operand
         size = (_PATTERNS, operand.shape[:-1].numel() + operand.shape[-1] - 1)
-        flips = fresh_choices(size, operand.device)
+        flips = draw_booleans(size, operand.device)
         flips[:, secrets.randbelow(size[1])] = True
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
             return 1 - 2 * flips.to(operand.dtype)
         bits = flips.to(torch.uint8) * _SIGN_BIT
         if operand.dtype == torch.uint8:
-            bits += fresh_choices(size, operand.device).to(torch.uint8) * _SIGN_BIT_OF_LOWER
+            bits += draw_booleans(size, operand.device).to(torch.uint8) * _SIGN_BIT_OF_LOWER
         return bits
 
     @torch.no_grad()
@@ -409,12 +409,12 @@ def remember_outputs(
     ``outputs_of``: gives the outputs of a launch from its result. Whole outputs are compared bit by bit, on their
     device and without waiting for it.
     """
-    first = [_bits_of(each).clone() for each in outputs_of(result)]
+    first = [_view_bits(each).clone() for each in outputs_of(result)]
     values = sum(each.numel() for each in first)
 
     def compare(later: object) -> Callable[[], WrongCells]:
         pairs = zip(outputs_of(later), first, strict=True)
-        found = [_wrong_cells(_bits_of(now) != before) for now, before in pairs]
+        found = [_find_wrong_cells(_view_bits(now) != before) for now, before in pairs]
 
         def read() -> WrongCells:
             """Return the differing cells of the first output that differs."""
@@ -428,13 +428,13 @@ def remember_outputs(
     return compare
 
 
-def _bits_of(tensor: torch.Tensor) -> torch.Tensor:
+def _view_bits(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor's bits as integers, in the shape of a batch of matrices."""
     bits = tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
     return bits.reshape(-1, *(bits.shape[-2:] if bits.dim() > 1 else (1, bits.shape[-1])))
 
 
-def _wrong_cells(flags: torch.Tensor) -> torch.Tensor:
+def _find_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
     """Return which cells contain a flag, given flags by matrix, row and column."""
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
     cells: torch.Tensor = padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)

@@ -25,11 +25,11 @@ from mamf.operations.operand_sets import (
     TorchKernel,
     Unchanged,
     explain_wrong_type,
-    float32_precision,
-    one_thread,
     queue_checksum,
     sample_indices,
     select,
+    use_float32_precision,
+    use_one_thread,
     view_as,
 )
 from mamf.operations.quantization import Quantized, quantize
@@ -37,9 +37,9 @@ from mamf.operations.whole_products import (
     Operand,
     Part,
     locate_wrong,
-    rounded_like,
+    round_like_result,
+    verify_all_entries,
     verify_special_product,
-    whole_verdict,
 )
 from mamf.torch_backend import to_torch_dtype
 
@@ -54,7 +54,7 @@ PartsOf = Callable[[torch.Tensor], Sequence[Part]]
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
-def product_set(
+def make_product_set(
     problem: ProductProblem,
     launch: Callable[[], object],
     c: torch.Tensor,
@@ -74,7 +74,7 @@ def product_set(
     signs, known = Signs(changing), dict(details or {})
     if exact is not None:
         places = sample_places(parts(c))
-        error = relative_error(multiply_sampled(parts(c), places), multiply_sampled(exact(c), places))
+        error = compute_relative_error(multiply_sampled(parts(c), places), multiply_sampled(exact(c), places))
         known["quantization_error"] = error
 
     def output(result: object) -> torch.Tensor:
@@ -90,14 +90,14 @@ def product_set(
             return Verdict(math.inf, 0.0, reason=reason)
         own = parts(output(result))
         places = sample_places(own)
-        found = torch.cat([on_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
+        found = torch.cat([copy_to_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
         expected = scale * multiply_sampled(own, places)
-        expected = rounded_like(found, expected) if problem.is_rounded else expected
-        return Verdict(relative_error(found, expected), problem.tolerance, known)
+        expected = round_like_result(found, expected) if problem.is_rounded else expected
+        return Verdict(compute_relative_error(found, expected), problem.tolerance, known)
 
     def verify_whole(result: object) -> Verdict:
         """Verify all entries. ``verify`` has already checked the output's type."""
-        return whole_verdict(problem, parts(output(result)), scale)
+        return verify_all_entries(problem, parts(output(result)), scale)
 
     return OperandSet(
         launch,
@@ -140,7 +140,7 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:
         # Set it for float32 too: with a user's global "high", its ceiling would become that of tf32.
-        return float32_precision("high" if problem.dtype == "tf32" else "highest")
+        return use_float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
         # torch raises NotImplementedError for an operation that the device does not support.
@@ -173,11 +173,13 @@ def sample_places(parts: Sequence[Part]) -> list[_Place]:
 
 def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
     """Compute A @ B at the sampled places, on the host in float64."""
-    operands = ((rows_on_host(parts[p].left, i, m), rows_on_host(parts[p].right, i, n)) for p, i, m, n in places)
+    operands = (
+        (copy_rows_to_host(parts[p].left, i, m), copy_rows_to_host(parts[p].right, i, n)) for p, i, m, n in places
+    )
     return torch.cat([multiply(left, right.t()).flatten() for left, right in operands])
 
 
-def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def choose_smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the smaller operand, which is faster to change, or the larger one if the smaller has few rows.
 
     With few rows, a kernel could update its last result from the part of the other operand where signs flipped.
@@ -186,18 +188,20 @@ def smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
 
 
-def rows_on_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
-    return operand.on_host(rows) if isinstance(operand, Quantized) else on_host(operand[product], 0, rows)
+def copy_rows_to_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
+    return (
+        operand.dequantize_on_host(rows) if isinstance(operand, Quantized) else copy_to_host(operand[product], 0, rows)
+    )
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    with one_thread():
+    with use_one_thread():
         return a @ b
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return ||found - expected|| / ||expected|| of host tensors; infinite if only zeros are expected but not found."""
-    with one_thread():
+    with use_one_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
     if magnitude == 0:
@@ -205,18 +209,18 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference / magnitude)
 
 
-def on_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
+def copy_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
     chosen = select(tensor, dim, indices).cpu()
-    with one_thread():
+    with use_one_thread():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize > 1:
             return chosen.to(torch.float64)
         # A table is 20 times faster than torch's conversion of 8-bit floats.
         places = chosen.view(torch.uint8).flatten().to(torch.int32)
-        return _float8_values(tensor.dtype).index_select(0, places).view(chosen.shape)
+        return _list_float8_values(tensor.dtype).index_select(0, places).view(chosen.shape)
 
 
 @functools.cache
-def _float8_values(dtype: torch.dtype) -> torch.Tensor:
+def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
     """Return the values of all 256 bit patterns of an 8-bit float dtype in float64."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float64)
 
@@ -270,7 +274,7 @@ def rows_of(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor])
     return view_as(flat[operand], shape.rows[operand], shape.k)
 
 
-def quantized_operand(
+def quantize_operand(
     backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
 ) -> Quantized:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports."""
@@ -280,7 +284,7 @@ def quantized_operand(
     return quantize(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)
 
 
-def quantized_unchanged(a: Quantized, b: Quantized) -> Unchanged:
+def watch_quantized_operands(a: Quantized, b: Quantized) -> Unchanged:
     """Make a check that quantized operands stay unchanged. Call it before the kernel sees them."""
     operands = {"a": a, "b": b}.items()
     elements = {f"{name}_quantized": each.elements for name, each in operands}

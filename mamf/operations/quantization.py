@@ -67,7 +67,7 @@ class Quantized:
             decode(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
         )
 
-    def on_host(self, rows: torch.Tensor) -> torch.Tensor:
+    def dequantize_on_host(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the dequantized values of these rows, on the host in float64."""
         return Quantized(
             select(self.elements, 0, rows).cpu(),
@@ -88,24 +88,24 @@ def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tenso
     scales = []
     for start in range(0, rows, step):
         chunk = values[start : start + step].float()
-        scale = scales_of(largest_of_blocks(chunk, scaling), scaling, largest_value(format, e4m3))
+        scale = compute_scales(compute_block_maxima(chunk, scaling), scaling, get_max_value(format, e4m3))
         scales.append(scale)
         elements[start : start + step] = encode(chunk, scale, scaling, format, e4m3)
     return Quantized(elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling)
 
 
-def largest_value(format: Format, e4m3: torch.dtype) -> float:
+def get_max_value(format: Format, e4m3: torch.dtype) -> float:
     return E2M1[-1] if format.values_per_byte == 2 else torch.finfo(e4m3).max
 
 
-def largest_of_blocks(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+def compute_block_maxima(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Return the largest magnitude of each block."""
     rows, k = values.shape
     columns = scaling.columns or k
     return values.abs().view(rows // scaling.rows, scaling.rows, k // columns, columns).amax((1, 3))
 
 
-def scales_of(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
+def compute_scales(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
     """Compute the scales of blocks from their largest magnitudes. ``most``: the format's largest value."""
     if scaling.dtype == "float8_e8m0fnu":
         # The exponents of frexp are floor(log2) + 1, on both sides of the difference.
@@ -139,19 +139,19 @@ def encode(
     values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, format: Format, e4m3: torch.dtype
 ) -> torch.Tensor:
     """Divide values by their scales and convert them to the format's bytes."""
-    most = largest_value(format, e4m3)
+    most = get_max_value(format, e4m3)
     rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-most, most)
     return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else pack_e2m1(rest)
 
 
 def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
     """Round values to e2m1, to nearest with ties to the even code, and pack two per byte."""
-    codes = torch.bucketize(values.abs(), _boundaries().to(values.device)).to(torch.uint8)
+    codes = torch.bucketize(values.abs(), _list_rounding_boundaries().to(values.device)).to(torch.uint8)
     codes += _SIGN * torch.signbit(values).to(torch.uint8)
     return codes[:, ::2] + 16 * codes[:, 1::2]
 
 
-def _boundaries() -> torch.Tensor:
+def _list_rounding_boundaries() -> torch.Tensor:
     """Return the boundaries between magnitudes for rounding. A value at a boundary rounds down, so where a tie must
     round up to the even code, the boundary is slightly below the middle.
     """

@@ -99,21 +99,21 @@ def thaw(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 AnyOperation = Operation[Any, Any]
 
 
-def is_of_products(name: str) -> bool:
+def is_compute_roof(name: str) -> bool:
     """Whether the ceilings of an operation are compute roofs: products of matrices, whose ceilings rows of others are
     shares of.
     """
-    return operation_called(name).is_compute_roof
+    return get_operation(name).is_compute_roof
 
 
 @functools.cache
-def _installed(name: str) -> AnyOperation:
+def _get_installed(name: str) -> AnyOperation:
     return make_operation(name)
 
 
-def operation_called(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
+def get_operation(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
     """Return the operation with this name; if it is not installed, a placeholder that can show its rows."""
     try:
-        return _installed(name)
+        return _get_installed(name)
     except UnknownNameError:
         return Unknown(name, record or {})

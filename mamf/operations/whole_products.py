@@ -29,7 +29,7 @@ import torch
 from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL, Verdict, WrongCells
 from mamf.operations.matmul.shapes import ProductProblem
-from mamf.operations.operand_sets import fresh_signs, one_thread, verify_beside_special
+from mamf.operations.operand_sets import draw_signs, use_one_thread, verify_special_values
 from mamf.operations.quantization import Quantized
 
 #: The number of random vectors in a test.
@@ -57,38 +57,38 @@ class Part:
     right: Operand
     c: torch.Tensor
 
-    def oriented(self) -> Part:
+    def orient(self) -> Part:
         """Return the part or its transpose, whichever has shorter rows: then fewer rounding errors add up in a sum."""
         return Part(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
 
 
-def whole_verdict(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
+def verify_all_entries(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
     """Return the verdict on all entries of all parts. Its error is that of all of C, reduced by what chance may add."""
     if parts[0].c.is_cpu:
-        with one_thread():
-            return _verdict(problem, parts, scale, _HOST_CHUNK)
+        with use_one_thread():
+            return _verify_entries(problem, parts, scale, _HOST_CHUNK)
     try:
-        return _verdict(problem, parts, scale, _CHUNKS[0])
+        return _verify_entries(problem, parts, scale, _CHUNKS[0])
     except torch.OutOfMemoryError:
         pass  # retry outside the handler, whose traceback keeps memory alive
-    return _verdict(problem, parts, scale, _CHUNKS[1])
+    return _verify_entries(problem, parts, scale, _CHUNKS[1])
 
 
-def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, elements: int) -> Verdict:
+def _verify_entries(problem: ProductProblem, parts: Sequence[Part], scale: float, elements: int) -> Verdict:
     if problem.is_rounded:
-        return _rounded_verdict(parts, scale, elements)
-    wide = _wide_dtype(problem.dtype, parts[0].c.device)
-    oriented = [part.oriented() for part in parts]
+        return _verify_rounded_entries(parts, scale, elements)
+    wide = _choose_wide_dtype(problem.dtype, parts[0].c.device)
+    oriented = [part.orient() for part in parts]
     figures = torch.stack([_compute_residuals(part, scale, wide, elements) for part in oriented]).tolist()
     squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*figures, strict=True))
-    error = _ratio(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
+    error = _divide_or_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
     tolerance = problem.tolerance
     if not tolerance or not math.isfinite(error):
         return Verdict(error, tolerance, reference=_REFERENCE)
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
     # The norm of A (B x) of a small matmul may be small by chance; on average it is that of C.
-    slope = _ratio(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
+    slope = _divide_or_inf(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
     steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
     freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
@@ -100,13 +100,13 @@ def _verdict(problem: ProductProblem, parts: Sequence[Part], scale: float, eleme
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
-    return Verdict(error / _spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
+    return Verdict(error / _compute_spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 
 _REFERENCE = "A (B x) for random x"
 
 
-def _rounded_verdict(parts: Sequence[Part], scale: float, elements: int) -> Verdict:
+def _verify_rounded_entries(parts: Sequence[Part], scale: float, elements: int) -> Verdict:
     """Return the verdict on int8 outputs: their relative distance from the expected values."""
     distance = size = 0.0
     for part in parts:
@@ -118,10 +118,10 @@ def _rounded_verdict(parts: Sequence[Part], scale: float, elements: int) -> Verd
             if _compute_residuals(Part(block.left, block.right, exact), 1.0, torch.int32, elements)[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact product that C is compared with is wrong")
             found = block.c.float()
-            expected = rounded_like(found, exact.float() * scale)
+            expected = round_like_result(found, exact.float() * scale)
             distance += (found - expected).square().sum().item()
             size += expected.square().sum().item()
-    return Verdict(_ratio(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE)
+    return Verdict(_divide_or_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE)
 
 
 def _multiply_exactly(part: Part) -> torch.Tensor:
@@ -133,7 +133,7 @@ def _multiply_exactly(part: Part) -> torch.Tensor:
     return sums
 
 
-def rounded_like(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Return the expected int8 outputs, given their exact values: ``found`` wherever it is a nearest integer."""
     limited = exact.clamp(-128, 127)
     return torch.where((found - limited).abs() <= _NEARLY_HALF, found, limited.round())
@@ -148,20 +148,20 @@ def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 
         for start in range(0, n, step):
             stop = min(start + step, n)
             rows = right.part(start, stop) if isinstance(right, Quantized) else right[:, start:stop]
-            flags = _wrong_rows(problem, Part(part.left, rows, part.c[:, :, start:stop]), scale)
+            flags = _find_wrong_rows(problem, Part(part.left, rows, part.c[:, :, start:stop]), scale)
             columns = range(start // CELL, -(-stop // CELL))
             found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
         products += len(part.c)
     return WrongCells(frozenset(found), *parts[0].c.shape[1:])
 
 
-def _wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tensor:
+def _find_wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tensor:
     """Return for each row of each matmul whether its error is larger than rounding explains."""
     if problem.is_rounded:
         found = part.c.float()
-        return (found != rounded_like(found, _multiply_exactly(part).float() * scale)).any(2)
-    wide, c, elements = _wide_dtype(problem.dtype, part.c.device), part.c, _CHUNKS[1]
-    x = fresh_signs((c.shape[0], c.shape[2], VECTORS), c.device)
+        return (found != round_like_result(found, _multiply_exactly(part).float() * scale)).any(2)
+    wide, c, elements = _choose_wide_dtype(problem.dtype, part.c.device), part.c, _CHUNKS[1]
+    x = draw_signs((c.shape[0], c.shape[2], VECTORS), c.device)
     products = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     off = (_multiply(c, x, wide, elements) - products * (1 if scale == 1 else scale)).abs()
     squares = c.to(torch.float32 if wide == torch.int32 else wide).square().sum(-1).nan_to_num()
@@ -169,11 +169,11 @@ def _wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tens
     return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
-def _ratio(part: float, whole: float) -> float:
+def _divide_or_inf(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _spread_factor(freedom: int) -> float:
+def _compute_spread_factor(freedom: int) -> float:
     """Return the factor by which the root of a mean of ``freedom`` squares may exceed the true value by chance (Laurent
     and Massart, 2000).
     """
@@ -186,7 +186,7 @@ def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: in
     <r, A (B x)> and <A (B x), A (B x)>.
     """
     c = part.c
-    x = fresh_signs((c.shape[0], c.shape[2], VECTORS), c.device)
+    x = draw_signs((c.shape[0], c.shape[2], VECTORS), c.device)
     expected = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     expected = expected if scale == 1 else expected * scale
     found = _multiply(c, x, wide, elements)
@@ -195,7 +195,7 @@ def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: in
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
     # torch converts while it reads, except for 8-bit floats. Converting all of C first would move five times the bytes.
     read = c if c.dtype.itemsize > 1 else c.to(wide)
-    sizes = [torch.linalg.vector_norm(chunk, dim=-1, dtype=wide) for chunk in _chunks(read, elements)]
+    sizes = [torch.linalg.vector_norm(chunk, dim=-1, dtype=wide) for chunk in _split_into_chunks(read, elements)]
     squares = torch.cat(sizes, dim=1).square()
     r = found - expected
     # A row with a small norm is compared with the mean of all rows, because its rounding errors may be as large.
@@ -205,7 +205,7 @@ def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: in
     return torch.stack([r.square().sum() / VECTORS, squares.sum(), worst, along, of_expected])
 
 
-def _wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def _choose_wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Return the dtype to sum in; float32 if the device has no float64."""
     wide = _WIDE.get(dtype, torch.float32)
     try:
@@ -230,7 +230,7 @@ def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elemen
     own = wide if is_widened else operand.dtype
     factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
     lies_by_rows = operand.stride(-1) <= operand.stride(-2)
-    chunks = _chunks(operand if lies_by_rows else operand.mT, elements // VECTORS)
+    chunks = _split_into_chunks(operand if lies_by_rows else operand.mT, elements // VECTORS)
     if lies_by_rows:
         along = factors.mT[:, None]
         return torch.cat([(chunk.to(own)[:, :, None] * along).sum(-1, dtype=wide) for chunk in chunks], dim=1)
@@ -254,7 +254,7 @@ def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dt
     return found
 
 
-def _chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
+def _split_into_chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
     """Split a tensor (batch, rows, columns) into chunks of rows with about ``elements`` elements each."""
     yield from tensor.split(max(1, elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
 
@@ -303,4 +303,4 @@ def verify_special_product(
         c[small] = torch.where(near | (own == 0), own, math.nan)
         details["subnormal operands"] = "kept" if (own[own == own] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
-    return verify_beside_special(found, expected, "an infinity, a NaN and a subnormal number", details)
+    return verify_special_values(found, expected, "an infinity, a NaN and a subnormal number", details)

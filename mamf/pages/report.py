@@ -20,7 +20,7 @@ from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
 from mamf.node.verdict import judge, node_chart, node_document
-from mamf.operations.unknown import is_of_products, operation_called
+from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import make_counters_document
@@ -382,7 +382,7 @@ def _format_start(header: Mapping[str, Any]) -> str:
 def _draw_pictures(log: RunLog) -> Iterator[Picture]:
     """Draw all regimes in one picture, or each in its own if the operation's chart is drawn by length."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
-    for regime in regimes if operation_called(log.plan.operation).chart == "lengths" else [None]:
+    for regime in regimes if get_operation(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # the log lacks what would be drawn
             yield make_log_chart(log, regime)
 
@@ -416,7 +416,7 @@ def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
     point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
     # Without the seed, so that searches with different seeds get the same label and are drawn side by side.
-    is_plain = is_of_products(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
+    is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
         f"{percent(share)} % of the datasheet" if share else "",
@@ -444,7 +444,7 @@ def _row_figure(row: Measurement, shares: Shares) -> Figure:
 
 def _share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
-    share = shares.mamfu(row) if operation_called(row.operation).has_shares else None
+    share = shares.mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_SHARE:
         return None
     rest = [note for note in notes if note and note != shares.mamfu_text(row)]

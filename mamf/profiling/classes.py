@@ -189,27 +189,27 @@ def _split_name(name: str) -> tuple[str, list[str]]:
     brackets: list[str] = []
     function: list[str] = []
     arguments: list[str] = []
-    begun = 0
+    start = 0
     for place, character in enumerate(name):
         if not brackets and character == "(":
             break
         if character in "([{<":
             if not brackets:
-                arguments, begun = [], place + 1
+                arguments, start = [], place + 1
             brackets.append(character)
         elif character in _OPENING_BRACKETS:
             # Within parentheses, > is a comparison or part of an arrow.
             if brackets and brackets[-1] == _OPENING_BRACKETS[character]:
                 brackets.pop()
                 if not brackets:
-                    arguments.append(name[begun:place])
+                    arguments.append(name[start:place])
         elif not brackets:
             function.append(character)
         elif character == "," and len(brackets) == 1:
-            arguments.append(name[begun:place])
-            begun = place + 1
+            arguments.append(name[start:place])
+            start = place + 1
     if brackets:
-        arguments.append(name[begun:])
+        arguments.append(name[start:])
     words = "".join(function).split()
     return words[-1] if words else name, arguments
 
@@ -221,8 +221,8 @@ def _find_identifiers(mangled: str) -> list[str]:
     while token := _TOKEN.match(mangled, place):
         place = token.end()
         if length := token["length"]:
-            begun, place = place, place + int(length)
-            identifier = mangled[begun:place].replace("_GLOBAL__N_1", "anonymous")
+            start, place = place, place + int(length)
+            identifier = mangled[start:place].replace("_GLOBAL__N_1", "anonymous")
             if token.start() == last:
                 found[-1] += f"::{identifier}"
             else:

@@ -108,7 +108,7 @@ def _make_attention_formula(causal: int, first: int = 0, count: float = 1.0) -> 
     a forward pass. torch aligns a causal mask to the top left, so keys beyond the last query are masked.
     """
 
-    def flop(shapes: _Shapes, values: Sequence[str]) -> int:
+    def count_flop_of_attention(shapes: _Shapes, values: Sequence[str]) -> int:
         (batch, heads, length, size), (_, kv_heads, length_k, _), (*_, size_v) = shapes[first : first + 3]
         is_causal = values[causal] == "True"
         if is_causal and length > length_k:
@@ -116,7 +116,7 @@ def _make_attention_formula(causal: int, first: int = 0, count: float = 1.0) -> 
         keys = length if is_causal else length_k
         return int(count * AttentionShape(batch, heads, kv_heads, length, keys, size, size_v, is_causal).flop)
 
-    return flop
+    return count_flop_of_attention
 
 
 _BACKWARD_RATIO = BACKWARD_COUNTS["hardware"]

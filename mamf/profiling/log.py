@@ -382,16 +382,22 @@ def _describe_stragglers(own: Mapping[int, float]) -> str:
 
 
 def _make_rank_columns(least: float) -> list[Column[Any]]:
-    def seconds(name: str, title: str, read: Callable[[Profile], float], importance: int = 0) -> Column[Any]:
+    def make_seconds_column(
+        name: str, title: str, read: Callable[[Profile], float], importance: int = 0
+    ) -> Column[Any]:
         return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), to_milliseconds, importance)
 
     return [
         Column("rank", "rank", itemgetter(0)),
-        seconds("step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)),
-        seconds("own", "own", _get_unexposed_seconds),
-        seconds("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - least),
-        seconds("exposed", "exposed communication", _get_exposed_seconds),
-        seconds("hidden", "hidden communication", _get_hidden_seconds, 2),
-        seconds("idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1),
+        make_seconds_column(
+            "step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)
+        ),
+        make_seconds_column("own", "own", _get_unexposed_seconds),
+        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - least),
+        make_seconds_column("exposed", "exposed communication", _get_exposed_seconds),
+        make_seconds_column("hidden", "hidden communication", _get_hidden_seconds, 2),
+        make_seconds_column(
+            "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1
+        ),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
     ]

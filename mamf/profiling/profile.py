@@ -176,7 +176,7 @@ def make_profile(
 ) -> Profile:
     """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
     at_work = find_busy_intervals(trace)
-    idle = find_gaps(_merge_work(at_work), trace.begun, trace.ended)
+    idle = find_gaps(_merge_work(at_work), trace.start, trace.end)
     rows = list(_make_class_rows(at_work, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
@@ -194,7 +194,7 @@ def make_profile(
 
 
 def _merge_work(work: Iterable[BusyInterval]) -> Intervals:
-    return merge_intervals((each.begun, each.ended) for each in work)
+    return merge_intervals((each.start, each.end) for each in work)
 
 
 def _make_class_rows(at_work: Iterable[BusyInterval], ceiling_of: CeilingOf) -> Iterator[ClassRow]:

@@ -78,10 +78,10 @@ class Program:
                 runpy.run_module(self.name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(self.name, run_name="__main__")
-        except SystemExit as ended:
-            if ended.code is None or isinstance(ended.code, int):
-                return ended.code or 0
-            sys.stderr.write(f"{ended.code}\n")
+        except SystemExit as exit_request:
+            if exit_request.code is None or isinstance(exit_request.code, int):
+                return exit_request.code or 0
+            sys.stderr.write(f"{exit_request.code}\n")
             return 1
         except KeyboardInterrupt:
             return _INTERRUPTED_EXIT_CODE
@@ -177,7 +177,7 @@ class StepProfiler:
     def _is_other_process(self) -> bool:
         return os.getpid() != (self._profiled_process or self._process)
 
-    def _claims_steps(self) -> bool:
+    def _try_to_claim_steps(self) -> bool:
         """Return whether this process is the one to profile: the first in which this is called."""
         if self._profiled_process is None and get_rank() == self._rank:
             is_first = os.getpid() == self._process  # even if the script has removed the folder
@@ -193,7 +193,7 @@ class StepProfiler:
 
     def end_step(self) -> None:
         """End a step. Several calls within one backward pass, of optimizers that step in its hooks, end one step."""
-        if not self._claims_steps():
+        if not self._try_to_claim_steps():
             return
         self._has_step_to_end = is_in_backward()
         if self._has_step_to_end:
@@ -201,7 +201,7 @@ class StepProfiler:
         self._step_count += 1
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
-                self._profile_next()
+                self._advance_profiler()
         if self.stop and self.is_complete:  # at each later step too, if the script catches it and goes on
             raise SystemExit(0)
 
@@ -218,7 +218,7 @@ class StepProfiler:
         except Exception as error:  # for example because another profiler is active
             self.failure, self._is_running = describe_error(error), False
 
-    def _profile_next(self) -> None:
+    def _advance_profiler(self) -> None:
         if self._step_count == self._warmup:
             synchronize()
             self._start_seconds = time.perf_counter()
@@ -375,13 +375,13 @@ def _wrap_function(
 
 def _make_wrapper(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
     @functools.wraps(usual)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+    def call_with_hooks(*arguments: Any, **keywords: Any) -> Any:
         before()
         returned = usual(*arguments, **keywords)
         after()
         return returned
 
-    return wrapped
+    return call_with_hooks
 
 
 def _register_optimizer_hook(call: Callable[[Any], None]) -> Any:
@@ -398,7 +398,7 @@ def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
     """
     first: list[object] = []
 
-    def stepped(optimizer: object) -> None:
+    def handle_optimizer_step(optimizer: object) -> None:
         by = "backward" if is_in_backward() else optimizer
         if by is optimizer:
             profiler.optimizers[id(optimizer)] = type(optimizer).__name__
@@ -407,7 +407,7 @@ def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
         if first[0] is by:
             profiler.end_step()
 
-    return stepped
+    return handle_optimizer_step
 
 
 def is_in_backward() -> bool:
@@ -460,7 +460,7 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         events = read_trace(path).events
-    return [event.name for event in sorted(events, key=lambda event: event.begun) if event.is_on_device]
+    return [event.name for event in sorted(events, key=lambda event: event.start) if event.is_on_device]
 
 
 def make_torch_profiler(**options: Any) -> Any:

@@ -56,7 +56,7 @@ _ROCPROF = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
 class Event:
     """An event in a trace.
 
-    - ``begun``, ``ended``: seconds since the beginning of the trace.
+    - ``start``, ``end``: seconds since the beginning of the trace.
     - ``parent``: the event that called or launched it; None if there is none or it is unknown.
     - ``forward``: for a node of autograd, the operation that it differentiates.
     - ``dimensions``, ``dtypes``, ``values``: the arguments of an operation in order: shapes, dtypes as torch prints
@@ -65,8 +65,8 @@ class Event:
 
     name: str
     kind: Kind
-    begun: float
-    ended: float
+    start: float
+    end: float
     parent: Event | None = None
     forward: Event | None = None
     dimensions: Sequence[Sequence[int]] = ()
@@ -90,33 +90,33 @@ class BusyInterval:
     """An interval in which an event was running itself, not an event that it called."""
 
     event: Event
-    begun: float
-    ended: float
+    start: float
+    end: float
 
 
 @dataclass(frozen=True)
 class Trace:
     """The trace of the profiled training steps.
 
-    ``begun``, ``ended``: of all steps, in seconds. ``steps``: their number; None if the trace does not mark them.
+    ``start``, ``end``: of all steps, in seconds. ``steps``: their number; None if the trace does not mark them.
     ``device``: its name, empty if unknown. ``notes``: remarks for readers of the report. Raises ValueError if the trace
     has no duration.
     """
 
     events: tuple[Event, ...]
-    begun: float
-    ended: float
+    start: float
+    end: float
     steps: int | None = None
     device: str = ""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.ended > self.begun:
+        if not self.end > self.start:
             raise ValueError("the trace has no duration")
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.begun
+        return self.end - self.start
 
     @property
     def is_of_device(self) -> bool:
@@ -126,21 +126,21 @@ class Trace:
 
 def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Intervals:
     merged: Intervals = []
-    for begun, ended in sorted(intervals):
-        if merged and begun <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
-        elif ended > begun:
-            merged.append((begun, ended))
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > start:
+            merged.append((start, end))
     return merged
 
 
 def sum_lengths(intervals: Intervals) -> float:
-    return sum(ended - begun for begun, ended in intervals)
+    return sum(end - start for start, end in intervals)
 
 
-def find_gaps(covered: Intervals, begun: float, ended: float) -> Intervals:
-    """Return the parts of the time from ``begun`` to ``ended`` that no interval covers."""
-    edges = [begun, *(edge for interval in covered for edge in interval), ended]
+def find_gaps(covered: Intervals, start: float, end: float) -> Intervals:
+    """Return the parts of the time from ``start`` to ``end`` that no interval covers."""
+    edges = [start, *(edge for interval in covered for edge in interval), end]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
@@ -151,13 +151,13 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     operations on the CPU, without the operations that each one calls. Communication on the host is included.
     """
     if trace.is_of_device:
-        found = [BusyInterval(event, event.begun, event.ended) for event in trace.events if event.is_on_device]
+        found = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
     else:
         found = list(_find_self_time([event for event in trace.events if event.kind == "operation"]))
     on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
-    found += [BusyInterval(event, event.begun, event.ended) for event in on_host if event.kind == "annotation"]
-    clipped = (BusyInterval(each.event, max(each.begun, trace.begun), min(each.ended, trace.ended)) for each in found)
-    return [each for each in clipped if each.ended > each.begun]
+    found += [BusyInterval(event, event.start, event.end) for event in on_host if event.kind == "annotation"]
+    clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in found)
+    return [each for each in clipped if each.end > each.start]
 
 
 def _find_self_time(operations: Sequence[Event]) -> Iterable[BusyInterval]:
@@ -165,10 +165,10 @@ def _find_self_time(operations: Sequence[Event]) -> Iterable[BusyInterval]:
     for event in operations:
         caller = next((each for each in list(event.iterate_callers())[1:] if each.kind == "operation"), None)
         if caller is not None:
-            called[caller].append((event.begun, event.ended))
+            called[caller].append((event.start, event.end))
     for event in operations:
-        for begun, ended in find_gaps(merge_intervals(called[event]), event.begun, event.ended):
-            yield BusyInterval(event, begun, ended)
+        for start, end in find_gaps(merge_intervals(called[event]), event.start, event.end):
+            yield BusyInterval(event, start, end)
 
 
 def read_trace(path: Path) -> Trace:
@@ -216,15 +216,15 @@ def _read_chrome(trace: Mapping[str, Any]) -> Trace:
         for each in timed
         if each.get("cat") == _ANNOTATION_OF_DEVICE
     ]
-    begun, ended, count, ends = _find_steps(events, annotations)
+    start, end, count, ends = _find_steps(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs, so only their names are known"
     return Trace(
-        tuple(event for event in events if event.ended > begun and event.begun < ended),
-        begun,
-        ended,
+        tuple(event for event in events if event.end > start and event.start < end),
+        start,
+        end,
         count,
         names.get(used[0], "") if used else "",
         (*((note,) if replayed else ()), *((f"a step ends with {ends}",) if ends else ())),
@@ -243,16 +243,16 @@ def _read_host_events(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], 
     forward: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
         arguments = each.get("args", {})
-        begun, ended = _read_interval(each, origin)
+        start, end = _read_interval(each, origin)
         stack = open_calls[each["pid"], each["tid"]]
-        while stack and stack[-1].ended < ended - _ROUNDING_SECONDS:
+        while stack and stack[-1].end < end - _ROUNDING_SECONDS:
             stack.pop()
         sequence, is_backward = arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE)
         event = Event(
             name=each["name"],
             kind=_KINDS[each["cat"]],
-            begun=begun,
-            ended=ended,
+            start=start,
+            end=end,
             parent=stack[-1] if stack else None,
             forward=forward.get(sequence) if is_backward else None,
             dimensions=arguments.get("Input Dims", ()),
@@ -280,8 +280,8 @@ def _make_device_event(
 
 
 def _read_interval(raw: _Raw, origin: float) -> tuple[float, float]:
-    begun = (raw["ts"] - origin) * _MICROSECOND
-    return begun, begun + max(raw["dur"], 0) * _MICROSECOND
+    start = (raw["ts"] - origin) * _MICROSECOND
+    return start, start + max(raw["dur"], 0) * _MICROSECOND
 
 
 def _find_steps(
@@ -292,14 +292,14 @@ def _find_steps(
     If nothing marks steps, return begin and end of the whole trace, None and "". ``on_device``: name, begin and end of
     annotations when their kernels ran, which is later than on the host.
     """
-    marks = sorted(event.ended for event in events if event.name == STEP_MARK)
+    marks = sorted(event.end for event in events if event.name == STEP_MARK)
     if len(marks) > 1:
         return marks[0], marks[-1], len(marks) - 1, ""
-    on_host = [(event.name, event.begun, event.ended) for event in events]
+    on_host = [(event.name, event.start, event.end) for event in events]
     for found in (on_device, on_host):
         steps = [each for each in found if each[0].startswith(_STEP_OF_PROFILER)]
         if steps:
-            return min(begun for _, begun, _ in steps), max(ended for *_, ended in steps), len(steps), ""
+            return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
     # Leave out optimizers that step in hooks of the backward pass, because they do so several times per step.
     optimizers = [
         event.name
@@ -308,7 +308,7 @@ def _find_steps(
         and not any(each.name.startswith(_BACKWARD_NODE) for each in event.iterate_callers())
     ]
     for found in (on_device, on_host):
-        ends = sorted(ended for name, _, ended in found if name in optimizers[:1])
+        ends = sorted(end for name, _, end in found if name in optimizers[:1])
         if len(ends) > 1:
             return ends[0], ends[-1], len(ends) - 1, optimizers[0]
     return *_find_extent(events), None, ""
@@ -327,10 +327,10 @@ def _read_table(text: str) -> Trace:
     raise ValueError("no header")
 
 
-def _read_table_row(row: Mapping[str, str], name: str, begun: str, ended: str) -> Event:
-    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (begun, ended))
-    return Event(row[name], "kernel", start, start + end if ended == "Duration (ns)" else end)
+def _read_table_row(row: Mapping[str, str], name: str, start_column: str, end_column: str) -> Event:
+    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (start_column, end_column))
+    return Event(row[name], "kernel", start, start + end if end_column == "Duration (ns)" else end)
 
 
 def _find_extent(events: Sequence[Event]) -> tuple[float, float]:
-    return min(event.begun for event in events), max(event.ended for event in events)
+    return min(event.start for event in events), max(event.end for event in events)

@@ -47,11 +47,11 @@ class MemoryWatch:
 
     @contextmanager
     def record_span(self, name: str) -> Iterator[None]:
-        begun = time.time_ns()
+        start = time.time_ns()
         try:
             yield
         finally:
-            self.spans.append((begun, time.time_ns(), name))
+            self.spans.append((start, time.time_ns(), name))
 
     def start(self) -> None:
         import torch
@@ -190,11 +190,11 @@ class DtypeWatch:
 
     def _count_first_argument(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
         @functools.wraps(usual)
-        def seeing(first: Any, *others: Any, **named: Any) -> Any:
+        def count_and_call(first: Any, *others: Any, **named: Any) -> Any:
             self._count_dtype(what, first)
             return usual(first, *others, **named)
 
-        return seeing
+        return count_and_call
 
     def _count_dtype(self, what: str, value: Any) -> None:
         if hasattr(value, "dtype"):

@@ -12,7 +12,7 @@ from mamf.errors import UsageError
 from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.unknown import is_of_products
+from mamf.operations.unknown import is_compute_roof
 from mamf.plans import BURST, CLASSIC, SUSTAINED
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, counted, plain, significant, whole
@@ -74,7 +74,7 @@ def shown_run(name: str, run: FinderRun) -> Shown:
 
 def shown_log(log: RunLog) -> Shown:
     """Matmuls in classic, which is mamf-finder's loop, or in the first regime of the log; and its ceilings."""
-    rows = [row for row in log.measurements if row.ok and not row.is_reference and is_of_products(row.operation)]
+    rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
         raise UsageError(f"{log.path} has no matmuls: compare mamf-finder with 'mamf sweep' or 'mamf find'")

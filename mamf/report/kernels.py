@@ -12,7 +12,7 @@ from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.report.document import (
     Answer,
     Block,
@@ -145,7 +145,7 @@ def group_table(
     one_shape = ""
     if by_shape:
         over = f"; speed-up over {baseline.kernel}" if baseline else ""
-        one_shape = f": {operation_called(rows[0].operation).describe_shape(rows[0].shape)}{over}"
+        one_shape = f": {get_operation(rows[0].operation).describe_shape(rows[0].shape)}{over}"
     return Table(
         row_columns(rows, shares, faster, by_shape),
         rows,
@@ -171,7 +171,7 @@ def tables_of(
 
     operation = operation_name(rows, shares.header)
     is_one = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
-    by_shape = operation_called(operation).ranks_by_shape and (top is None or is_one)
+    by_shape = get_operation(operation).ranks_by_shape and (top is None or is_one)
     for group, same in grouped(rows, by_shape).items():
         yield group_table(same, shares, faster, top, bases.get(group), by_shape)
         yield Lines(failure_lines(same))

@@ -19,7 +19,7 @@ from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layers
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import machine
 from mamf.report.charts.picture import (
@@ -68,7 +68,7 @@ def points_of(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
 
 def named(row: Measurement | Ceiling) -> str:
     """Name a row by its shape and the fields that set its problem apart."""
-    return ", ".join([str(row.shape), *operation_called(row.problem.operation).words(row.problem)])
+    return ", ".join([str(row.shape), *get_operation(row.problem.operation).words(row.problem)])
 
 
 def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:

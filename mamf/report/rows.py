@@ -15,7 +15,7 @@ from mamf.logs.recording import End
 from mamf.logs.records import significant_digits
 from mamf.logs.run_log import device_speeds
 from mamf.measurement import SHORT_LAUNCH_SECONDS, Measurement, group_pairs
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM
 from mamf.report.document import (
     WHY_UNKNOWN,
@@ -68,7 +68,7 @@ def row_columns(
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *time_columns(),
         *statistics,
-        *columns_from(rows, lambda row: operation_called(row.operation).columns(row) if row.ok else {}, 4),
+        *columns_from(rows, lambda row: get_operation(row.operation).columns(row) if row.ok else {}, 4),
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
         Column(
             "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5
@@ -89,11 +89,11 @@ def row_columns(
 
 
 def problem_record(row: Measurement) -> Mapping[str, object]:
-    return operation_called(row.operation).problem_record(row.problem)
+    return get_operation(row.operation).problem_record(row.problem)
 
 
 def shape_record(row: Measurement) -> Mapping[str, object]:
-    return operation_called(row.operation).shape_record(row.shape)
+    return get_operation(row.operation).shape_record(row.shape)
 
 
 def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:

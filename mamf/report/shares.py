@@ -23,7 +23,7 @@ from mamf.ceilings.ceiling import (
 from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, Rates, find_rate
-from mamf.operations.unknown import is_of_products, operation_called
+from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.document import (
@@ -48,17 +48,17 @@ HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 def problem_title(regime: str, problem: Any) -> str:
     """Name a regime and the fields that set a problem apart."""
-    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).words(problem)])
+    return ", ".join([regime, problem.dtype, *get_operation(problem.operation).words(problem)])
 
 
 def described_title(regime: str, problem: Any) -> str:
     """Name a regime and the fields that set a problem apart, phrased for reports."""
-    return ", ".join([regime, problem.dtype, *operation_called(problem.operation).describe_problem(problem)])
+    return ", ".join([regime, problem.dtype, *get_operation(problem.operation).describe_problem(problem)])
 
 
 def ceiling_title(ceiling: Ceiling) -> str:
     """``burst (MAMF), bfloat16``."""
-    name = HEADLINES[ceiling.regime] if is_of_products(ceiling.problem.operation) else ""
+    name = HEADLINES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
     return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -70,7 +70,7 @@ def brief(ceiling: Ceiling) -> dict[str, Any]:
 
 def share_of(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
     """Divide a rate by the datasheet's rate for the problem. Return None if there is no such rate."""
-    peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
 
 
@@ -99,7 +99,7 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *columns_from(
-            ceilings, lambda each: operation_called(each.problem.operation).problem_record(each.problem), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).problem_record(each.problem), titled=False
         ),
         Column(rate_name("rate", unit), shown, lambda each: each.rate, rate),
         Column("", "interval", lambda each: each.interval, interval, 1, True),
@@ -108,7 +108,7 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
         *columns_from(
-            ceilings, lambda each: operation_called(each.problem.operation).shape_record(each.shape), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).shape_record(each.shape), titled=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
         Column("share_of_peak", "% peak", lambda each: share_of(each.rate, each.problem, header), percent, 2),
@@ -161,7 +161,7 @@ class Shares:
 
     def mbu(self, row: Measurement) -> float | None:
         """Return the share of the read bandwidth of memory in the row's regime; None without one."""
-        if self.roofs is None or not row.ok or not operation_called(row.operation).has_memory_shares:
+        if self.roofs is None or not row.ok or not get_operation(row.operation).has_memory_shares:
             return None
         memory = self.roofs.bandwidth.get((MEMORY, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
@@ -189,7 +189,7 @@ class Shares:
         def read(name: str) -> Callable[[Measurement], object]:
             return lambda row: getattr(self.point(row), name, None)
 
-        is_model = any(operation_called(row.operation).counts_model_flop for row in rows[:1])
+        is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof: list[Column[Measurement]] = [
             Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
             Column("share_of_roof", "% of roof", read("share"), percent, 1),

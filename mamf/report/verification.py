@@ -22,7 +22,7 @@ from mamf.measurement import (
     Measurement,
     group_pairs,
 )
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.report.document import (
     Answer,
     Block,
@@ -153,7 +153,7 @@ def verification_document(log: RunLog) -> Document:
     rows = log.measurements
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     states = group_pairs((row.regime, row) for row in rows if row.ok)
-    used = group_pairs((operation_called(row.operation).reference, row.operation) for row in rows)
+    used = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([machine_line(log.header)]),
         Table(_columns(log.header), sorted(groups.values(), key=_wrong_first), key="checks"),
@@ -168,7 +168,7 @@ def verification_document(log: RunLog) -> Document:
 
 def _wrong_lines(log: RunLog) -> Iterator[str]:
     for row in (row for row in log.measurements if row.status == WRONG):
-        words = ", ".join([row.problem.dtype, *operation_called(row.operation).describe_problem(row.problem)])
+        words = ", ".join([row.problem.dtype, *get_operation(row.operation).describe_problem(row.problem)])
         where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
         yield f"  again: {reproduction(log, row)}"

@@ -224,9 +224,9 @@ class SimulatedBackend(Backend):
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
         """Launch a matmul. ``operands``: identifies the operand set, which may still be in the cache."""
-        self.compute(self.cycles(shape), operands)
+        self.compute(self.count_cycles(shape), operands)
 
-    def cycles(self, shape: MatmulShape) -> float:
+    def count_cycles(self, shape: MatmulShape) -> float:
         """Return the cycles that a matmul takes."""
         return shape.flop / self._compute_flop_per_cycle(shape)
 

@@ -139,7 +139,7 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
         self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape
     ) -> Callable[[object], None]:
         costs = problem.data != "zeros"
-        return partial(device.compute, device.cycles(shape) * (1 + costs * device.world.data_cost))
+        return partial(device.compute, device.count_cycles(shape) * (1 + costs * device.world.data_cost))
 
 
 def make_prepared(
@@ -159,7 +159,7 @@ def make_prepared(
     wrong, flipped = random.Random(f"{device.fault_seed} {device.launches}"), [False]
     spoiled = _find_cells_of_unit(device.world, shape)
 
-    def launch_of(index: int) -> Callable[[], None]:
+    def make_launch(index: int) -> Callable[[], None]:
         run = launch_function(index)
 
         def launch() -> None:
@@ -181,7 +181,7 @@ def make_prepared(
         is_wrong = flipped[0]
         return lambda: int(is_wrong)
 
-    launches = [launch_of(index) for index in range(sets)]
+    launches = [make_launch(index) for index in range(sets)]
 
     def remember(index: int, result: object) -> Compare:
         before = flipped[0]

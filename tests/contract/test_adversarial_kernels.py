@@ -24,7 +24,7 @@ from mamf.operations.matmul.torch_products import IntMm, TorchMm
 from mamf.operations.operand_sets import Signs
 from mamf.plugins.discovery import open_backend
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("use_one_thread")
 SHAPE = MatmulShape(512, 384, 256)
 OUTPUTS = {"tf32": "float32", "int8": "int32", "mxfp8": "bfloat16", "fp8_rowwise": "bfloat16", "nvfp4": "bfloat16"}
 CHANCE = random.Random(0)

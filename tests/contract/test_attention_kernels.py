@@ -15,7 +15,7 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.attention_reference import find_key_sum_error, relevant_share
+from mamf.operations.attention.attention_reference import compute_relevant_share, find_key_sum_error
 from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_buffers
@@ -25,7 +25,7 @@ attention_kernel = partial(make_kernel, Attention())
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("use_one_thread"),
 ]
 FULL = "b2h4q40k40d64"
 CAUSAL = "b1h4q40k40d64c"
@@ -491,7 +491,7 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
     assert verdict.ok
     keys = shape_of(shape).seqlen_k
     if "c" not in shape:
-        assert verdict.details["sparsity"] == pytest.approx(1 - relevant_share(sparsity, keys), abs=1e-9)
+        assert verdict.details["sparsity"] == pytest.approx(1 - compute_relevant_share(sparsity, keys), abs=1e-9)
     ready.launches[0]()
     # Asking for the sparsity waits for the device, so a timed launch does not.
     assert [options["return_sparsity"] for options in asked] == [False, True, False]

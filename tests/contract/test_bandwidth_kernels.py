@@ -14,7 +14,7 @@ from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, Band
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("use_one_thread")
 SHAPE = BandwidthShape(2**18)
 #: No whole number of blocks, of words or of alignments.
 ODD = BandwidthShape(2**18 + 8)
@@ -132,17 +132,17 @@ def test_a_kernel_that_cheats_has_no_figure(cpu, kernel):
 
 
 def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
-    def driven_device():
+    def get_triton_device_type():
         raise RuntimeError("0 active drivers")
 
     room = "mamf.operations.compilation"
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr(f"{room}.driven_device", driven_device)
+    monkeypatch.setattr(f"{room}.get_triton_device_type", get_triton_device_type)
     kernel = make_kernel(make_operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.driven_device", lambda: "xpu")
+    monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "xpu")
     assert "runs on xpu" in kernel.unavailable(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.driven_device", lambda: "cuda")
+    monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "cuda")
     assert kernel.unavailable(cuda.kind(0)) is None
 
 

@@ -17,14 +17,14 @@ from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError, UnsupportedError, UsageError
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
-from mamf.operations.decode.torch_decode import BoundKernel, attend, make_tables
+from mamf.operations.decode.torch_decode import BoundKernel, compute_attention, make_tables
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("use_one_thread"),
 ]
 decode_kernel = partial(make_kernel, Decode())
 ONE, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
@@ -237,11 +237,11 @@ class Reads(SdpaKvcache):
 
         def launch(of):
             outputs = []
-            for sequence, rows in tables.query_rows():
-                slots = tables.slots(sequence)
+            for sequence, rows in tables.iterate_query_rows():
+                slots = tables.locate_tokens(sequence)
                 slots = slots[:-1] if self.fault == "last token" else slots
                 q = of.q[rows][..., : shape.head_dim]
-                outputs.append(attend(shape, q, of.k[slots], of.v[slots]).to(q.dtype))
+                outputs.append(compute_attention(shape, q, of.k[slots], of.v[slots]).to(q.dtype))
             output = torch.cat(outputs)
             if self.fault == "one row":
                 output[-1, -1] = 0

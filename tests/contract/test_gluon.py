@@ -16,7 +16,7 @@ SHAPE = MatmulShape(512, 512, 512)
 def device(cuda, monkeypatch):
     """An H100 that Triton drives."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr("mamf.operations.compilation.driven_device", lambda: "cuda")
+    monkeypatch.setattr("mamf.operations.compilation.get_triton_device_type", lambda: "cuda")
     return cuda.kind(0)
 
 

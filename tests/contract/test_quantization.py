@@ -67,7 +67,7 @@ def test_host_and_device_read_the_same(dtype, seed, exponent):
     rows = torch.tensor([0, 5, 127])
     for operand in ("a", "b"):
         result = of(dtype, values, operand)
-        assert torch.equal(result.on_host(rows), result.values(torch.float64)[rows])
+        assert torch.equal(result.dequantize_on_host(rows), result.values(torch.float64)[rows])
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("mxfp8", 8), ("mxfp4", 2)])

@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def device(cuda, monkeypatch):
     """A Hopper that Triton drives."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr("mamf.operations.compilation.driven_device", lambda: "cuda")
+    monkeypatch.setattr("mamf.operations.compilation.get_triton_device_type", lambda: "cuda")
     return cuda.kind(0)
 
 

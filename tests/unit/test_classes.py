@@ -146,9 +146,7 @@ def written(path, *events, **head):
 
 
 def seconds(trace):
-    by_class = group_pairs(
-        (classify_event(each.event), (each.begun, each.ended)) for each in find_busy_intervals(trace)
-    )
+    by_class = group_pairs((classify_event(each.event), (each.start, each.end)) for each in find_busy_intervals(trace))
     return {name: share.visible for name, share in compute_shares(by_class).items()}
 
 

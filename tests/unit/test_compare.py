@@ -239,6 +239,14 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
     assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
 
 
+def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
+    """Of two devices that share a run the second is 3 % faster, because its clock is."""
+    (first,) = entries(log(clocked(0.973)))
+    second = replace(first, device="bb", device_speed=1.03)
+    assert second.in_cycles().scale_to_device(first.in_cycles()).tflops == pytest.approx(97.3)
+    assert second.scale_to_device(first).tflops == pytest.approx(first.tflops / 1.03)
+
+
 def test_a_warm_cache_is_another_regime():
     warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
     with pytest.raises(IncomparableError, match="caches flushed against warm"):

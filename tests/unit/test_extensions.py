@@ -10,7 +10,7 @@ from mamf.contribution.rules import Finding
 from mamf.kinds import registry
 from mamf.kinds.kind import KernelRows, View
 from mamf.logs.run_log import read_run_log
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.report import formats
 from mamf.report.document import Answer, Document
 
@@ -22,7 +22,7 @@ def document(log, **view):
 
 
 def test_a_new_column_is_one_line(monkeypatch):
-    matmul = operation_called("matmul")
+    matmul = get_operation("matmul")
     columns = matmul.columns
     monkeypatch.setattr(matmul, "columns", lambda row, info=None: {**columns(row, info), "depth": row.shape.k})
     log = read_run_log(LOG)

@@ -104,7 +104,7 @@ class Shared(SimulatedMatmul):
     times = 1.0
 
     def launch_function(self, device, problem, shape):
-        return lambda key: device.compute(device.cycles(shape) * self.times, key)
+        return lambda key: device.compute(device.count_cycles(shape) * self.times, key)
 
 
 @pytest.mark.parametrize(

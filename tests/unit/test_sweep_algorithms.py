@@ -31,7 +31,7 @@ class Algorithm(SimulatedMatmul):
         return super().prepare(backend, problem, shape, *arguments, **options)
 
     def launch_function(self, device, problem, shape):
-        cycles = device.cycles(shape) * self.slowness
+        cycles = device.count_cycles(shape) * self.slowness
         return lambda result: device.compute(cycles, result)
 
 

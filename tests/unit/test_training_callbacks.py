@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from mamf.integrations.metered import MeteredCallback, never_raises  # noqa: E402
+from mamf.integrations.metered import MeteredCallback, stop_metering_on_error  # noqa: E402
 
 LOGGED = {"tflops", "mamfu_percent", "tokens_per_second", "samples_per_second", "step_seconds"}
 FLOPS = ModelFlops(weights=10**6, layers=1, attention_width=8)
@@ -30,11 +30,11 @@ class Callback(MeteredCallback):
 
     starts = "begin"
 
-    @never_raises
+    @stop_metering_on_error
     def begin(self, module=None, **defaults):
         self.start(module, module, defaults)
 
-    @never_raises
+    @stop_metering_on_error
     def train(self, batch, passes=1, work=lambda: None):
         for _ in range(passes):
             self.training.begin()

@@ -68,7 +68,7 @@ class ExplainSession(Session):
     def product(self) -> Product:
         """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
         from mamf.logs.found import find_cached_ceiling
-        from mamf.operations.matmul.operation import installed_kernel, kernel_for, problem_for
+        from mamf.operations.matmul.operation import get_installed_kernel, kernel_for, problem_for
         from mamf.operations.matmul.shapes import MatmulShape
 
         options, backend = self.options, self.backend
@@ -82,7 +82,7 @@ class ExplainSession(Session):
             raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
         if not given:
             warn(f"explaining {best.shape} by {best.kernel}, the best result of 'mamf find' on {best.date[:10]}")
-        return replace(best.problem, data=DATA[0]), best.shape, asked or installed_kernel(best.kernel).name
+        return replace(best.problem, data=DATA[0]), best.shape, asked or get_installed_kernel(best.kernel).name
 
     def asked_kernels(self) -> Sequence[str]:
         return [self.product[2]]

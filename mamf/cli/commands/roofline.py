@@ -156,7 +156,7 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
     """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
     that do not fit in the last-level cache, and the cache, with arrays that do.
     """
-    from mamf.operations.bandwidth.operation import UNTOLD_CACHE_BYTES, BandwidthShape, power_of_two
+    from mamf.operations.bandwidth.operation import DEFAULT_CACHE_BYTES, BandwidthShape, floor_to_power_of_two
     from mamf.operations.matmul.operation import problem_for
 
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
@@ -168,11 +168,13 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
     quick = ["--quick"] if part < _MIN_THOROUGH_SECONDS else []
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]
-    cache = backend.info.cache_bytes or UNTOLD_CACHE_BYTES
+    cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
     largest = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
     multiples, passes = (_CACHES, _PASSES) if backend.is_accelerator else (_CACHES_OF_CPU, _PASSES_OF_CPU)
-    large = [min(2 * power_of_two(multiple * cache - 1), power_of_two(largest)) for multiple in multiples]
-    small = [power_of_two(cache // part) for part in _OF_CACHE]
+    large = [
+        min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(largest)) for multiple in multiples
+    ]
+    small = [floor_to_power_of_two(cache // part) for part in _OF_CACHE]
     levels = [("memory", 1, list(dict.fromkeys(large)))]
     if backend.info.cache_bytes:
         levels.append(("cache", passes, small))

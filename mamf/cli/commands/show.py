@@ -81,12 +81,12 @@ def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.kinds.kind import View
     from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_same_card
-    from mamf.operations.unknown import operation_called
+    from mamf.operations.unknown import get_operation
     from mamf.profiling.counters.report import make_counters_document
 
     roofs = read_roofs(options)
     if roofs is not None:
-        if log.plan.kind != SWEEP or operation_called(log.plan.operation).has_shares:
+        if log.plan.kind != SWEEP or get_operation(log.plan.operation).has_shares:
             raise UsageError(
                 f"{log.path}: --ceiling works for logs of 'mamf sweep' only; for other logs, use 'mamf roofline LOG "
                 "--ceiling LOG'"

@@ -14,7 +14,7 @@ from mamf.kernel import AnyKernel
 from mamf.logs.recording import Record
 from mamf.logs.records import ceiling_from_record, ceiling_record
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
@@ -59,7 +59,7 @@ class SharesStrategy(RowsStrategy):
     def _find_ceilings(self, search: Plan) -> Iterator[Measurement | Record]:
         """Find the ceilings of a dtype or of memory, without measuring again what an interrupted run measured."""
         problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
-        opened = choose_kernels(operation_called(search.operation), backend, search.kernels)
+        opened = choose_kernels(get_operation(search.operation), backend, search.kernels)
         held = [row for row in self.setup.rows if row.phase and row.problem == problem]
         find = Setup(search, backend, opened, held)
         find.on_phase = lambda text: self.setup.on_phase(f"{name} ceiling, {text}")

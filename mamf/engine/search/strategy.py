@@ -43,7 +43,7 @@ from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulShape, SearchOptions
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 
 
@@ -407,7 +407,7 @@ class KernelsFindStrategy(RowsStrategy):
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
         """Return the fastest rows of a problem that may be a ceiling."""
-        of, info = operation_called(self.plan.operation), self.backend.info
+        of, info = get_operation(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
         own = (row for row in rows if row.ok and of.may_be_ceiling(info, problem, row.shape))
         fastest = sorted(own, key=lambda row: row.best_rate, reverse=True)

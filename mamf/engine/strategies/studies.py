@@ -34,7 +34,7 @@ from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import CHECKING, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
 from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, make_operation
 
@@ -142,7 +142,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
     The result depends only on the plan's seed and largest shape, the kernel, the number and the regime.
     """
-    of, seed = operation_called(kernel.operation), plan.problem.seed + number
+    of, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
     max_terms, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
     terms = range(int(max_terms * _LOADING_SHARE) if regime == LOADED else 1, max_terms + 1)
@@ -194,7 +194,7 @@ def make_verify_plan(
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
     options = VerifyOptions(number, tuple(own))
-    of = operation_called(problems[0].operation)
+    of = get_operation(problems[0].operation)
     return make_operation_plan(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
 
 

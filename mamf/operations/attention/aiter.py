@@ -8,7 +8,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import Library, LibraryAttention, output_of, to_window_size
+from mamf.operations.attention.torch_attention import Library, LibraryAttention, extract_output, to_window_size
 
 _ARCHITECTURES = ("gfx942", "gfx950")
 
@@ -62,4 +62,4 @@ class Aiter(AiterLibrary, LibraryAttention):
             # AITER asserts that this is True if a gradient is needed.
             return_lse=problem.has_backward,
         )
-        return output_of(result)
+        return extract_output(result)

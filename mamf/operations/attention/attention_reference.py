@@ -25,7 +25,7 @@ import torch
 from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN
 from mamf.operations.attention.operation import AttentionShape
-from mamf.operations.operand_sets import float32_precision, fresh_integers, one_thread, verify_beside_special
+from mamf.operations.operand_sets import draw_integers, use_float32_precision, use_one_thread, verify_special_values
 
 _ROWS = 1024
 #: One random row in this many is compared in each head.
@@ -71,10 +71,10 @@ class _Tally:
         before = self._sums.setdefault(name, [0.0] * 7)
         self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
-            self._worst_row = max(self._worst_row, worst_relative_row(result, expected))
+            self._worst_row = max(self._worst_row, find_worst_row_error(result, expected))
 
     def distance(self) -> Distance:
-        errors = {name: relative_error(of[0], of[1]) for name, of in self._sums.items()}
+        errors = {name: divide_norms(of[0], of[1]) for name, of in self._sums.items()}
         slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
         _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
         cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
@@ -110,13 +110,13 @@ def compare_rows(
     """
     tally, device = _Tally(), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
-    offsets = fresh_integers(_EVERY, starts.shape, device)
+    offsets = draw_integers(_EVERY, starts.shape, device)
     # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
     step = max(1, _CHUNK // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
-    with float32_precision("highest"):
+    with use_float32_precision("highest"):
         for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else find_edge_heads(shape):
             for name, expected in compute_reference(shape, operands, batch, kv, rows).items():
                 tally.add(name, pick_heads(results[name], shape, batch, kv)[:, :, rows], expected)
@@ -143,7 +143,7 @@ def compare_on_host(
     own = [pick_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
-    with one_thread():
+    with use_one_thread():
         expected = compute_reference(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
         tally.add("o", found[:, :, rows], expected["o"])
     return tally.distance()
@@ -173,14 +173,14 @@ def find_key_sum_error(
     return worst
 
 
-def worst_relative_row(result: torch.Tensor, expected: torch.Tensor) -> float:
+def find_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest relative error of a row; infinite if a row contains NaN."""
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
     return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def relative_error(difference: float, size: float) -> float:
+def divide_norms(difference: float, size: float) -> float:
     if not math.isfinite(difference):
         return math.nan
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
@@ -214,7 +214,7 @@ def compute_reference(
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    for block, masked in row_blocks(shape, q.device, rows):
+    for block, masked in iterate_row_blocks(shape, q.device, rows):
         scores = (q[:, :, block] @ k.mT) * scale
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
@@ -240,7 +240,7 @@ def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tens
         return tensor.detach().to(torch.float32)
 
 
-def row_blocks(
+def iterate_row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield blocks of query row numbers, each with its mask: [rows, keys], True where a key is masked.
@@ -267,7 +267,7 @@ _GROUPS = 10
 _STRUCTURE = 2.2
 
 
-def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
+def make_block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
     """Return q and k in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
     In random data every key matters a little. Here the blocks of keys point along _GROUPS axes in turn, and queries
@@ -275,7 +275,7 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
     dimension, 2 or 1.
     """
     width = q.shape[-1]
-    attended = _attended(sparsity)
+    attended = _count_attended_axes(sparsity)
     axes = torch.eye(_GROUPS, width, device=q.device) * math.sqrt(_STRUCTURE * width)
     spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
 
@@ -287,12 +287,12 @@ def block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence
     return {"q": add_pattern(q, spread), "k": add_pattern(k, axes)}
 
 
-def _attended(sparsity: float) -> int:
+def _count_attended_axes(sparsity: float) -> int:
     """Return how many of the _GROUPS axes a query attends to."""
     return max(1, round((1 - sparsity) * _GROUPS))
 
 
-def relevant_share(sparsity: float, length: int) -> float:
+def compute_relevant_share(sparsity: float, length: int) -> float:
     """Return the share of key blocks that a query attends to, for inputs with this ``sparsity`` and ``length`` keys.
 
     It differs between queries if the blocks do not divide evenly among the axes; this is the largest.
@@ -301,7 +301,7 @@ def relevant_share(sparsity: float, length: int) -> float:
         return 1.0
     blocks = -(-length // _STRUCTURE_BLOCK)
     sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
-    attended = range(_attended(sparsity))
+    attended = range(_count_attended_axes(sparsity))
     return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
 
 
@@ -334,4 +334,4 @@ def verify_special_attention(
     expected[own] = torch.where(found[own].isfinite(), math.nan, found[own])
     lost = int(found[batch, head, row].isfinite().sum().item())
     expected[batch, head, row] = found[batch, head, row]
-    return verify_beside_special(found, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})
+    return verify_special_values(found, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})

@@ -18,7 +18,7 @@ from mamf.operations.attention.torch_attention import (
     Capability,
     Library,
     LibraryAttention,
-    output_of,
+    extract_output,
     to_window_size,
 )
 
@@ -55,7 +55,7 @@ class _FlashAttention(LibraryAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         # Old builds of FA3, and all of FA4, return the log-sum-exp too.
-        return output_of(
+        return extract_output(
             function.flash_attn_func(q, k, v, causal=shape.causal, window_size=to_window_size(shape, self.no_window))
         )
 

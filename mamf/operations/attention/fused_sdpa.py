@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import LibraryAttention, output_of
+from mamf.operations.attention.torch_attention import LibraryAttention, extract_output
 
 
 class FusedSdpa(LibraryAttention):
@@ -38,4 +38,4 @@ class FusedSdpa(LibraryAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         mask, dropout, scale, softmax_mode, recompute = None, 0.0, None, "None", True
-        return output_of(function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute))
+        return extract_output(function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute))

@@ -49,7 +49,7 @@ class HeadDims(NamedTuple):
         return str(self.keys) if self.keys == self.values else f"{self.keys}/{self.values}"
 
 
-def equal_widths(*widths: int) -> tuple[HeadDims, ...]:
+def make_equal_head_dims(*widths: int) -> tuple[HeadDims, ...]:
     """Return head dimensions with values as wide as keys."""
     return tuple(HeadDims(width, width) for width in widths)
 
@@ -156,8 +156,8 @@ class AttentionShape:
         right = 0 if self.causal else self.window
         last = self.seqlen_k * self.seqlen_q
         if right is not None:
-            last = _clamped_sum(offset + right + 1, self.seqlen_q, self.seqlen_k)
-        first = 0 if self.window is None else _clamped_sum(offset - self.window, self.seqlen_q, self.seqlen_k)
+            last = _sum_clamped(offset + right + 1, self.seqlen_q, self.seqlen_k)
+        first = 0 if self.window is None else _sum_clamped(offset - self.window, self.seqlen_q, self.seqlen_k)
         return last - first
 
     @property
@@ -181,7 +181,7 @@ class AttentionShape:
         return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
-def _clamped_sum(start: int, count: int, high: int) -> int:
+def _sum_clamped(start: int, count: int, high: int) -> int:
     """Return the sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
     below = min(max(-start, 0), count)
     above = min(max(start + count - high, 0), count)
@@ -275,7 +275,7 @@ class AttentionProblem(DeclaredProblem):
 _CAUSAL, _FULL = (True,), (False,)
 
 
-def _preset(
+def _make_preset(
     widths: Sequence[HeadDims], lengths: tuple[int, ...], causal: tuple[bool, ...], **sizes: int
 ) -> Preset[AttentionShape]:
     """Make a preset of all combinations of these sizes. Sizes that are not given have their defaults."""
@@ -284,18 +284,24 @@ def _preset(
 
 
 PRESETS: Mapping[str, Preset[AttentionShape]] = {
-    "gpt2-small": _preset(equal_widths(64), (1024,), _CAUSAL, heads=12),
-    "gpt3": _preset(equal_widths(128), (2048,), _CAUSAL, heads=96),
-    "llama-8b": _preset(equal_widths(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
-    "llama-70b-gqa": _preset(equal_widths(128), (4096, 8192), _CAUSAL, heads=64, kv_heads=8),
-    "bert-base": _preset(equal_widths(64), (512,), _FULL, heads=12),
-    "bert-large": _preset(equal_widths(64), (512,), _FULL, heads=16),
-    "deepseek-v3": _preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL, heads=128),
-    "long-context": _preset(equal_widths(128), (32768, 65536, 131072), _CAUSAL, heads=16, kv_heads=4, batch=1),
-    "inference-batch": _preset(equal_widths(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1),
-    "fa3-paper": _preset(equal_widths(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL + _CAUSAL),
+    "gpt2-small": _make_preset(make_equal_head_dims(64), (1024,), _CAUSAL, heads=12),
+    "gpt3": _make_preset(make_equal_head_dims(128), (2048,), _CAUSAL, heads=96),
+    "llama-8b": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
+    "llama-70b-gqa": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL, heads=64, kv_heads=8),
+    "bert-base": _make_preset(make_equal_head_dims(64), (512,), _FULL, heads=12),
+    "bert-large": _make_preset(make_equal_head_dims(64), (512,), _FULL, heads=16),
+    "deepseek-v3": _make_preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL, heads=128),
+    "long-context": _make_preset(
+        make_equal_head_dims(128), (32768, 65536, 131072), _CAUSAL, heads=16, kv_heads=4, batch=1
+    ),
+    "inference-batch": _make_preset(
+        make_equal_head_dims(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1
+    ),
+    "fa3-paper": _make_preset(
+        make_equal_head_dims(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL + _CAUSAL
+    ),
     "scaling": replace(
-        _preset(equal_widths(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL, heads=1, batch=8),
+        _make_preset(make_equal_head_dims(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL, heads=1, batch=8),
         fields={"direction": ("fwd", "bwd")},
         kernels=("eager", "compiled-eager"),
     ),
@@ -320,7 +326,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
 
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
-    "head_dim": equal_widths(128),
+    "head_dim": make_equal_head_dims(128),
     "heads": (None,),
     "kv_heads": (None,),
     "causal": (False,),

@@ -11,7 +11,7 @@ import torch
 
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, output_of
+from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, extract_output
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
 #: The dtypes of Q K^T and P V in SageAttention 2, by compute capability. It does not support others (B200, B300).
@@ -67,7 +67,7 @@ class _Sage(QuantizedAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         k, options = self.arguments(shape, k)
-        return output_of(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
+        return extract_output(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
 
 
 class Sage1(_Sage):

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.operations.attention.attention_reference import relevant_share
+from mamf.operations.attention.attention_reference import compute_relevant_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, output_of
+from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, extract_output
 
 _SHORTEST = 128
 #: Keys per block, the larger of the library's two block sizes.
@@ -61,7 +61,9 @@ class _Sparge(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        return output_of(function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.options(problem, shape)))
+        return extract_output(
+            function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.options(problem, shape))
+        )
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -103,7 +105,7 @@ class _TopK(_Sparge):
     """SpargeAttention that keeps a fixed share of the blocks of each row."""
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        share = relevant_share(problem.sparsity, shape.seqlen_k)
+        share = compute_relevant_share(problem.sparsity, shape.seqlen_k)
         # The library truncates share * blocks to an integer. Add a quarter of a block, so that no rounding error loses
         # a block.
         return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}

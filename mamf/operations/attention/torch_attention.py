@@ -23,11 +23,11 @@ from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
     Distance,
-    block_structured,
     compare_heads,
     compare_on_host,
     compare_rows,
     find_key_sum_error,
+    make_block_structured,
     verify_special_attention,
 )
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
@@ -37,13 +37,13 @@ from mamf.operations.operand_sets import (
     Unchanged,
     check_torch,
     explain_wrong_type,
+    get_max_error,
+    join_rows,
+    list_tensors,
     prepare_sets,
     split_sets,
     take_buffers,
-    tensors_of,
     view_as,
-    with_long_rows,
-    worst_of,
 )
 
 #: What to run on a device that a kernel does not support: torch's own choice of backend runs on all devices.
@@ -158,7 +158,7 @@ class TorchAttention(AttentionKernel):
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
             views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
-            views |= block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
+            views |= make_block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
         return views
 
     def refuses(self, error: Exception) -> bool:
@@ -183,7 +183,7 @@ class PreparedAttention:
         self._forward: torch.Tensor | None = None
         self._details: dict[str, Any] | None = None
         self.unchanged = Unchanged(operands)
-        self._signs = [Signs(with_long_rows(operands[name])) for name in _CHANGING[problem.direction]]
+        self._signs = [Signs(join_rows(operands[name])) for name in _CHANGING[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -271,7 +271,7 @@ class PreparedAttention:
 
     def _judge(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
-        gradients = worst_of(error for name, error in found.errors.items() if name != "o")
+        gradients = get_max_error(error for name, error in found.errors.items() if name != "o")
         details = {"gradient_error": gradients} if problem.has_backward else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
@@ -280,7 +280,7 @@ class PreparedAttention:
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound
-        worst = worst_of((found.errors["o"], gradients / factor, row if row > bound else 0.0))
+        worst = get_max_error((found.errors["o"], gradients / factor, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
             most = min(_SLOPE, bound) + _RARE * found.errors[name] / math.sqrt(found.rows)
@@ -303,7 +303,7 @@ class PreparedAttention:
 
     def _name_results(self, result: object) -> dict[str, torch.Tensor]:
         """Name the results of a launch: the output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``."""
-        outputs = tensors_of(result)
+        outputs = list_tensors(result)
         if self._forward is not None:
             outputs = [self._forward, *outputs]
         names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)
@@ -446,7 +446,7 @@ class QuantizedAttention(LibraryAttention):
         return self.structured_tolerance if problem.sparsity else super().bound(problem)
 
 
-def output_of(result: Any) -> torch.Tensor:
+def extract_output(result: Any) -> torch.Tensor:
     """Return the output of a call that may return statistics after it."""
     output: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return output

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import get_first_line
-from mamf.operations.attention.attention_reference import row_blocks
+from mamf.operations.attention.attention_reference import iterate_row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
@@ -156,7 +156,7 @@ def make_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor | Non
     """Make the mask outside the timed launch: [queries, keys], True where masked; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
-    return torch.cat([masked for _, masked in row_blocks(shape, device)])
+    return torch.cat([masked for _, masked in iterate_row_blocks(shape, device)])
 
 
 def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:

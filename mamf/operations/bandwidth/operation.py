@@ -37,9 +37,9 @@ _FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a 
 MAX_ARRAYS = 3
 #: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
 #: next launch can use, so more operand sets would only take memory.
-_ALONE_BYTES = 4 * 2**30
+_MIN_SINGLE_SET_BYTES = 4 * 2**30
 #: The assumed last-level cache of a device that does not report it.
-UNTOLD_CACHE_BYTES = 32 * 2**20
+DEFAULT_CACHE_BYTES = 32 * 2**20
 #: Bytes that the cache holds when a pass begins or ends need not be moved within the pass. For a pass over this many
 #: cache sizes that is at most a sixteenth, and 1 % was measured (an H200, 1 GiB written).
 CACHES_OF_MEMORY = 16
@@ -118,7 +118,7 @@ class BandwidthProblem(DeclaredProblem):
 
     def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
         """Return whether memory, not a cache, serves passes over such arrays. ``cache_bytes``: the last-level cache."""
-        return len(self.arrays) * shape.nbytes >= CACHES_OF_MEMORY * (cache_bytes or UNTOLD_CACHE_BYTES)
+        return len(self.arrays) * shape.nbytes >= CACHES_OF_MEMORY * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
         """Return why arrays of this size are invalid, or None."""
@@ -138,7 +138,7 @@ class BandwidthProblem(DeclaredProblem):
 
     def sets(self, shape: BandwidthShape, asked: int) -> int:
         """Return the number of operand sets: ``asked``, or 1 if one set is many times larger than any cache."""
-        return 1 if len(self.arrays) * shape.nbytes >= _ALONE_BYTES else asked
+        return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else asked
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers of the arrays, ``sets`` of each."""
@@ -187,8 +187,8 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         """Return powers of two: from a size at which all arrays of any pattern fit in the cache, to half the memory."""
         info = backend.info
         memory = min(info.memory_bytes or _MEMORY_BYTES, backend.free_memory() or _MEMORY_BYTES)
-        first = power_of_two((info.cache_bytes or UNTOLD_CACHE_BYTES) // MAX_ARRAYS)
-        last = power_of_two(memory // 2 // MAX_ARRAYS)
+        first = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
+        last = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
         sizes = [first << step for step in range(max(last // first, 1).bit_length())]
         return [BandwidthShape(size) for size in sizes]
 
@@ -204,7 +204,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         The limit allows for operands that are in the cache when the launch begins and writes that are still in it when
         the launch ends, because these bytes need not be moved within the launch.
         """
-        return None if shape is None or problem.warm > 1 else fastest_memory(info, problem.work(shape).nbytes)
+        return None if shape is None or problem.warm > 1 else get_max_memory_rate(info, problem.work(shape).nbytes)
 
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
         """Return the datasheet's bytes per second, reads plus writes."""
@@ -227,7 +227,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return float(shape.nbytes)
 
 
-def fastest_memory(info: DeviceInfo, nbytes: int) -> float | None:
+def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
     """Return the highest rate of a launch that moves ``nbytes``, from the datasheet; None if a cache may serve most."""
     peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
     if peak is None or not info.cache_bytes or nbytes < _CACHES * info.cache_bytes:
@@ -235,6 +235,6 @@ def fastest_memory(info: DeviceInfo, nbytes: int) -> float | None:
     return _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
 
 
-def power_of_two(limit: int) -> int:
+def floor_to_power_of_two(limit: int) -> int:
     """Return the largest power of two up to ``limit``, but at least 1 KiB."""
     return 1 << max(limit.bit_length() - 1, 10)

@@ -21,7 +21,7 @@ from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.compilation import check_triton
-from mamf.operations.operand_sets import OperandSet, TorchKernel, as_words, sample_indices
+from mamf.operations.operand_sets import OperandSet, TorchKernel, sample_indices, view_as_words
 from mamf.torch_backend import to_torch_dtype
 
 #: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
@@ -83,7 +83,7 @@ def verify_sum(
     sum may exceed the range of the dtype.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
-    total, norm = (times * each for each in sum_and_norm(array, device))
+    total, norm = (times * each for each in compute_sum_and_norm(array, device))
     if _SURELY * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
             f"the sum of an array of this size may exceed the range of {sums.dtype}".replace("torch.", "")
@@ -103,22 +103,22 @@ def verify_elements(
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
     sampled = sample_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
-    sampled_operands = [on_host(operand, sampled) for operand in operands]
+    sampled_operands = [copy_to_host(operand, sampled) for operand in operands]
     wide = torch.float64 if output.dtype == torch.float64 else torch.float32
 
     def verify(result: object) -> Verdict:
         chunks = zip(*(tensor.split(_CHUNK) for tensor in (output, *operands)), strict=True)
-        worst = torch.stack([error_of(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
-        by_host = error_of(problem.pattern, on_host(output, sampled), sampled_operands, torch.float64).item()
+        worst = torch.stack([measure_errors(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
+        by_host = measure_errors(problem.pattern, copy_to_host(output, sampled), sampled_operands, torch.float64).item()
         return Verdict(worst if math.isnan(worst) else max(worst, by_host), tolerance)
 
     return verify
 
 
-def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
+def measure_errors(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
     """Return the share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
     if pattern == "copy":
-        return (as_words(a) != as_words(operands[0])).to(torch.float32).mean()
+        return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
         return (a != SCALAR).to(torch.float32).mean()
     b, c = (operand.to(wide) for operand in operands)
@@ -126,7 +126,7 @@ def error_of(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wi
     return ((a.to(wide) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
 
 
-def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
+def compute_sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
     """Return the sum and the norm of an array in float64, computed on a device that has float64."""
     total = squares = 0.0
     for chunk in array.split(_CHUNK):
@@ -136,7 +136,7 @@ def sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float
     return total, math.sqrt(squares)
 
 
-def on_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def copy_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, indices).cpu()
 
 
@@ -205,7 +205,7 @@ class TritonPasses(TorchArrays):
         return check_triton(backend, "torch")
 
     def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        return programs(backend), "float32"
+        return count_programs(backend), "float32"
 
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
@@ -213,7 +213,7 @@ class TritonPasses(TorchArrays):
         from mamf.operations.bandwidth import triton_kernels as kernels
 
         operands = [arrays[name] for name in problem.arrays]
-        kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(programs(backend),)]
+        kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(count_programs(backend),)]
         if problem.pattern == "read":
             operands.append(sums)
         count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
@@ -240,5 +240,5 @@ class TritonPasses(TorchArrays):
         return prepared
 
 
-def programs(backend: Backend) -> int:
+def count_programs(backend: Backend) -> int:
     return (backend.info.compute_units or _COMPUTE_UNITS) * _PROGRAMS_PER_UNIT

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
-from mamf.operations.attention.torch_attention import output_of
+from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
 from mamf.torch_backend import TorchBackend
@@ -39,7 +39,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 causal=shape.queries > 1,
                 kv_last_page_lens=tables.last_page_lengths,
             )
-            return output_of(result)
+            return extract_output(result)
 
         return BoundKernel(attend)
 

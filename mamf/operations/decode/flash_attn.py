@@ -9,7 +9,7 @@ import torch
 
 from mamf.errors import UnsupportedError, get_first_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
-from mamf.operations.attention.torch_attention import output_of
+from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
 from mamf.torch_backend import TorchBackend
@@ -27,7 +27,7 @@ class _FlashKvcache(LibraryDecode):
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         module, is_paged = self.load_quietly(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
-        call = (self.with_kvcache if in_cache else self.varlen)(module, shape, tables)
+        call = (self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables)
 
         def attend(operands: Operands) -> torch.Tensor:
             try:
@@ -39,7 +39,7 @@ class _FlashKvcache(LibraryDecode):
 
         return BoundKernel(attend)
 
-    def with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
+    def bind_with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
         if shape.page_size is not None:
             options |= {"cache_seqlens": tables.lengths, self.table: tables.table}
@@ -50,14 +50,14 @@ class _FlashKvcache(LibraryDecode):
             q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
             k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
-                return output_of(module.flash_attn_with_kvcache(q, k, v, **options))
+                return extract_output(module.flash_attn_with_kvcache(q, k, v, **options))
             # A latent: the library takes its position part as keys, the rest as values, and the queries split alike.
             q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
-            return output_of(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
+            return extract_output(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
 
         return attend
 
-    def varlen(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
+    def bind_varlen(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
@@ -72,7 +72,7 @@ class _FlashKvcache(LibraryDecode):
 
         def attend(operands: Operands) -> torch.Tensor:
             k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
-            return output_of(module.flash_attn_varlen_func(operands.q, k, v, **options))
+            return extract_output(module.flash_attn_varlen_func(operands.q, k, v, **options))
 
         return attend
 

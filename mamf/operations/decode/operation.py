@@ -23,7 +23,7 @@ from mamf.errors import UsageError, parse_digits, parse_size, require_whole_numb
 from mamf.kernel import Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine_values, describe, draw_sizes
-from mamf.operations.attention.operation import HeadDims, equal_widths
+from mamf.operations.attention.operation import HeadDims, make_equal_head_dims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
 #: Distributions of sequence lengths, by their letter in the text of a shape.
@@ -272,7 +272,7 @@ class DecodeProblem(DeclaredProblem):
 
 
 _DEFAULT: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
-_LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": equal_widths(128)}
+_LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": make_equal_head_dims(128)}
 _DEEPSEEK: Mapping[str, Sequence[object]] = {
     "heads": (128,),
     "kv_heads": (1,),
@@ -329,7 +329,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "kv_heads": (8,),
     "queries": (1,),
     "cache_len": (1024, 8192, 32768),
-    "head_dim": equal_widths(128),
+    "head_dim": make_equal_head_dims(128),
     "lengths": ("equal",),
     "page_size": (None,),
     "is_latent": (False,),
@@ -378,11 +378,11 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """
         if shape is None:
             return None
-        from mamf.operations.bandwidth.operation import fastest_memory  # not for --help
+        from mamf.operations.bandwidth.operation import get_max_memory_rate  # not for --help
 
         work, flops = problem.work(shape), compute_max_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop
-        return min(filter(None, (compute, fastest_memory(info, work.nbytes))), default=None)
+        return min(filter(None, (compute, get_max_memory_rate(info, work.nbytes))), default=None)
 
     def peak(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
         """Return the datasheet's memory bandwidth in bytes/s, or None if it is not known."""

@@ -25,7 +25,7 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UsageError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.attention_reference import relative_error, to_float64, worst_relative_row
+from mamf.operations.attention.attention_reference import divide_norms, find_worst_row_error, to_float64
 from mamf.operations.attention.torch_attention import Library, get_tolerance
 from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import (
@@ -34,14 +34,14 @@ from mamf.operations.operand_sets import (
     Unchanged,
     check_torch,
     explain_wrong_type,
-    one_thread,
+    get_max_error,
+    join_rows,
+    list_tensors,
     prepare_sets,
     split_sets,
     take_buffers,
-    tensors_of,
+    use_one_thread,
     view_as,
-    with_long_rows,
-    worst_of,
 )
 from mamf.torch_backend import TorchBackend
 
@@ -122,7 +122,7 @@ class TorchDecode(DecodeKernel):
         prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
         ready = [each.operand_set() for each in prepared]
         if problem.graph:
-            ready = [capture(backend, ready)]
+            ready = [capture_graph(backend, ready)]
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
         watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
         return prepare_sets(ready, Unchanged(watched))
@@ -159,7 +159,7 @@ class PreparedDecode:
         self._compared = shape, tables, self._operands
 
     def operand_set(self) -> OperandSet:
-        signs = Signs(with_long_rows(self._operands.k if self._shape.is_latent else self._operands.v))
+        signs = Signs(join_rows(self._operands.k if self._shape.is_latent else self._operands.v))
         return OperandSet(
             self.launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
@@ -171,25 +171,27 @@ class PreparedDecode:
     def verify(self, result: object) -> Verdict:
         """Verify the output of a random sequence."""
         q, v = self._operands.q, self._operands.v
-        outputs = tensors_of(result)
+        outputs = list_tensors(result)
         expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        return replace(compare_sequences(*self._compared, self._output(result), self._tolerance), details=self._details)
+        return replace(
+            compare_sequences(*self._compared, self._reshape_output(result), self._tolerance), details=self._details
+        )
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output, and one head of a random sequence on the host."""
-        output = self._output(result)
+        output = self._reshape_output(result)
         found = compare_sequences(*self._compared, output, self._tolerance, is_whole=True)
         on_host = compare_on_host(*self._compared, output, self._tolerance) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
 
-    def _output(self, result: object) -> torch.Tensor:
+    def _reshape_output(self, result: object) -> torch.Tensor:
         """Return the output of a launch as [queries, heads, head_dim_v]."""
-        return tensors_of(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
+        return list_tensors(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
 
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:
@@ -201,19 +203,19 @@ def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str,
     return Operands(q, k, v)
 
 
-def capture(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
+def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     """Capture a launch of each set in one graph. Return an operand set that replays it and verifies all its outputs."""
     replay, results = backend.capture([each.launch for each in sets])
 
     def verify_with(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         found = [check(result) for check, result in zip(checks, results, strict=True)]
         wrong = next((each for each in found if not each.ok), found[0])
-        return wrong if not wrong.ok else replace(wrong, error=worst_of(each.error for each in found))
+        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in found))
 
     return OperandSet(
         replay,
         lambda _: verify_with([each.verify for each in sets]),
-        outputs=[tensor for result in results for tensor in tensors_of(result)],
+        outputs=[tensor for result in results for tensor in list_tensors(result)],
         verify_whole=lambda _: verify_with([each.verify_whole or each.verify for each in sets]),
         change=lambda: [each.change() for each in sets if each.change],
         restore=lambda: [each.restore() for each in sets],
@@ -251,7 +253,7 @@ class Tables:
     all_pages: torch.Tensor
     table: torch.Tensor
 
-    def slots(self, sequence: int) -> torch.Tensor:
+    def locate_tokens(self, sequence: int) -> torch.Tensor:
         """Return the positions of a sequence's tokens in the cache."""
         length = self.drawn.lengths[sequence]
         if self.shape.page_size is None:
@@ -261,7 +263,7 @@ class Tables:
         offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def query_rows(self) -> Iterator[tuple[int, slice]]:
+    def iterate_query_rows(self) -> Iterator[tuple[int, slice]]:
         """Yield the number of each sequence and the slice of its queries."""
         starts = itertools.accumulate(self.drawn.queries, initial=0)
         for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
@@ -314,7 +316,7 @@ class Operands(NamedTuple):
     v: torch.Tensor
 
 
-def attend(
+def compute_attention(
     shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
 ) -> torch.Tensor:
     """Compute the attention of one sequence in float64; return [rows, heads, head_dim_v].
@@ -339,38 +341,41 @@ def compare_sequences(
     shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float, is_whole: bool = False
 ) -> Verdict:
     """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
-    sequences, parts = list(tables.query_rows()), []
+    sequences, parts = list(tables.iterate_query_rows()), []
     chosen = sequences if is_whole else [secrets.choice(sequences)]
     for sequence, rows in chosen:
-        slots = tables.slots(sequence)
-        q, k, v = operands.q[rows], gather(operands.k, slots), gather(operands.v, slots)
+        slots = tables.locate_tokens(sequence)
+        q, k, v = operands.q[rows], gather_tokens(operands.k, slots), gather_tokens(operands.v, slots)
         step = max(1, _CHUNK // (len(slots) * shape.heads))
-        parts += [attend(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)]
-    return compare(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
+        parts += [compute_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)]
+    return compare_outputs(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
 
 def compare_on_host(
     shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float
 ) -> Verdict | None:
     """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
-    sequence, rows = secrets.choice(list(tables.query_rows()))
+    sequence, rows = secrets.choice(list(tables.iterate_query_rows()))
     if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
         return None
-    kv, slots = secrets.randbelow(shape.kv_heads), tables.slots(sequence)
+    kv, slots = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
     heads, some = slice(kv * shape.group, (kv + 1) * shape.group), slice(-_ROWS_ON_HOST, None)
-    q, k, v = operands.q[rows, heads].cpu(), *(gather(each[:, kv : kv + 1], slots).cpu() for each in operands[1:])
-    with one_thread():
-        return compare(output[rows, heads][some].cpu(), attend(shape, q, k, v, some), bound)
+    q, k, v = (
+        operands.q[rows, heads].cpu(),
+        *(gather_tokens(each[:, kv : kv + 1], slots).cpu() for each in operands[1:]),
+    )
+    with use_one_thread():
+        return compare_outputs(output[rows, heads][some].cpu(), compute_attention(shape, q, k, v, some), bound)
 
 
-def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def gather_tokens(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return the tokens at these positions of the cache. 8-bit floats become float32, which represents them exactly."""
     if cache.dtype.itemsize > 1:
         return cache[slots]
     return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
 
 
-def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
+def compare_outputs(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
     """Compare an output with the expected one: relative error of all, error of the worst row, and slope.
 
     ``bound``: the relative error allowed. The slope is that of a fit of the output to the expected one; it detects a
@@ -378,8 +383,8 @@ def compare(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdi
     """
     found = output.to(expected.dtype)
     size = expected.square().sum().item()
-    error = relative_error((found - expected).square().sum().item(), size)
-    row = worst_relative_row(found, expected) * bound / _ROW_TOLERANCE
+    error = divide_norms((found - expected).square().sum().item(), size)
+    row = find_worst_row_error(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0
     most = min(_MAX_SLOPE, bound) + _RARE * error / math.sqrt(rows)

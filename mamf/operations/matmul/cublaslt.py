@@ -33,7 +33,7 @@ from mamf.operations.matmul.cublaslt_library import (
     Matrix,
     Product,
 )
-from mamf.operations.matmul.scaled_formats import FormatMatmul, laid_out_scales
+from mamf.operations.matmul.scaled_formats import FormatMatmul, lay_out_scales
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.quantization import Quantized
@@ -79,7 +79,7 @@ class _Proposals(MatmulKernel):
     def refuses(self, error: Exception) -> bool:
         return isinstance(error, CublasLtError) and error.is_refusal
 
-    def launch_of(
+    def make_launch(
         self, problem: MatmulProblem, a: Matrix, b: Matrix, c: torch.Tensor, alpha: float, kept: object
     ) -> Callable[[], object]:
         """Return the launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory,
@@ -93,14 +93,14 @@ class _Proposals(MatmulKernel):
         compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
         scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
         product = Product(
-            *(library, _handle(library, device), (b, a, output)),
+            *(library, _get_handle(library, device), (b, a, output)),
             *(compute_type, DATA_TYPES[scale_type], problem.fast_accumulation),
         )
         try:
             found = product.proposals(_ALGORITHMS, _MAX_WORKSPACE_BYTES)
             if self.rank >= len(found):
                 raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
-            workspace = _workspace(c.device, found[self.rank].workspace_bytes)
+            workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
         except BaseException:
             product.release()
             raise
@@ -110,7 +110,7 @@ class _Proposals(MatmulKernel):
         def launch() -> None:
             multiply(*arguments, raw_stream(device))
 
-        weakref.finalize(launch, _release, product, (c, workspace, kept)).atexit = False
+        weakref.finalize(launch, _release_product, product, (c, workspace, kept)).atexit = False
         return launch
 
 
@@ -132,8 +132,8 @@ class CublasLt(_Proposals, TorchMatmul):
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         alpha = problem.output_scale(a.shape[1])
-        left, right = _transposed(a, problem.dtype), _transposed(b, problem.b_dtype)
-        return self.launch_of(problem, left, right, c, alpha, (a, b)), alpha
+        left, right = _describe_transposed(a, problem.dtype), _describe_transposed(b, problem.b_dtype)
+        return self.make_launch(problem, left, right, c, alpha, (a, b)), alpha
 
 
 class ScaledCublasLt(_Proposals, FormatMatmul):
@@ -145,12 +145,12 @@ class ScaledCublasLt(_Proposals, FormatMatmul):
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
     ) -> Callable[[], object]:
-        scales = [laid_out_scales(each, has_swizzle=True) for each in (a, b)]
-        left, right = (_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
-        return self.launch_of(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
+        scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]
+        left, right = (_describe_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
+        return self.make_launch(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
 
 
-def _transposed(operand: torch.Tensor, dtype: str) -> Matrix:
+def _describe_transposed(operand: torch.Tensor, dtype: str) -> Matrix:
     """Return the transpose of an operand: by rows in torch's memory is by columns and transposed in cuBLASLt's."""
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
@@ -158,7 +158,7 @@ def _transposed(operand: torch.Tensor, dtype: str) -> Matrix:
     return Matrix(DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True)
 
 
-def _quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
+def _describe_quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
     """Return the transpose of a quantized operand, with its scales as they are laid out."""
     (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
     mode = SCALE_MODES[operand.scaling.rows, operand.scaling.columns]
@@ -166,7 +166,7 @@ def _quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
 
 
 @functools.cache
-def _handle(library: Library, device: int) -> c_void_p:
+def _get_handle(library: Library, device: int) -> c_void_p:
     """Return the handle of a device, which must be the current one."""
     return library.create("")
 
@@ -174,7 +174,7 @@ def _handle(library: Library, device: int) -> c_void_p:
 _WORKSPACES: dict[torch.device, torch.Tensor] = {}
 
 
-def _workspace(device: torch.device, nbytes: int) -> torch.Tensor:
+def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     """Return the device's workspace, as large as was needed so far. Launches share it, so they must not run at once on
     two streams.
     """
@@ -184,6 +184,6 @@ def _workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     return known
 
 
-def _release(product: Product, kept: object) -> None:
+def _release_product(product: Product, kept: object) -> None:
     """Release the descriptors of a launch. ``kept``: memory that the launch needed until now."""
     product.release()

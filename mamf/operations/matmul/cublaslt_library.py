@@ -120,7 +120,7 @@ class Library:
         loaded.cublasLtGetVersion.restype = c_size_t
         number = int(loaded.cublasLtGetVersion())
         self.version = number // 10000, number // 100 % 100, number % 100
-        self.call = {name: _declared(loaded, name) for name in SIGNATURES}
+        self.call = {name: _declare_function(loaded, name) for name in SIGNATURES}
 
     def create(self, kind: str, *arguments: object) -> c_void_p:
         """Return a handle (``kind`` empty), or a descriptor: MatmulDesc, MatrixLayout or MatmulPreference."""
@@ -133,7 +133,7 @@ class Library:
         self.call[f"cublasLt{kind}SetAttribute"](described, attribute, byref(value), sizeof(value))
 
 
-def _declared(loaded: Any, name: str) -> Any:
+def _declare_function(loaded: Any, name: str) -> Any:
     def check(status: int, function: object, arguments: object) -> None:
         if status:
             raise CublasLtError(name, status)
@@ -146,7 +146,7 @@ def _declared(loaded: Any, name: str) -> Any:
 @functools.cache
 def load() -> Library | Unavailable:
     """Load the library that torch uses, or say why it cannot be loaded."""
-    loaded = next(_loaded(), None)
+    loaded = next(_load_candidates(), None)
     if loaded is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
@@ -159,7 +159,7 @@ def load() -> Library | Unavailable:
     return library
 
 
-def _loaded() -> Iterator[Any]:
+def _load_candidates() -> Iterator[Any]:
     """Libraries, best first: what this process has loaded, then that of a wheel, then the system's."""
     is_windows = sys.platform == "win32"
     names = [f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _KNOWN_MAJORS]

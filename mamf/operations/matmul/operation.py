@@ -15,7 +15,7 @@ from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, Us
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
-    LAYOUT_OF,
+    LAYOUT_BY_PRODUCT,
     LAYOUTS,
     PADDINGS,
     PRESETS,
@@ -102,7 +102,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
             str,
             "pass through the preset's layers, which also sets the layout",
             "forward",
-            tuple(LAYOUT_OF),
+            tuple(LAYOUT_BY_PRODUCT),
             is_rare=True,
         ),
     )
@@ -120,7 +120,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
             raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, PRESETS)
         (product,) = values.get("product", ("forward",))
         shapes = PRESETS[name].shapes(product, values.get("m"))
-        return Preset(shapes, fields={"layout": (LAYOUT_OF[product],)}, taken=("m",))
+        return Preset(shapes, fields={"layout": (LAYOUT_BY_PRODUCT[product],)}, taken=("m",))
 
 
 def problem_for(
@@ -208,7 +208,7 @@ def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str |
     raise UnavailableError((specific or reasons or [none])[0])
 
 
-def installed_kernel(name: str) -> MatmulKernel:
+def get_installed_kernel(name: str) -> MatmulKernel:
     """Return the kernel that a log names. Raises UsageError if it is not installed.
 
     A log may come from anyone, so nothing is imported only because a log names it.
@@ -222,7 +222,7 @@ def installed_kernel(name: str) -> MatmulKernel:
     )
 
 
-def reference_kernels(
+def get_reference_kernels(
     names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
 ) -> dict[str, MatmulKernel]:
     """Return the kernels that ceilings were measured with, by their names in logs.
@@ -239,7 +239,7 @@ def reference_kernels(
         )
     for name in sorted(wanted - found.keys()):
         try:
-            found[name] = installed_kernel(name)
+            found[name] = get_installed_kernel(name)
         except UsageError:
             warn(
                 f"kernel {name} of the ceiling is not installed, so the drift of the device is not measured: name its "

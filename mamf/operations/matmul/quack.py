@@ -54,7 +54,7 @@ class Quack(TorchMatmul):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        if architecture_of(backend) not in _CONFIGURATIONS:
+        if get_architecture(backend) not in _CONFIGURATIONS:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
@@ -73,11 +73,11 @@ class Quack(TorchMatmul):
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
         if self.text is not None:
             return (self,)
-        architecture = architecture_of(backend)
+        architecture = get_architecture(backend)
         return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
-        return Quack(self.text, architecture_of(backend))
+        return Quack(self.text, get_architecture(backend))
 
     def refuses(self, error: Exception) -> bool:
         """Whether CuTe DSL or quack's own checks reject a configuration."""
@@ -122,7 +122,7 @@ def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, con
     product(a, b, c, config=config)
 
 
-def architecture_of(backend: Backend) -> int:
+def get_architecture(backend: Backend) -> int:
     """Return the major number of an NVIDIA architecture: 9 of sm_90; 0 if it is unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

@@ -13,14 +13,14 @@ import torch
 from mamf.backend import Backend
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
-from mamf.operations.operand_sets import OperandSet, float32_precision, view_as
+from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.products import (
     ScaledProducts,
-    product_set,
-    quantized_operand,
-    quantized_unchanged,
+    choose_smaller_operand,
+    make_product_set,
+    quantize_operand,
     rows_of,
-    smaller_operand,
+    watch_quantized_operands,
 )
 from mamf.operations.quantization import Quantized, swizzle
 from mamf.operations.whole_products import Part
@@ -55,16 +55,16 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a, b = (quantized_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = quantized_unchanged(a, b)
+        a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+        unchanged = watch_quantized_operands(a, b)
         values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
-        return product_set(
+        return make_product_set(
             problem,
             self.bind(backend, problem, a, b, c),
             c,
             lambda output: [Part(a, b, output[None])],
-            smaller_operand(a.elements, b.elements),
+            choose_smaller_operand(a.elements, b.elements),
             exact=lambda output: [Part(values, weights, output[None])],
             changed=unchanged,
         )
@@ -82,7 +82,7 @@ class FunctionalScaledMm(FormatMatmul):
     ) -> Callable[[], object]:
         functional: Any = torch.nn.functional
         has_swizzle = backend.runtime != "hip"
-        scale_a, scale_b = laid_out_scales(a, has_swizzle), laid_out_scales(b, has_swizzle)
+        scale_a, scale_b = lay_out_scales(a, has_swizzle), lay_out_scales(b, has_swizzle)
         if b.scaling.rows > 1 or b.scaling.columns is None:
             scale_b = scale_b.t()
         options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
@@ -97,7 +97,7 @@ class FunctionalScaledMm(FormatMatmul):
         return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
 
 
-def laid_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
+def lay_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
     """Scales as torch's check of scaled_mm wants them: those of 1x128 blocks with rows next to each other, those of
     128x128 blocks padded along K, of MX and NVFP4 flat, in tiles on NVIDIA.
     """
@@ -120,7 +120,7 @@ class Dequantized(FormatMatmul):
         return f"kernel {self.name} has no fast accumulation" if problem.fast_accumulation else None
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
-        return float32_precision("highest")
+        return use_float32_precision("highest")
 
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor

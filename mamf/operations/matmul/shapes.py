@@ -17,7 +17,7 @@ from mamf.operation import DeclaredProblem, describe
 from mamf.plans import Shape
 
 
-def _size(help: str) -> Mapping[str, Any]:
+def _make_size_field(help: str) -> Mapping[str, Any]:
     return describe(help, read=parse_size, default="4096", has_range=True)
 
 
@@ -28,9 +28,9 @@ class MatmulShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
-    m: int = field(metadata=_size("rows of A and C"))
-    n: int = field(metadata=_size("columns of B and C"))
-    k: int = field(metadata=_size("size of the reduction: columns of A and rows of B"))
+    m: int = field(metadata=_make_size_field("rows of A and C"))
+    n: int = field(metadata=_make_size_field("columns of B and C"))
+    k: int = field(metadata=_make_size_field("size of the reduction: columns of A and rows of B"))
 
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
@@ -113,7 +113,7 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
 
 
 #: The layout of each matmul of a linear layer: y = x W^T (forward), dx = dy W (grad-input), dW = dy^T x (grad-weight).
-LAYOUT_OF: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
+LAYOUT_BY_PRODUCT: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
 _DECODE = (1, 8, 16, 32, 64, 128, 256, 512)
 _TRAINING = (8192,)
 
@@ -127,7 +127,7 @@ class Linear:
     inputs: int
 
     def shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_OF."""
+        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_BY_PRODUCT."""
         return {
             "forward": MatmulShape(tokens, self.outputs, self.inputs),
             "grad-input": MatmulShape(tokens, self.inputs, self.outputs),

@@ -16,7 +16,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import TorchProducts, lay_out, product_set, smaller_operand
+from mamf.operations.products import TorchProducts, choose_smaller_operand, lay_out, make_product_set
 from mamf.operations.whole_products import Part
 
 
@@ -48,12 +48,12 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
         b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding)
         c = view_as(flat["c"], shape.m, shape.n)
         launch, scale = self.bind(problem, a, b, c)
-        return product_set(
+        return make_product_set(
             problem,
             launch,
             c,
             lambda output: [Part(a[None], b.mT[None], output[None])],
-            smaller_operand(a, b.mT),
+            choose_smaller_operand(a, b.mT),
             scale,
             self.details(problem, shape),
         )

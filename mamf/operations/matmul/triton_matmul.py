@@ -64,29 +64,29 @@ class Configuration:
         return f"{self.block_m}x{self.block_n}x{self.block_k}/{self.warps}w{self.stages}s{suffix}"
 
 
-_OF_16_BITS = (
+_16_BIT_CONFIGURATIONS = (
     "128x256x64/8w3s/tma",
     "128x256x64/8w4s/tma",
     "128x256x64/8w4s",
     "256x128x64/8w3s/tma",
     "128x128x64/4w3s",
 )
-_OF_8_BITS_FLOAT = (
+_FLOAT8_CONFIGURATIONS = (
     "128x256x128/8w3s/tma",
     "128x256x128/8w4s/tma",
     "128x256x128/8w3s",
     "256x128x128/8w3s/tma",
     "128x128x128/4w3s",
 )
-_OF_FLOAT32 = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
+_FLOAT32_CONFIGURATIONS = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
 #: For NVIDIA, mainly Hopper; the first configuration is the kernel's default.
 _CUDA = {
-    "bfloat16": _OF_16_BITS,
-    "float16": _OF_16_BITS,
+    "bfloat16": _16_BIT_CONFIGURATIONS,
+    "float16": _16_BIT_CONFIGURATIONS,
     "tf32": ("128x256x32/8w3s/tma", "128x256x32/8w4s", "128x128x32/4w3s"),
-    "float32": _OF_FLOAT32,
-    "float8_e4m3fn": _OF_8_BITS_FLOAT,
-    "float8_e5m2": _OF_8_BITS_FLOAT,
+    "float32": _FLOAT32_CONFIGURATIONS,
+    "float8_e4m3fn": _FLOAT8_CONFIGURATIONS,
+    "float8_e5m2": _FLOAT8_CONFIGURATIONS,
     "int8": (
         "128x128x128/4w3s",
         "128x128x128/4w3s/persistent",
@@ -103,7 +103,7 @@ _ELSEWHERE = {
         ("256x256x128/8w2s", "256x128x128/8w2s", "128x128x128/4w2s"),
     ),
     "tf32": ("256x128x32/8w2s", "128x128x32/4w2s"),
-    "float32": _OF_FLOAT32,
+    "float32": _FLOAT32_CONFIGURATIONS,
 }
 
 
@@ -222,7 +222,7 @@ class TritonMatmul(TorchMatmul):
             "BLOCK_N": chosen.block_n,
             "BLOCK_K": chosen.block_k,
             "GROUP_M": _GROUP_M,
-            **_arithmetic(problem, chosen),
+            **_choose_arithmetic(problem, chosen),
             "num_warps": chosen.warps,
             "num_stages": chosen.stages,
         }
@@ -251,7 +251,7 @@ def has_descriptors(backend: Backend) -> bool:
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
-def _arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:
+def _choose_arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:
     """Return the kernel's options that say how the dtype is multiplied and summed."""
     import triton.language as tl
 

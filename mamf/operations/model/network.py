@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(problem.d_model, width, bias=has_bias)
         self.out = nn.Linear(problem.d_model, problem.d_model, bias=has_bias)
         if self.is_rotary:
-            cosine, sine = rotary_tables(shape.context, self.head_dim, self.qkv.weight.device)
+            cosine, sine = make_rotary_tables(shape.context, self.head_dim, self.qkv.weight.device)
             self.register_buffer("cosine", cosine, persistent=False)
             self.register_buffer("sine", sine, persistent=False)
 
@@ -171,7 +171,7 @@ def make_norm(problem: ModelProblem) -> nn.Module:
     return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
 
 
-def rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def make_rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cosines and sines of the rotary positions, each [context, 1, head dimension / 2]."""
     pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
     positions = torch.arange(context, device=device, dtype=torch.float32)

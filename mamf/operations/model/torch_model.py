@@ -27,8 +27,8 @@ from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, fill
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
-from mamf.operations.operand_sets import Unchanged, check_torch, poison, tensors_of, worst_of
-from mamf.operations.unknown import operation_called
+from mamf.operations.operand_sets import Unchanged, check_torch, get_max_error, list_tensors, poison
+from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
 
@@ -44,7 +44,7 @@ class TorchModel(ModelKernel):
 
     def __init__(self, attention: str = "sdpa") -> None:
         """Raises UnknownNameError, or UsageError if the attention kernel cannot be loaded."""
-        self.attention = make_kernel(operation_called("attention"), attention)
+        self.attention = make_kernel(get_operation("attention"), attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -182,7 +182,7 @@ def use_eager_attention(network: Network) -> Iterator[None]:
     own = [each.attend for each in attentions]
     try:
         for each in attentions:
-            each.attend = causal_attention
+            each.attend = compute_causal_attention
         yield
     finally:
         for each, attend in zip(attentions, own, strict=True):
@@ -196,7 +196,7 @@ def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Compute causal attention, softmax(Q K^T / sqrt(d)) V. All scores are in memory at once."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     group = q.shape[1] // k.shape[1]
@@ -273,7 +273,7 @@ class Step:
     def poison(self, returned: Sequence[object]) -> None:
         """Poison the returned tensors, release all gradients, and clear the moments of the sampled parameters."""
         for result in returned:
-            for tensor in tensors_of(result):
+            for tensor in list_tensors(result):
                 poison(tensor)
         self._network.zero_grad(set_to_none=True)
         for moment in self._moments():
@@ -298,12 +298,12 @@ class Step:
         their norms.
         """
         losses, gradients = self._answer(index)
-        found, *own = tensors_of(result)
+        found, *own = list_tensors(result)
         error = relative(found, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = off = worst_of(map(relative, own, gradients, gradients))
-            error = worst_of((error, off / _GRADIENT_FACTOR))
+            details["gradient_error"] = off = get_max_error(map(relative, own, gradients, gradients))
+            error = get_max_error((error, off / _GRADIENT_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments are 0"
         return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")

@@ -22,7 +22,7 @@ from mamf.errors import RunLogError, UnavailableError
 from mamf.logs.records import utc_now
 from mamf.logs.run_log import MALFORMED, RunLog, describe_error
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 
 CYCLES = "gpc__cycles_elapsed.max"
 NANOSECONDS = "gpu__time_duration.sum"
@@ -160,7 +160,7 @@ def get_step(of: Counts | Measurement) -> CountedStep:
 
 
 def record_counts(counts: Counts) -> dict[str, Any]:
-    of = operation_called(counts.problem.operation)
+    of = get_operation(counts.problem.operation)
     return {
         "operation": of.name,
         "shape": of.shape_record(counts.shape),
@@ -182,7 +182,7 @@ def read_counts(log: RunLog) -> dict[CountedStep, Counts]:
 
 
 def _read_counts_record(record: Mapping[str, Any]) -> Counts:
-    of = operation_called(record["operation"], record)
+    of = get_operation(record["operation"], record)
     if any(cycles <= 0 for cycles in record["cycles"]):
         raise ValueError("the cycles of a launch must be above 0")
     return Counts(
@@ -338,7 +338,7 @@ class Ncu:
 
 def make_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
-    of = operation_called(problem.operation)
+    of = get_operation(problem.operation)
     fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
     texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
     return ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]

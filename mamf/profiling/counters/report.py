@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.profiling.counters.ncu import (
     BLOCKS,
     INSTRUCTIONS,
@@ -106,10 +106,10 @@ def _make_lines(row: Measurement, counts: Counts | None, base: float | None) -> 
 
 def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
     """Return the columns. csv and json have all metrics, by ncu's names."""
-    of = operation_called(lines[0].row.operation)
+    of = get_operation(lines[0].row.operation)
     others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS)
 
-    def rate(line: Line) -> float | None:
+    def get_rate(line: Line) -> float | None:
         return line.row.best_rate if line.is_launch and line.row.ok else None
 
     return [
@@ -127,10 +127,10 @@ def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
-        rate_column("", lines[0].row.work.unit, rate, lines, importance=1),
+        rate_column("", lines[0].row.work.unit, get_rate, lines, importance=1),
         Column("reason", "", attrgetter("reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
-        Column("rate", "", rate),
+        Column("rate", "", get_rate),
         Column("launches", "", lambda line: line.launch and len(line.launch.cycles)),
         Column("bound_by", "", lambda line: line.bound and line.bound.by),
         Column("bound_why", "", lambda line: line.bound and line.bound.why),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.report.charts.logs import machine
 from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, Named, Picture, prepare, styles_of
 
@@ -66,7 +66,7 @@ def clock_chart(log: RunLog) -> ClockChart:
         )
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
-    fields = [operation_called(row.operation).problem_record(row.problem) for row in rows]
+    fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
     named = [[str(each[name]) for name in varying] for each in fields]
     marks = tuple(map(_mark, rows, named))

@@ -7,7 +7,7 @@ from typing import Any
 
 from mamf.ceilings.roof import MEMORY, Roofs
 from mamf.measurement import Measurement, group_pairs
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, label_ticks
 from mamf.report.charts.logs import chosen_regimes, failures, machine, point
 from mamf.report.document import counted
@@ -32,7 +32,7 @@ def decode_chart(
 
     def panel_of(row: Measurement) -> str:
         """Return what the rows of a panel have in common."""
-        shape, of = row.shape, operation_called(row.operation)
+        shape, of = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else counted(shape.queries, "new token")
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"
         lengths = "" if shape.lengths == "equal" else f"{shape.lengths} lengths"

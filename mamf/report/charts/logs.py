@@ -16,7 +16,7 @@ from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
 from mamf.operations.attention.operation import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
-from mamf.operations.unknown import operation_called
+from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM
 from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, label_ticks
@@ -67,7 +67,7 @@ def machine(header: Mapping[str, Any]) -> str:
 
 def peak_of(problem: Any, header: Mapping[str, Any]) -> float | None:
     """Look up the datasheet's rate for a problem in 1e12/s; None if it is unknown."""
-    peak = operation_called(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
@@ -177,7 +177,7 @@ def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime
 
 def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
     """Give the operation's axis, or the shapes in log order if it has no axis or is not installed."""
-    of = operation_called(rows[0].operation)
+    of = get_operation(rows[0].operation)
     try:
         at = {row.shape: float(of.axis(row.shape)) for row in rows}
     except NotImplementedError:
@@ -192,7 +192,7 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], fl
 
 def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     """Name the fields in which a problem differs from the others."""
-    of = operation_called(problem.operation)
+    of = get_operation(problem.operation)
     records = [of.problem_record(each) for each in problems]
     own = of.problem_record(problem)
     return ", ".join(f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records))

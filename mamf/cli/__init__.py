@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
+from mamf.cli.parser import Parser, PrintHelpAll, complete, normalize_option_names
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
 from mamf.text import wrap_line
 
 #: How long threads may keep running after a command has ended.
-_LONGEST_END_SECONDS = 5.0
+_MAX_END_SECONDS = 5.0
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
@@ -79,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
         keep_stdout()
-    with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
+    with _shorten_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run(typed, is_watched=arguments is None) or log_changed[0]
     if arguments is None and "profile" not in typed[:1]:  # a script's threads may run on
-        _end_without(code)
+        _exit_despite_threads(code)
     if code == EXIT_CODE and arguments is None:
         # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
         sys.stdout.flush()
@@ -90,13 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _end_without(code: int) -> None:
+def _exit_despite_threads(code: int) -> None:
     """End the process even if a plugin left a thread running: Python would wait for it silently."""
 
     def end() -> None:
         main = threading.main_thread()
         main.join()  # until Python waits for the other threads: a profiled script or a test may call ``main`` and go on
-        time.sleep(_LONGEST_END_SECONDS)
+        time.sleep(_MAX_END_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
             os._exit(code)
@@ -144,7 +144,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     """
     if wrong := next((word for word in typed if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
-    given = with_dashes(typed)
+    given = normalize_option_names(typed)
     options = _parser(given).parse_args(given)
     options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
     if options.module is None:
@@ -187,7 +187,7 @@ def _discard_output() -> None:
 
 
 @contextlib.contextmanager
-def _short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
+def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning once, in one line. If a script runs, Python prints the warnings of other packages as usual.
 
     Yields a shared byte that becomes 1 after a LogChangedWarning, in this process or in one that it forked.
@@ -227,7 +227,7 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            module = module_of(name)
+            module = get_module_name(name)
             command.set_defaults(command=name, module=module, parser=command)
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
@@ -246,6 +246,6 @@ def _overview() -> str:
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 
-def module_of(command: str) -> str:
+def get_module_name(command: str) -> str:
     """Return the name of a command's module; that of a Python keyword ends with an underscore."""
     return f"{command}_" if keyword.iskeyword(command) else command

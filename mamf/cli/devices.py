@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import LEADER_PID_VARIABLE
-from mamf.cli.progress import Phases, heard_by
+from mamf.cli.progress import Phases, notify_listener
 from mamf.cli.reading import read_roofs
-from mamf.cli.resuming import command_of
+from mamf.cli.resuming import get_resume_command
 from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
@@ -48,9 +48,9 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
     ADDRESS,
-    ENDED_WELL,
     FAILURE,
     PHASE,
+    SUCCESS_CODES,
     WAITS,
     WARNING,
     ChildEvent,
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace, run: RunCommand) -> int:
         return _measure_rank(options, run)
     if options.resume is not None and options.resume.is_dir():
         return _resume(options)
-    devices = _asked_devices(options)
+    devices = _choose_devices_to_share(options)
     if len(devices) < 2:
         options.device = devices[0] if devices else options.device
         return run(options)
@@ -99,13 +99,13 @@ def measure(options: argparse.Namespace, run: RunCommand) -> int:
         device: [_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
         for rank, device in enumerate(devices)
     }
-    return _report(options, folder, _supervise(options, commands))
+    return _report(options, folder, _run_on_devices(options, commands))
 
 
 # -- which devices -----------------------------------------------------------------------------------------------------
 
 
-def _asked_devices(options: argparse.Namespace) -> list[int]:
+def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
     """Return the devices that share the run, or an empty list if the options name no devices. Raises UsageError."""
     asked = sorted(set(options.devices or ()))
     if asked and options.device is not None:
@@ -114,7 +114,7 @@ def _asked_devices(options: argparse.Namespace) -> list[int]:
         raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
     if options.command == VERIFY and not asked and options.device is None and options.resume is None:
         asked = [ALL]
-    return device_indices(options.backend or find_first_backend(), asked) if asked else []
+    return resolve_device_indices(options.backend or find_first_backend(), asked) if asked else []
 
 
 def _listed(devices: Iterable[int]) -> str:
@@ -140,11 +140,11 @@ def _command(options: argparse.Namespace, device: int, share: Sequence[int], pat
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
         *(["--device", str(device)] if begins else []),
         *("--output" if begins and not options.begins else "--requeue", str(path)),
-        *_own_ceilings(options, device),
+        *_make_ceiling_options(options, device),
     ]
 
 
-def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
+def _make_ceiling_options(options: argparse.Namespace, device: int) -> list[str]:
     """Return --ceiling with each folder of a shared run replaced by the logs of this device."""
     given = getattr(options, "ceiling", None) or ()
     if not any(path.is_dir() for path in given):
@@ -153,7 +153,7 @@ def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
     return ["--ceiling", *map(str, logs)]
 
 
-def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
+def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
     """Run the commands of all devices at once, those of one device in sequence. A device that fails runs no more."""
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
@@ -166,7 +166,7 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = ChildWatch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
+                watch = ChildWatch([*due], options.patience, success_codes=(*SUCCESS_CODES, WRONG))
                 watch_children(watch, due, on_event=pass_on)
                 outcome.failures |= watch.failures
                 outcome.codes += watch.codes.values()
@@ -198,7 +198,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     say(f"logs: {folder}", note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
-        again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
+        again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_listed(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and counts(log.measurements)["wrong"]:
@@ -216,8 +216,8 @@ def _resume(options: argparse.Namespace) -> int:
     logs = dict[int, list[RunLog]]()
     for path in find_shared_logs(folder):
         log = read_run_log(path)
-        if command_of(log).split()[0] != options.command:
-            right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
+        if get_resume_command(log).split()[0] != options.command:
+            right = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
             raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{right}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
@@ -239,7 +239,7 @@ def _resume(options: argparse.Namespace) -> int:
     commands = {
         device: [_command(options, device, _share_of(log), log.path) for log in each] for device, each in due.items()
     }
-    return _report(options, folder, _supervise(options, commands))
+    return _report(options, folder, _run_on_devices(options, commands))
 
 
 def _is_due(options: argparse.Namespace, log: RunLog) -> bool:
@@ -260,7 +260,7 @@ def _measure_share(options: argparse.Namespace, run: RunCommand, send: Send) -> 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
         options.given = set()
-    with heard_by(lambda text: send({PHASE: text})), reports_to(sys.stderr):
+    with notify_listener(lambda text: send({PHASE: text})), reports_to(sys.stderr):
         code = run(options)
     if code != _FAILED:
         return code
@@ -305,7 +305,7 @@ def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
 # -- parents and children, of this command and of a node ---------------------------------------------------------------
 
 
-def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
+def resolve_device_indices(backend: str, asked: Sequence[int]) -> list[int]:
     """Return the indices of the requested devices. Raises UnavailableError if one is missing, UsageError for ranks."""
     if RANKS in asked:
         raise UsageError("--devices ranks is not possible here: name indices, or 'all'")
@@ -390,7 +390,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
-    return device_indices(options.backend, options.devices or [ALL])
+    return resolve_device_indices(options.backend, options.devices or [ALL])
 
 
 def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[Device]]:
@@ -415,18 +415,18 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
 
 
 def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
-    commands = {index: _node_command(options, folder, len(run.devices), index) for index in run.devices}
+    commands = {index: _make_node_command(options, folder, len(run.devices), index) for index in run.devices}
 
-    def let_waiting_go(children: Children) -> None:
+    def answer_waiting(children: Children) -> None:
         if watch.failures:
             run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failures))} failed"
         for index in watch.running:
             children.send(index, _END if run.not_together else _GO)
 
-    watch_children(watch, commands, let_waiting_go)
+    watch_children(watch, commands, answer_waiting)
 
 
-def _node_command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
+def _make_node_command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
     return [
         *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(devices)),
         *("--output-folder", str(folder), "--backend", options.backend),

@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
                 option, count = None if equals else self._option_string_actions.get(name), 0
                 continue
             count += 1
-            min_count, max_count = _value_counts(option)
+            min_count, max_count = _get_value_counts(option)
             if count > max_count:  # the positional argument has this word
                 return list(words)
             if count > min_count and option and word not in (option.choices or ()):
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        formatter.add_text(self.epilog and _narrowed(self.epilog, terminal_columns()))
+        formatter.add_text(self.epilog and _wrap_examples(self.epilog, terminal_columns()))
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         for group in self._action_groups:
             if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
@@ -155,7 +155,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(self.usage_exit_code)
 
 
-def value_of(option: str, words: Sequence[str]) -> str | None:
+def find_option_value(option: str, words: Sequence[str]) -> str | None:
     """Return the value of an option before any parser knows it: None without the option, empty without a value."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, joined = word.partition("=")
@@ -175,7 +175,7 @@ def path(text: str) -> Path:
     return Path(filled(text))
 
 
-def _narrowed(examples: str, width: int | None) -> str:
+def _wrap_examples(examples: str, width: int | None) -> str:
     """Put the comment of an example on a line before it where the terminal is too narrow for both."""
     lines: list[str] = []
     for line in examples.splitlines():
@@ -200,7 +200,7 @@ def _is_needed(action: argparse.Action, words: Sequence[str]) -> bool:
     return not action.option_strings and action.nargs in (None, "+")
 
 
-def _value_counts(option: argparse.Action | None) -> tuple[int, float]:
+def _get_value_counts(option: argparse.Action | None) -> tuple[int, float]:
     """Return the minimum and maximum number of words that an option takes."""
     if option is None:
         return 0, 0
@@ -237,7 +237,7 @@ def suggestion(message: str) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def with_dashes(arguments: Sequence[str]) -> list[str]:
+def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """Spell the options of mamf-finder as mamf does: ``--m_range`` as ``--m-range``. Values stay as they are."""
 
     def spell(found: re.Match[str]) -> str:
@@ -254,7 +254,11 @@ def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> N
     from mamf.dtypes import DTYPES
 
     parser = parser_of(os.environ.get("COMP_LINE", "").split()[1:])
-    names = {"--kernel": _registered("kernels"), "--backend": _registered("backends"), "--dtype": sorted(DTYPES)}
+    names = {
+        "--kernel": _list_entry_points("kernels"),
+        "--backend": _list_entry_points("backends"),
+        "--dtype": sorted(DTYPES),
+    }
     subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for command in itertools.chain.from_iterable(each.choices.values() for each in subparsers):
         for option in names.keys() & command._option_string_actions.keys():
@@ -263,7 +267,7 @@ def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> N
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _registered(kind: str) -> list[str]:
+def _list_entry_points(kind: str) -> list[str]:
     """Return the names in the groups of entry points of mamf that end with ``kind``."""
     from importlib.metadata import entry_points
 

@@ -16,7 +16,7 @@ _LISTENERS: list[Callable[[str], object]] = []
 
 
 @contextmanager
-def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
+def notify_listener(listener: Callable[[str], object]) -> Iterator[None]:
     """Within the context, also call a listener with a text that says what is being measured."""
     _LISTENERS.append(listener)
     try:

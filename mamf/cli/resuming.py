@@ -30,11 +30,11 @@ from mamf.plugins.discovery import is_path, load_backend_class, open_backend
 
 #: Options that do not affect the steps of a plan, or that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
-_WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
-_WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
-_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_TO_RESUME = {"requeues", "resume", "rows", "share", "update"}
-_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | _TO_RESUME
+_OUTPUT_OPTIONS = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
+_PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
+_RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
+_RESUME_OPTIONS = {"requeues", "resume", "rows", "share", "update"}
+_FREE = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
 #: Names of options that differ from those of the plan's fields, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields of a plan that are not compared with the options here: they may differ, follow from others, or are compared
@@ -45,7 +45,7 @@ _A_MOMENT = 1e-9
 _COUNTERS = "counters"
 
 
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
+def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
     """Run ``work`` while the log of ``--resume`` is locked, and return the exit code. Ctrl-C before the first
     measurement prints one line. Raises UsageError if another process writes the log.
     """
@@ -67,14 +67,14 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
             return EXIT_CODE
 
 
-def asked_budget(options: argparse.Namespace) -> float | None:
+def compute_remaining_budget(options: argparse.Namespace) -> float | None:
     """Return the budget of the options in seconds, minus the time spent by earlier processes that crashed."""
     if not options.restart or options.budget is None:
         return options.budget  # type: ignore[no-any-return]
     return float(max(options.budget - options.restart.spent, _A_MOMENT))
 
 
-def note_run(
+def report_run_to_watcher(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
 ) -> None:
     """Tell the watching process which log this run writes, and before each launch the row to log if it crashes.
@@ -87,12 +87,12 @@ def note_run(
         begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
         # Pass the path each time: the run switches to a new log if another program changes this one.
         crashes.set_pending_row = lambda row: watch.note(
-            writer.path, begun, options.codes, *_line_and_label(row) if row else ()
+            writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
         )
         crashes.set_pending_row(None)
 
 
-def lose_device(backend: Backend, row: Measurement) -> None:
+def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
     """End this process because the device was lost at this row. The watching process, if there is one, logs the row
     and starts a new process for the rest.
     """
@@ -101,7 +101,7 @@ def lose_device(backend: Backend, row: Measurement) -> None:
         os._exit(1)
 
 
-def _line_and_label(row: Measurement) -> tuple[str, str]:
+def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
     return encode_record("measurement", measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
@@ -112,18 +112,18 @@ def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
-    resumption = f"mamf {command_of(log)} --resume {shlex.quote(str(log.path))}"
+    resumption = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: resume it with '{resumption}'")
 
 
-def command_of(log: RunLog) -> str:
+def get_resume_command(log: RunLog) -> str:
     """Return the command that resumes a log."""
     if log.counter_records:
         return _COUNTERS
     return " ".join(map(shlex.quote, get_kind(log.plan).command(log.plan).split()))
 
 
-def asks_for_plan(options: argparse.Namespace) -> bool:
+def has_plan_options(options: argparse.Namespace) -> bool:
     """Return whether the command line has an option that describes a plan."""
     return bool(options.given - _FREE)
 
@@ -191,7 +191,7 @@ def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device of a log. Raises LogMismatchError if the options name another device, or if it has changed."""
     from mamf.logs.compare import require_device_of_log
 
-    require_named(log, options)
+    require_trusted_names(log, options)
     if log.devices:
         raise LogMismatchError(
             f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
@@ -210,7 +210,7 @@ def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
     return backend
 
 
-def require_named(log: RunLog, options: argparse.Namespace) -> None:
+def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
     """Raise LogMismatchError if the log names a ``package.module:Class`` that the command line does not.
 
     A log may come from anyone, so nothing is imported only because a log names it.

@@ -33,9 +33,9 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
 
     ``arguments``: further arguments of the session, which come before the options.
     """
-    from mamf.cli.resuming import interruptible
+    from mamf.cli.resuming import run_interruptible
 
-    return interruptible(options, lambda signals, resumed: session(*arguments, options, signals, resumed).run())
+    return run_interruptible(options, lambda signals, resumed: session(*arguments, options, signals, resumed).run())
 
 
 def run_kernels(
@@ -84,7 +84,7 @@ class Session:
         interruption: Interruption,
         resumed: Resumed | None,
     ) -> None:
-        from mamf.cli.resuming import lose_device, reopen, require_kind
+        from mamf.cli.resuming import exit_after_device_loss, reopen, require_kind
         from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import fit_traits
         from mamf.kinds.driver import Run
@@ -126,25 +126,25 @@ class Session:
             notes=options.notes,
             advice=advice,
             signals=interruption,
-            on_lost=partial(lose_device, self.backend),
+            on_lost=partial(exit_after_device_loss, self.backend),
         )
         # A library may have swallowed the interrupt during its import.
         interruption.check()
 
     def make_plan(self) -> Plan:
         """Return the plan of the options or of the resumed log. Raises LogMismatchError if the two differ."""
-        from mamf.cli.resuming import asked_budget, asks_for_plan, require_same_plan
+        from mamf.cli.resuming import compute_remaining_budget, has_plan_options, require_same_plan
 
         before = self.before
         if before is None:
             share = getattr(self.options, "share", None)
             return self.new_plan().dealt(*share) if share else self.new_plan()
-        if asks_for_plan(self.options):
+        if has_plan_options(self.options):
             require_same_plan(self.options, before, self.plan_to_compare(before))
         # Where the budget affects the ceilings or ends the run, a resumed run gets the same budget again.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
         names = tuple(name for name, _ in self.kernels)
-        return replace(before, kernels=names, budget_seconds=asked_budget(self.options) or usual)
+        return replace(before, kernels=names, budget_seconds=compute_remaining_budget(self.options) or usual)
 
     # -- parts that commands override ----------------------------------------------------------------------------------
 
@@ -193,13 +193,13 @@ class Session:
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
 
-    def count_due(self) -> int | None:
+    def count_remaining(self) -> int | None:
         """Return how many measurements remain; None if that is unknown."""
         return len(self.driven.remaining_steps)
 
     def has_all(self) -> bool:
         """Return whether a resumed log is complete, so that nothing remains to be measured."""
-        return not self.count_due()
+        return not self.count_remaining()
 
     def view(self) -> View:
         from mamf.kinds.kind import View
@@ -233,7 +233,7 @@ class Session:
     def _measure(self) -> int:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
-        from mamf.cli.resuming import note_run
+        from mamf.cli.resuming import report_run_to_watcher
         from mamf.machine.environment import format_finding, select_warnings
 
         run = self.driven
@@ -241,11 +241,11 @@ class Session:
         rows = run.measurements()
         if self.options.begins:
             say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
-        note_run(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
+        report_run_to_watcher(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
         for finding in select_warnings(run.findings):
             warn(format_finding(finding))
         try:
-            with Progress(self.count_due()) as progress:
+            with Progress(self.count_remaining()) as progress:
                 try:
                     for row in rows:
                         if run.counts(row):

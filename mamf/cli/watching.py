@@ -117,7 +117,7 @@ _COMMANDS = {
 }
 #: With these options nothing is launched, or another process of mamf watches.
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
-_HEARD = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
+_RECEIVED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
 #: The label after the command has ended. If the process exits without it, a plugin or a library called exit().
 OVER = "over"
@@ -197,12 +197,12 @@ def watch(typed: Sequence[str]) -> None:
     global WATCH
     shared, parent = Watch(), os.getpid()
     gc.freeze()  # otherwise a garbage collection in the child would copy every page
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RECEIVED_SIGNALS)
     while True:
         child = os.fork()
         if not child:
             WATCH = shared
-            end_with(parent)
+            die_with_parent(parent)
             return
         code = shared.judge(_wait(child))
         if code is not None:
@@ -214,7 +214,7 @@ def watch(typed: Sequence[str]) -> None:
 def listen() -> None:
     """Unblock the signals that ``watch`` blocked until the command can handle them."""
     if WATCH is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RECEIVED_SIGNALS)
 
 
 def _wait(child: int) -> int:
@@ -222,7 +222,7 @@ def _wait(child: int) -> int:
     processes, and SIGHUP, which a terminal may send only to the first process of its session.
     """
     while True:
-        received = signal.sigwaitinfo(_HEARD)
+        received = signal.sigwaitinfo(_RECEIVED_SIGNALS)
         if received.si_signo != signal.SIGCHLD:
             if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
                 os.kill(child, received.si_signo)
@@ -241,7 +241,7 @@ def _append(log: Path, line: str) -> None:
         raise RunLogWriteError(f"cannot write {log}: {error.strerror}") from None
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the system to kill this process if its parent dies, where that is possible."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes

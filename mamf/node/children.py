@@ -24,7 +24,7 @@ WAITS, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _MAX_END_SECONDS = 15.0
 #: Exit codes that are not failures: success, and an interrupted run.
-ENDED_WELL = (0, 130)
+SUCCESS_CODES = (0, 130)
 
 
 class ChildEvent(NamedTuple):
@@ -41,13 +41,13 @@ class ChildWatch:
     """The state of all children, by rank.
 
     ``ranks``: all children that were started. ``patience``: seconds without a message after which a child counts as
-    hanging. ``now``: a clock in seconds. ``ended_well``: exit codes that are not failures.
+    hanging. ``now``: a clock in seconds. ``success_codes``: exit codes that are not failures.
     """
 
     ranks: Sequence[int]
     patience: float
     now: Callable[[], float] = time.monotonic
-    ended_well: Sequence[int] = ENDED_WELL
+    success_codes: Sequence[int] = SUCCESS_CODES
     codes: dict[int, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ChildWatch:
         elif rank in self.running:
             self.running.discard(rank)
             self.codes[rank] = event.code
-            if event.code not in self.ended_well and rank not in self.failures:
+            if event.code not in self.success_codes and rank not in self.failures:
                 signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
                 reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
                 words = event.last_line.removeprefix("mamf: ") or reason
@@ -86,7 +86,7 @@ class ChildWatch:
         for rank in self.running:
             self.phases[rank], self._last_heard[rank] = TOGETHER, self.now()
 
-    def fail_hanging(self) -> list[int]:
+    def mark_hanging(self) -> list[int]:
         """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
         late = self.now() - self.patience
         hanging = [
@@ -124,7 +124,7 @@ def watch_until_end(
         if event is not None:
             watch.handle(event)
             on_event(event)
-        for rank in watch.fail_hanging():
+        for rank in watch.mark_hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and watch.all_wait():

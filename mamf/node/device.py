@@ -40,9 +40,9 @@ class PartShapes(NamedTuple):
     copy: CopyShape
 
 
-_OF_ACCELERATORS = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
+_ACCELERATOR_SHAPES = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
 # Smaller, so that a CPU takes about as long as an accelerator.
-_OF_HOSTS = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
+_HOST_SHAPES = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
@@ -135,7 +135,7 @@ class DeviceRun:
 
     @property
     def _sizes(self) -> PartShapes:
-        return _OF_ACCELERATORS if self.backend.is_accelerator else _OF_HOSTS
+        return _ACCELERATOR_SHAPES if self.backend.is_accelerator else _HOST_SHAPES
 
     def _requested_fields(self, part: str) -> list[dict[str, Any]]:
         if part == "bandwidth":

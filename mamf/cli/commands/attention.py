@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.cli.parser import Parser, value_of
+from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_parameters
 from mamf.cli.session import Session, run_kernels, say_plan
 from mamf.cli.terminal import (
@@ -45,7 +45,9 @@ EXAMPLES = """examples:
 
 
 def configure(parser: Parser) -> None:
-    add_parameters(parser, _operation(value_of("--operation", parser.words), value_of("--preset", parser.words)))
+    add_parameters(
+        parser, _operation(find_option_value("--operation", parser.words), find_option_value("--preset", parser.words))
+    )
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="attention, or decode for a --preset of decode")
     add(group, "--kernel")
@@ -100,14 +102,14 @@ class _AttentionSession(Session):
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
-        from mamf.cli.ceilings import given_ceilings, require_repeated_ceilings, wanted_ceilings
+        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
         super().__init__(request, options, *opened)
         held = [*self.log.all_ceilings.values(), *self.log.own_ceilings.values()] if self.log else []
         self.ceilings: dict[tuple[str, str], Ceiling] = {make_ceiling_key(ceiling): ceiling for ceiling in held}
-        given = given_ceilings(options, wanted_ceilings(self.plan), self.backend)
+        given = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
         if self.log and self.before:
-            require_repeated_ceilings(options, self.log, self.before, given)
+            require_same_ceilings(options, self.log, self.before, given)
         self.given = {key: ceiling for key, ceiling in given.items() if key not in self.ceilings}
         self.ceilings |= given
         self.driven.known = self.ceilings
@@ -122,11 +124,11 @@ class _AttentionSession(Session):
         plan, options = super().make_plan(), self.options
         return plan if self.before or options.no_ceiling or options.ceiling else add_searches(plan, self.backend)
 
-    def _missing_searches(self) -> list[Plan]:
-        from mamf.cli.ceilings import limit_budgets, wanted_ceilings
+    def _list_missing_searches(self) -> list[Plan]:
+        from mamf.cli.ceilings import limit_budgets, list_needed_ceilings
         from mamf.engine.search.shares import get_ceiling_name
 
-        names = {key[0] for key in wanted_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
+        names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_budgets(self.plan.budget_seconds, searches)
 
@@ -139,13 +141,13 @@ class _AttentionSession(Session):
         return get_reference_kernels(names, self.options.ceiling_kernel, warn)
 
     def strategy(self, setup: Setup) -> SharesStrategy:
-        from mamf.cli.ceilings import budget_warning
+        from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import ceiling_record
 
-        searches = self._missing_searches()
-        for message in filter(None, map(budget_warning, searches)):
+        searches = self._list_missing_searches()
+        for message in filter(None, map(describe_short_budget, searches)):
             warn(message)
         return SharesStrategy(
             setup,
@@ -157,13 +159,13 @@ class _AttentionSession(Session):
         )
 
     def say_plan(self) -> None:
-        say_plan(self.plan, self.driven.remaining_steps, self.backend, self._missing_searches())
+        say_plan(self.plan, self.driven.remaining_steps, self.backend, self._list_missing_searches())
 
     def label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def has_all(self) -> bool:
-        return super().has_all() and not self._missing_searches()
+        return super().has_all() and not self._list_missing_searches()
 
     def view(self) -> View:
         return replace(super().view(), baseline=self.options.baseline)

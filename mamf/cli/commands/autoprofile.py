@@ -116,12 +116,15 @@ class Commands:
         ceiling = self._ceiling(BURST) or ["--no-ceiling"]
         attention = ["attention", *dtype, "--direction", "fwd", "bwd", *sizes, "--time-limit", "0.3s"]
         yield self._resumed("kernels", *attention, *([] if self._has_log("kernels") else ceiling))
-        if kernels := self._kernels_to_count():
+        if kernels := self._choose_kernels_to_count():
             yield self._resumed("counters", "counters", *kernels)
         if not self._has_log("step"):
             count = ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
             log = ["--output", str(self.folder / "step.jsonl")]
-            yield "step.jsonl", ["profile", *count, *self._ceiling(SUSTAINED), *log, *self._device, *self._model_step()]
+            yield (
+                "step.jsonl",
+                ["profile", *count, *self._ceiling(SUSTAINED), *log, *self._device, *self._make_step_command()],
+            )
         for name in ("ceilings", "kernels"):
             if self._has_log(name):
                 picture = str(self.folder / f"{name}.png")
@@ -134,7 +137,7 @@ class Commands:
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
         if nsys is None or not self.backend.is_accelerator or report.exists():
             return
-        profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._model_step()]
+        profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._make_step_command()]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
         say(f"-- {shlex.join(command)}")
         if code := subprocess.run(command, check=False).returncode:
@@ -155,7 +158,7 @@ class Commands:
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
-    def _kernels_to_count(self) -> list[str]:
+    def _choose_kernels_to_count(self) -> list[str]:
         """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_options
@@ -176,7 +179,7 @@ class Commands:
         names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED]]
         return [*names, *make_options(most.problem, most.shape)]
 
-    def _model_step(self) -> list[str]:
+    def _make_step_command(self) -> list[str]:
         """Return the command that runs training steps of GPT-2 small, on a CPU with only two layers."""
         on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
@@ -193,7 +196,7 @@ def summary(folder: Path, left_out: Mapping[str, str]) -> str:
 
 
 def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
-    from mamf.cli.commands.show import document_of
+    from mamf.cli.commands.show import make_log_document
     from mamf.report import document as documents
     from mamf.report.formats import markdown
 
@@ -206,9 +209,9 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             shown = [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
-            report = document_of(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
+            report = make_log_document(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
             blocks = [
-                *_essential_blocks(report),
+                *_choose_essential_blocks(report),
                 *shown,
                 documents.Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
@@ -217,7 +220,7 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
         yield f"## {title}\n\n{markdown(documents.Document(title, blocks))}"
 
 
-def _essential_blocks(report: Document) -> Iterator[Block]:
+def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of a report, without columns that do not fit, and the report's answer."""
     from mamf.report.document import Answer, Table
     from mamf.report.formats import fitting

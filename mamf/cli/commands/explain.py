@@ -77,7 +77,9 @@ class ExplainSession(Session):
         if options.shape:
             return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
         given, dtype = options.ceiling, options.dtype and problem.dtype
-        best = _ceiling_of(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)
+        best = (
+            _read_burst_ceiling(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)
+        )
         if best is None:
             raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
         if not given:
@@ -110,7 +112,7 @@ class ExplainSession(Session):
         return code
 
 
-def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
+def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     """Return the burst ceiling in a log, that of ``dtype`` if it has several. Raises UsageError if it has none."""
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log

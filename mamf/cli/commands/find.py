@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     """Search for the ceilings of one dtype after the other; return the highest exit code."""
-    from mamf.cli.resuming import interruptible
+    from mamf.cli.resuming import run_interruptible
 
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
@@ -118,7 +118,7 @@ def _search(options: argparse.Namespace) -> int:
                 break
         return int(max(options.codes))
 
-    return interruptible(options, work)
+    return run_interruptible(options, work)
 
 
 class _SearchSession(Session):
@@ -178,7 +178,7 @@ class _SearchSession(Session):
     def label(self) -> str:
         return str(self.plan.problem.dtype)
 
-    def count_due(self) -> None:
+    def count_remaining(self) -> None:
         return None
 
     def report(self, log: RunLog) -> int:
@@ -229,5 +229,5 @@ class _KernelsFindSession(Session):
             f"ceiling: measure them with 'mamf sweep --operation {self.of.name}'"
         )
 
-    def count_due(self) -> None:
+    def count_remaining(self) -> None:
         return None

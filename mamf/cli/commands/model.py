@@ -95,9 +95,9 @@ def kernels(options: argparse.Namespace) -> list[str] | None:
     """Return the kernel names: the model with each attention kernel, eager and, on request, compiled. None if the
     resumed log decides.
     """
-    from mamf.cli.resuming import asks_for_plan
+    from mamf.cli.resuming import has_plan_options
 
-    if options.resume and not asks_for_plan(options):
+    if options.resume and not has_plan_options(options):
         return None
     ways = ("torch", "compiled") if options.compile else ("torch",)
     return [f"{way}[{name}]" for name in options.attention or ("sdpa",) for way in ways]
@@ -108,14 +108,14 @@ class ModelSession(Session):
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_given
-        from mamf.cli.ceilings import given_ceilings, wanted_ceilings
+        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.cli.resuming import contradiction
         from mamf.logs.records import known_ceiling_record
 
         super().__init__(*arguments)
-        wanted = wanted_ceilings(self.plan)
+        wanted = list_needed_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
-        for key, each in given_ceilings(self.options, wanted, self.backend).items():
+        for key, each in read_given_ceilings(self.options, wanted, self.backend).items():
             ceiling, before = mark_as_given(each), self.known_ceilings.get(key)
             if before and known_ceiling_record(before) != known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
@@ -147,12 +147,12 @@ class ModelSession(Session):
         say_memory(needed, "the largest row, without its activations", self.backend)
 
     def strategy(self, setup: Setup) -> RowsStrategy:
-        from mamf.cli.ceilings import wanted_ceilings
+        from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import known_ceiling_record
 
-        missing = [key for key in wanted_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
+        missing = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
         self.known_ceilings |= known_here(self.backend, missing)
         logged = self.log.known_ceilings if self.log else {}
         new = [

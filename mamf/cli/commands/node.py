@@ -110,12 +110,12 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
 def _print_verdict(
     options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
 ) -> int:
-    from mamf.node.logs import contributed_baseline
-    from mamf.node.verdict import judge, node_document
+    from mamf.node.logs import make_contributed_baseline
+    from mamf.node.verdict import judge, make_node_document
     from mamf.report.formats import TABLE_ALONE
 
-    verdict = judge(devices, baseline or contributed_baseline(devices), must_fit=baseline is not None)
-    print_document(options, node_document(devices, verdict, not_together))
+    verdict = judge(devices, baseline or make_contributed_baseline(devices), must_fit=baseline is not None)
+    print_document(options, make_node_document(devices, verdict, not_together))
     if options.format in TABLE_ALONE:
         say(verdict.reason, sys.stderr)
     return verdict.exit_code

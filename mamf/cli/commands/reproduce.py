@@ -90,20 +90,20 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
     or RunLogError.
     """
-    from mamf.cli.reading import as_file, read_log
+    from mamf.cli.reading import ensure_local_file, read_log
     from mamf.logs.judging import make_claims
 
     if options.claim:
-        claims = [_claim_in_words(text) for text in options.claim]
+        claims = [_parse_claim(text) for text in options.claim]
         if len({name for name, _ in claims}) > 1:
             raise UsageError("the claims are about several operations: reproduce one operation at a time")
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
-    with as_file(options.source) as file:
+    with ensure_local_file(options.source) as file:
         log = read_log(file)
         return log.plan.operation, make_claims(log, options.top), log
 
 
-def _claim_in_words(text: str) -> tuple[str, Claim]:
+def _parse_claim(text: str) -> tuple[str, Claim]:
     """Return the name of the operation and the claim. Raises UsageError for text that is not a claim."""
     from mamf.cli.planning import read_fields
 
@@ -241,7 +241,7 @@ class ReproduceSession(Session):
         judged = judge_claims(self.plan.options, self.driven.rows)
         say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
 
-    def count_due(self) -> int | None:
+    def count_remaining(self) -> int | None:
         return self.driven.kind.count_left(self.driven) or None
 
     def judge(self, code: int) -> int:

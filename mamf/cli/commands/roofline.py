@@ -38,13 +38,13 @@ EXAMPLES = """examples:
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
 #: Passes of a launch over arrays that fit in the cache. Only the first reads memory, a few percent of the total.
-_PASSES, _PASSES_OF_CPU = 32, 8
+_PASSES, _CPU_PASSES = 32, 8
 #: The time for each of memory and cache, relative to the time for a dtype.
 _PART_OF_BANDWIDTH = 0.75
 #: With fewer seconds a matmul search runs as --quick: a thorough one would end before its sustained ceiling.
 _MIN_THOROUGH_SECONDS = 40.0
 #: Sizes of the arrays, as fractions and multiples of the cache. More multiples would take minutes on a CPU.
-_OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
+_OF_CACHE, _CACHES, _CPU_CACHE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: An array takes at most 1/4 of the free memory; the memory of a device that does not report it.
 _PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
 
@@ -170,7 +170,7 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
         yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]
     cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
     largest = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
-    multiples, passes = (_CACHES, _PASSES) if backend.is_accelerator else (_CACHES_OF_CPU, _PASSES_OF_CPU)
+    multiples, passes = (_CACHES, _PASSES) if backend.is_accelerator else (_CPU_CACHE_MULTIPLES, _CPU_PASSES)
     large = [
         min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(largest)) for multiple in multiples
     ]

@@ -89,7 +89,7 @@ class _VerifySession(Session):
     def label(self) -> str:
         return f"device{self.backend.index}"
 
-    def count_due(self) -> None:
+    def count_remaining(self) -> None:
         return None
 
     def has_all(self) -> bool:

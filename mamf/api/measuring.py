@@ -40,7 +40,7 @@ from mamf.measurement import Measurement
 from mamf.operation import Operation, Parameter, Request, get_field_parameters, get_size_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import Matmul, get_reference_kernels, kernel_for
+from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_reference_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
@@ -261,7 +261,7 @@ def measure_kernels(
     if found.compares_kernels:
         chosen = choose_kernels(found, opened, names)
     else:
-        one = kernel_for(opened, problems[0], *names or ())
+        one = choose_matmul_kernel(opened, problems[0], *names or ())
         chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
     plan = make_operation_plan(
         found,

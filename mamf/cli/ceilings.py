@@ -20,7 +20,7 @@ from mamf.logs.records import ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import CACHES_OF_MEMORY, Bandwidth, BandwidthProblem
+from mamf.operations.bandwidth.operation import MEMORY_CACHE_MULTIPLE, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILINGS, FIND, Plan
@@ -56,7 +56,7 @@ def read_given_ceilings(
         if not own:
             raise UsageError(
                 f"{path} has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth --pattern read' "
-                f"with arrays of {CACHES_OF_MEMORY} times the cache or more"
+                f"with arrays of {MEMORY_CACHE_MULTIPLE} times the cache or more"
             )
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)

@@ -62,7 +62,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.group import find_rank_place
 from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
 from mamf.node.verdict import Device
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
 from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
@@ -381,7 +381,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     Sets the backend and the output folder in the options; one of several machines gets a subfolder.
     """
     for name in options.kernel or ():
-        kernel(name)
+        make_matmul_kernel(name)
     options.backend = options.backend or find_first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (own := find_rank_place(os.environ)) is not None:

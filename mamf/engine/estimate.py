@@ -21,7 +21,7 @@ from mamf.errors import (
 )
 from mamf.kernel import Prepared
 from mamf.measurement import label_dtype
-from mamf.operations.matmul.operation import kernels_for
+from mamf.operations.matmul.operation import choose_search_kernels
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey
@@ -78,17 +78,17 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
 def choose_working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
-    """Return the kernels of a search, as ``kernels_for`` chooses them.
+    """Return the kernels of a search, as ``choose_search_kernels`` chooses them.
 
     If no kernel is named, those in front of the first one that works are skipped with a warning. A quick search also
     skips kernels that were slower on cards of this model in results/.
 
-    Raises what ``kernels_for`` raises, and DeviceError if every kernel fails. If the first one does not support the
-    problem and no other works, it is returned, so that a row gives the reason.
+    Raises what ``choose_search_kernels`` raises, and DeviceError if every kernel fails. If the first kernel does not
+    support the problem and no other kernel works, it is returned, so that a row gives the reason.
     """
     if names is not None:
-        return kernels_for(backend, problem, names)
-    kernels, faults = kernels_for(backend, problem), list[MamfError]()
+        return choose_search_kernels(backend, problem, names)
+    kernels, faults = choose_search_kernels(backend, problem), list[MamfError]()
     if is_quick:
         kernels = _select_contenders(kernels, backend, problem)
     default = kernels[0]

@@ -62,7 +62,7 @@ class Isolation:
             problem, shape = of.problem_record(row.problem), of.shape_record(row.shape)
             channel.send(operation=of.name, problem=problem, shape=shape, seconds=row.seconds)
             with kernel.settings(backend, row.problem):
-                answer = dict(tensors.serve(channel, kernel, backend, row.problem, row.shape, pool))
+                answer = dict(tensors.serve_launches(channel, kernel, backend, row.problem, row.shape, pool))
             is_whole = True
             return answer
         except get_plugin_errors() as error:
@@ -77,7 +77,7 @@ class Isolation:
 
 def _start_process() -> subprocess.Popen[bytes]:
     """Start a checking process. It ends when its stdin closes; Ctrl-C does not reach it."""
-    command = [sys.executable, "-c", "from mamf.operations.isolated import check; check()"]
+    command = [sys.executable, "-c", "from mamf.operations.isolated import run_checks; run_checks()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 

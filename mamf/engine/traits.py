@@ -20,7 +20,7 @@ from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import kernel_for, problem_for
+from mamf.operations.matmul.operation import choose_matmul_kernel, problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
@@ -156,7 +156,7 @@ def _time_launches(backend: Backend, launch: Launch, count: int) -> float:
 def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
     """Prepare the default matmul, at the smallest of _SIZES whose launch takes _LAUNCH_SECONDS or at the largest."""
     problem = problem_for(backend, None)
-    kernel, pool = kernel_for(backend, problem), backend.operand_pool(problem.data, problem.seed)
+    kernel, pool = choose_matmul_kernel(backend, problem), backend.operand_pool(problem.data, problem.seed)
     if reason := kernel.unsupported(backend, problem):
         raise UnsupportedError(reason)
     try:

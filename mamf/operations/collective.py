@@ -52,13 +52,13 @@ class CollectiveProblem(DeclaredProblem):
         most = part * self.ranks
         return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
 
-    def part(self, shape: CollectiveShape) -> int:
+    def count_part_elements(self, shape: CollectiveShape) -> int:
         """Return the number of elements per part: a buffer has a single part, or one part per rank."""
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
         """Return why this size is invalid, or None."""
-        has_parts = self.part(shape) > 0
+        has_parts = self.count_part_elements(shape) > 0
         return (
             None
             if has_parts

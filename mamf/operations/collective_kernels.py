@@ -22,7 +22,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
 
-_SAMPLED = 256
+_SAMPLE_COUNT = 256
 # An error that is larger than any valid one.
 _MAX_GROWTH = 500
 _NO_GROUP = Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
@@ -62,7 +62,7 @@ class TorchDistributed(CollectiveKernel):
         if taken is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
         exchange = Exchange(
-            problem, problem.part(shape), *taken, make_block_group(problem.blocks, taken[0].device.type)
+            problem, problem.count_part_elements(shape), *taken, make_block_group(problem.blocks, taken[0].device.type)
         )
         return Prepared(
             launches=[exchange.launch] * sets,
@@ -119,7 +119,7 @@ class Exchange:
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
-        places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLED))})
+        places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLE_COUNT))})
         self._places = torch.tensor(places, device=sent.device)
         self._launches = 0
         call: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]

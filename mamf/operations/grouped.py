@@ -130,13 +130,13 @@ MIXTURES = (
 )
 
 
-def _of_all(tokens: int) -> dict[GroupedShape, str]:
+def _make_all_shapes(tokens: int) -> dict[GroupedShape, str]:
     return {shape: name for mixture in MIXTURES for shape, name in mixture.shapes(tokens).items()}
 
 
 PRESETS: Mapping[str, Preset[GroupedShape]] = {
-    "moe": Preset(_of_all(_TOKENS)),
-    "moe-decode": Preset(_of_all(_FEW_TOKENS)),
+    "moe": Preset(_make_all_shapes(_TOKENS)),
+    "moe-decode": Preset(_make_all_shapes(_FEW_TOKENS)),
 }
 
 

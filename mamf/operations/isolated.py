@@ -1,7 +1,8 @@
 """The two sides of a check in a separate process (mamf.engine.isolation).
 
-``serve`` runs in the process that loaded the kernel: it launches the kernel on the operands that it receives, and sends
-back what the launch wrote. ``check`` runs in the separate process: it draws the operands and verifies the results.
+``serve_launches`` runs in the process that loaded the kernel: it launches the kernel on the operands that it receives,
+and sends back what the launch wrote. ``run_checks`` runs in the separate process: it draws the operands and verifies
+the results.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Channel:
             raise ChannelError("the checking process has ended") from None
 
 
-def serve(
+def serve_launches(
     channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
 ) -> dict[str, str]:
     """Launch a kernel on the operands that the checking process sends, as often as it asks. Return its last message:
@@ -93,14 +94,14 @@ def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result:
     channel.send(*parts, written=list(written), returned=described, is_one=is_one)
 
 
-def check() -> None:
+def run_checks() -> None:
     """Check the kernels of the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that what libraries print is not taken for a message
-    answer(channel)
+    answer_requests(channel)
 
 
-def answer(channel: Channel) -> None:
+def answer_requests(channel: Channel) -> None:
     """Answer requests for checks until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:

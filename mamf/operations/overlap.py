@@ -19,7 +19,7 @@ from mamf.operation import DeclaredProblem, Operation, describe
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
-from mamf.operations.matmul.operation import kernel_for
+from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
@@ -55,7 +55,7 @@ class OverlapShape(Sizes):
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
 
-SMALLEST = OverlapShape(1, 1, 1, 1)
+MIN_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class OverlapProblem(DeclaredProblem):
     def is_collective(self) -> bool:
         return self.other in COLLECTIVES
 
-    def counted(self, shape: OverlapShape) -> tuple[Any, Any]:
+    def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work that the rate counts."""
         common: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == PRODUCTS:
@@ -109,16 +109,16 @@ class OverlapProblem(DeclaredProblem):
         return BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes)
 
     def work(self, shape: OverlapShape) -> Work:
-        problem, counted = self.counted(shape)
+        problem, counted = self.get_counted_work(shape)
         own: Work = problem.work(counted)
         return replace(own, convention=f"{self.other if self.timed == OTHER else PRODUCTS}: {own.convention}")
 
     def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        problem, counted = self.counted(shape)
+        problem, counted = self.get_counted_work(shape)
         return dict(problem.buffers(counted, sets, rewrite))
 
     def nbytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
-        problem, counted = self.counted(shape)
+        problem, counted = self.get_counted_work(shape)
         return int(problem.nbytes(counted, sets, rewrite))
 
 
@@ -136,21 +136,21 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
             return None
         return Unavailable(f"mamf cannot use a second queue on backend {backend.name}", "measure each work alone")
 
-    def of(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
+    def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """Return the kernel of the work that the rate counts. Raises UnavailableError."""
-        counted, _ = problem.counted(SMALLEST)
+        counted, _ = problem.get_counted_work(MIN_SHAPE)
         if problem.timed != OTHER:
-            return kernel_for(backend, counted)
+            return choose_matmul_kernel(backend, counted)
         available = choose_kernels(make_operation(counted.operation), backend)
         return next((each for _, each in available if each.is_default), available[0][1])
 
     def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
             return "only 'mamf overlap' measures both works at once: use it instead, or --alone yes"
-        return self.of(backend, problem).unsupported(backend, problem.counted(SMALLEST)[0])
+        return self.get_counted_kernel(backend, problem).unsupported(backend, problem.get_counted_work(MIN_SHAPE)[0])
 
     def settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
-        return self.of(backend, problem).settings(backend, problem.counted(SMALLEST)[0])
+        return self.get_counted_kernel(backend, problem).settings(backend, problem.get_counted_work(MIN_SHAPE)[0])
 
     def prepare(
         self,
@@ -161,15 +161,15 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        kernel, side = self.of(backend, problem), problem.counted(shape)
+        kernel, side = self.get_counted_kernel(backend, problem), problem.get_counted_work(shape)
         if reason := kernel.unsupported_shape(*side):
             raise UnsupportedError(reason)
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
 
 # A large matmul and a decode layer, each with a small and a large amount of other work.
-_OF_ACCELERATORS = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
-_OF_HOSTS = (OverlapShape(256, 256, 256, MIB),)
+_ACCELERATOR_SHAPES = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
+_HOST_SHAPES = (OverlapShape(256, 256, 256, MIB),)
 
 
 class Overlap(Operation[OverlapProblem, OverlapShape]):
@@ -182,7 +182,7 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
-        return _OF_ACCELERATORS if backend.is_accelerator else _OF_HOSTS
+        return _ACCELERATOR_SHAPES if backend.is_accelerator else _HOST_SHAPES
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
         return super().problem_for(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
@@ -190,7 +190,7 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
     def fastest_possible(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
-        counted, size = problem.counted(shape or SMALLEST)
+        counted, size = problem.get_counted_work(shape or MIN_SHAPE)
         return make_operation(counted.operation).fastest_possible(info, counted, size if shape else None)
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:

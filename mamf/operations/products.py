@@ -47,7 +47,7 @@ from mamf.torch_backend import to_torch_dtype
 _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # How many rows and columns of C, and matmuls of a batch or of groups, are compared after a train: few enough to fit
 # in the idle time between two trains.
-_SAMPLED, _SAMPLED_PRODUCTS = 16, 4
+_SAMPLE_COUNT, _SAMPLE_PRODUCT_COUNT = 16, 4
 _MIN_ROWS_TO_CHANGE = 8
 PartsOf = Callable[[torch.Tensor], Sequence[Part]]
 #: A part, a product in it, and rows and columns of that product.
@@ -166,9 +166,11 @@ def sample_places(parts: Sequence[Part]) -> list[_Place]:
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in sample_indices(len(every), _SAMPLED_PRODUCTS, chooser).tolist()]
+    chosen = [every[index] for index in sample_indices(len(every), _SAMPLE_PRODUCT_COUNT, chooser).tolist()]
     device = parts[0].c.device
-    return [(p, i, *(sample_indices(n, _SAMPLED, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen]
+    return [
+        (p, i, *(sample_indices(n, _SAMPLE_COUNT, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen
+    ]
 
 
 def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:

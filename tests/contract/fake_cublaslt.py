@@ -157,8 +157,8 @@ def install(monkeypatch, fake):
     """Let torch's process have loaded this library."""
     from mamf.operations.matmul import cublaslt, cublaslt_library
 
-    loaded = cublaslt_library.Library(fake)
-    monkeypatch.setattr(cublaslt_library, "load", lambda: loaded)
+    loaded = cublaslt_library.CublasLtLibrary(fake)
+    monkeypatch.setattr(cublaslt_library, "load_library", lambda: loaded)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(cublaslt, "_WORKSPACES", {})
     return fake

@@ -17,7 +17,7 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import Loop
-from mamf.operations.matmul.operation import kernel as kernel_named
+from mamf.operations.matmul.operation import make_matmul_kernel as kernel_named
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm

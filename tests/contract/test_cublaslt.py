@@ -16,7 +16,7 @@ from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
-from mamf.operations.matmul.operation import kernel, kernels_for
+from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan
 from mamf.testing import KernelContract
@@ -38,7 +38,7 @@ NARROW = [
     *((dtype, out) for dtype in ("float8_e4m3fn", "float8_e5m2") for out in ("bfloat16", "float16", "float32")),
 ]
 #: Searches anew, whatever was found before.
-load = cublaslt_library.load.__wrapped__
+load = cublaslt_library.load_library.__wrapped__
 FORMATS = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
 
 
@@ -53,18 +53,20 @@ def h100(cuda, library):
 
 
 def prepared(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE, **options):
-    return kernel(name).prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options)
+    return make_matmul_kernel(name).prepare(
+        backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options
+    )
 
 
 def row_of(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE):
     pool = backend.operand_pool(problem.data, problem.seed)
-    return measure(kernel(name), problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+    return measure(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
 class TestCublasLt(KernelContract):
     @pytest.fixture(params=["cublaslt", "cublaslt[4]"])
     def kernel(self, request):
-        return kernel(request.param)
+        return make_matmul_kernel(request.param)
 
     @pytest.fixture
     def backend(self, h100):
@@ -156,7 +158,7 @@ def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     shape = MatmulShape(64, 64, 256)
     assert problem.output_scale(shape.k) == 0.5
     flat = h100.operand_pool("integers", 0)
-    ready = kernel("cublaslt").prepare(h100, problem, shape, flat)
+    ready = make_matmul_kernel("cublaslt").prepare(h100, problem, shape, flat)
     a = flat.take("a", 64 * 256, "int8").view(64, 256).double()
     b = flat.take("b", 64 * 256, "int8").view(64, 256).double()
     halves = (a @ b.t()) / 2
@@ -182,11 +184,11 @@ def test_a_proposal_is_bound_once_and_launched(h100, library):
 
 
 def test_a_search_tries_as_many_algorithms_as_are_asked_of_the_heuristic(h100):
-    variants = kernel("cublaslt").variants(h100, PROBLEM, SHAPE)
+    variants = make_matmul_kernel("cublaslt").variants(h100, PROBLEM, SHAPE)
     assert [variant.name for variant in variants] == [f"cublaslt[{rank}]" for rank in range(8)]
     rows = [row_of(h100, variant.name) for variant in variants[3:6]]
     assert [row.status for row in rows] == ["ok", "ok", "unsupported"]
-    assert [each.name for each in kernel("cublaslt[2]").variants(h100, PROBLEM, SHAPE)] == ["cublaslt[2]"]
+    assert [each.name for each in make_matmul_kernel("cublaslt[2]").variants(h100, PROBLEM, SHAPE)] == ["cublaslt[2]"]
 
 
 def test_descriptors_are_destroyed_with_the_launch(h100, library):
@@ -200,7 +202,7 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
 
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
-    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", kernel("cublaslt"))])).results())
+    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).results())
     tried, kept = [row for row in rows if row.phase == ALGORITHM], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3
@@ -211,7 +213,7 @@ def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, librar
 
 def test_what_a_search_tries(h100):
     def names(*problem, asked=None):
-        return [each.name for each in kernels_for(h100, MatmulProblem(*problem), asked)]
+        return [each.name for each in choose_search_kernels(h100, MatmulProblem(*problem), asked)]
 
     assert names("bfloat16", asked=["cublaslt[2]", "torch.mm", "cublaslt[2]"]) == ["cublaslt[2]", "torch.mm"]
     assert names("bfloat16") == ["torch.mm", "cublaslt"]
@@ -223,10 +225,10 @@ def test_what_a_search_tries(h100):
 
 
 def test_a_proposal_is_named_by_its_rank():
-    assert (kernel("cublaslt[3]").name, kernel("cublaslt[3]").rank) == ("cublaslt[3]", 3)
-    assert (kernel("cublaslt").name, kernel("cublaslt").rank) == ("cublaslt", 0)
+    assert (make_matmul_kernel("cublaslt[3]").name, make_matmul_kernel("cublaslt[3]").rank) == ("cublaslt[3]", 3)
+    assert (make_matmul_kernel("cublaslt").name, make_matmul_kernel("cublaslt").rank) == ("cublaslt", 0)
     with pytest.raises(UsageError, match=r"torch.mm has no algorithms to choose from: remove \[3\]"):
-        kernel("torch.mm[3]")
+        make_matmul_kernel("torch.mm[3]")
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -289,17 +291,17 @@ def test_a_wheel_or_the_system_has_it(files, path):
 
 def test_an_unknown_release_is_unavailable(cuda, files, monkeypatch):
     files["libcublasLt.so.13"] = FakeCublasLt(140002), False
-    monkeypatch.setattr(cublaslt_library, "load", load)
-    reason = kernel("cublaslt").unavailable(cuda.kind(0))
+    monkeypatch.setattr(cublaslt_library, "load_library", load)
+    reason = make_matmul_kernel("cublaslt").unavailable(cuda.kind(0))
     assert reason.reason == "cuBLASLt 14.0.2 is not supported, only versions 12 and 13"
     assert reason.remedy
 
 
 def test_without_the_library_it_says_how_to_get_it(cuda, files, monkeypatch):
-    monkeypatch.setattr(cublaslt_library, "load", load)
-    reason = kernel("cublaslt-scaled").unavailable(cuda.kind(0))
+    monkeypatch.setattr(cublaslt_library, "load_library", load)
+    reason = make_matmul_kernel("cublaslt-scaled").unavailable(cuda.kind(0))
     assert isinstance(reason, Unavailable)
     assert "libcublasLt" in reason.reason
     assert "torch" in reason.remedy
     with pytest.raises(UnavailableError):
-        kernels_for(cuda.kind(0), PROBLEM, ["cublaslt"])
+        choose_search_kernels(cuda.kind(0), PROBLEM, ["cublaslt"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mamf.errors import UnsupportedError
-from mamf.operations.matmul.operation import kernel, kernels_for
+from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 
 SHAPE = MatmulShape(512, 512, 512)
@@ -22,12 +22,14 @@ def device(cuda, monkeypatch):
 
 def test_its_tiles_are_kernels_of_their_own(device):
     problem = MatmulProblem()
-    variants = kernel("gluon").variants(device, problem, SHAPE)
+    variants = make_matmul_kernel("gluon").variants(device, problem, SHAPE)
     assert len({each.name for each in variants}) == len(variants) >= 2
-    assert all(kernel(each.name).name == each.name for each in variants)
-    assert [each.name for each in kernel(variants[1].name).variants(device, problem, SHAPE)] == [variants[1].name]
-    assert "gluon" not in [each.name for each in kernels_for(device, problem)]
-    assert [each.name for each in kernels_for(device, problem, ["gluon"])] == ["gluon"]
+    assert all(make_matmul_kernel(each.name).name == each.name for each in variants)
+    assert [each.name for each in make_matmul_kernel(variants[1].name).variants(device, problem, SHAPE)] == [
+        variants[1].name
+    ]
+    assert "gluon" not in [each.name for each in choose_search_kernels(device, problem)]
+    assert [each.name for each in choose_search_kernels(device, problem, ["gluon"])] == ["gluon"]
 
 
 @pytest.mark.parametrize(
@@ -40,17 +42,17 @@ def test_its_tiles_are_kernels_of_their_own(device):
     ],
 )
 def test_combinations_are_refused_in_a_line(device, name, problem, reason):
-    assert reason in kernel(name).unsupported(device, problem)
+    assert reason in make_matmul_kernel(name).unsupported(device, problem)
 
 
 def test_rows_in_memory_must_be_aligned():
-    assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
-    assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
-    assert kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
+    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
+    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
+    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
 
 
 def test_a_triton_without_this_gluon_is_unsupported(device, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     a = torch.zeros(64, 64)
     with pytest.raises(UnsupportedError, match="lacks the Gluon"):
-        kernel("gluon").bind(MatmulProblem(), a, a, a)
+        make_matmul_kernel("gluon").bind(MatmulProblem(), a, a, a)

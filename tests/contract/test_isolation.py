@@ -99,7 +99,7 @@ def process(monkeypatch):
 
     def start():
         (asked, ask), (answered, answer) = pair(), pair()
-        thread = threading.Thread(target=isolated.answer, args=(Channel(asked, answer),), daemon=True)
+        thread = threading.Thread(target=isolated.answer_requests, args=(Channel(asked, answer),), daemon=True)
         thread.start()
         started.append(thread)
         return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
@@ -188,13 +188,13 @@ def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
     ],
 )
 def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, monkeypatch, error, status, said):
-    kernel, serve = by_path(Ending), isolated.serve
+    kernel, serve = by_path(Ending), isolated.serve_launches
 
     def ending(*arguments):
         monkeypatch.setattr(Ending, "raised", error)
         return serve(*arguments)
 
-    monkeypatch.setattr(isolated, "serve", ending)
+    monkeypatch.setattr(isolated, "serve_launches", ending)
     row = row_of(kernel)
     assert row.status == status
     assert "".join((row.reason, *row.remarks)).endswith(said)
@@ -227,14 +227,14 @@ def test_the_process_that_checks_ends_quietly_if_the_other_process_is_gone():
     with os.fdopen(asked, "rb") as source, os.fdopen(ask, "wb") as sink, os.fdopen(answer, "wb") as gone:
         Channel(source, sink).send(operation="matmul", problem=problem, shape=of.shape_record(SHAPE), seconds=1.0)
         os.close(answered)
-        isolated.answer(Channel(source, gone))
+        isolated.answer_requests(Channel(source, gone))
 
 
 def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
     def serve(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(isolated, "serve", serve)
+    monkeypatch.setattr(isolated, "serve_launches", serve)
     cpu = open_backend("cpu")
     with pytest.raises(KeyboardInterrupt):
         row_of(by_path(Own), backend=cpu)

@@ -10,7 +10,7 @@ from verdicts import verified
 from mamf.dtypes import DTYPES, FORMATS, OPERAND_DTYPES
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
@@ -32,7 +32,7 @@ EVERY_CASE = [
 
 def prepared(backend, name, problem, shape=SHAPE, **options):
     pool = backend.operand_pool(problem.data, problem.seed)
-    return kernel(name).prepare(backend, problem, shape, pool, **options)
+    return make_matmul_kernel(name).prepare(backend, problem, shape, pool, **options)
 
 
 def is_refused(name, dtype, out_dtype):
@@ -40,7 +40,7 @@ def is_refused(name, dtype, out_dtype):
     try:
         prepared(open_backend("cpu"), name, MatmulProblem(dtype, out_dtype)).launches[0]()
     except Exception as error:
-        return kernel(name).refuses(error)
+        return make_matmul_kernel(name).refuses(error)
     return False
 
 
@@ -48,7 +48,7 @@ REFUSED = [case for case in EVERY_CASE if "float8" in case[1] and is_refused(*ca
 CASES = [case for case in EVERY_CASE if case not in REFUSED]
 # Compiling takes a while: two dtypes stand for the four of torch.mm, which it derives from.
 COMPILED = [("compiled", "bfloat16", "bfloat16"), ("compiled", "float32", "float32")]
-if kernel("compiled").unavailable(open_backend("cpu")):
+if make_matmul_kernel("compiled").unavailable(open_backend("cpu")):
     COMPILED.clear()
 LIBRARY_CALLS = {"torch.mm": "mm", "scaled_mm": "_scaled_mm", "int_mm": "_int_mm"}
 each_case = pytest.mark.parametrize(("name", "dtype", "out_dtype"), CASES, ids=" ".join)
@@ -74,7 +74,7 @@ class TestOnCpu(KernelContract):
 
     @pytest.fixture
     def kernel(self, case):
-        return kernel(case[0])
+        return make_matmul_kernel(case[0])
 
     @pytest.fixture
     def problem(self, case):
@@ -99,10 +99,10 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
     taken = {
         (name, dtype)
         for name in find_registered(KERNELS)
-        if kernel(name).unavailable(backend) is None
+        if make_matmul_kernel(name).unavailable(backend) is None
         for dtype in OPERAND_DTYPES
         if dtype not in FORMATS  # test_scaled_formats.py
-        if kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output)) is None
+        if make_matmul_kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output)) is None
     }
     assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in EVERY_CASE}
     assert {name for name, _ in taken} == {name for name, *_ in (*EVERY_CASE, *COMPILED)}
@@ -112,7 +112,7 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
 def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
     problem = MatmulProblem(*case[1:])
     pool = backend.operand_pool(problem.data, problem.seed)
-    row = measure(kernel(case[0]), problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
+    row = measure(make_matmul_kernel(case[0]), problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
     assert row.status == ("unsupported" if case in REFUSED else "ok"), row.reason
     assert row.reason.strip() if case in REFUSED else not row.reason
 
@@ -215,7 +215,7 @@ def global_high():
 @pytest.mark.parametrize(("dtype", "held"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
 def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, global_high, dtype, held):
     problem = MatmulProblem(dtype, DTYPES[dtype].default_output)
-    with kernel("torch.mm").settings(backend, problem):
+    with make_matmul_kernel("torch.mm").settings(backend, problem):
         assert torch.get_float32_matmul_precision() == held
     assert torch.get_float32_matmul_precision() == "high"
 
@@ -272,7 +272,7 @@ def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
 )  # fmt: skip
 def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend, name, problem, reason):
     said = []
-    assert not dispatched(lambda: said.append(kernel(name).unsupported(backend, problem)))
+    assert not dispatched(lambda: said.append(make_matmul_kernel(name).unsupported(backend, problem)))
     assert reason in said[0]
     assert "\n" not in said[0]
 
@@ -290,5 +290,5 @@ def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend
     ],
 )
 def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
-    said = kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output), shape)
+    said = make_matmul_kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output), shape)
     assert said is None if reason is None else reason in said

@@ -7,7 +7,7 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.errors import UnavailableError
-from mamf.operations.matmul.operation import kernel, kernels_for
+from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.testing import KernelContract
@@ -17,7 +17,9 @@ PROBLEM = MatmulProblem()
 
 
 def prepared(backend, name, problem=PROBLEM, shape=SHAPE, **options):
-    return kernel(name).prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options)
+    return make_matmul_kernel(name).prepare(
+        backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options
+    )
 
 
 # -- tunableop -------------------------------------------------------------------------------------------------------
@@ -41,7 +43,7 @@ class TestTunableOp(KernelContract):
 
     @pytest.fixture
     def kernel(self):
-        return kernel("tunableop")
+        return make_matmul_kernel("tunableop")
 
     @pytest.fixture
     def problem(self):
@@ -51,14 +53,14 @@ class TestTunableOp(KernelContract):
 @pytest.mark.parametrize("before", [{"enabled": False, "tuning": False}, {"enabled": True, "tuning": False}], ids=str)
 def test_tuning_is_on_while_the_kernel_runs_and_then_as_it_was(rocm, tunable, before):
     tunable.update(before)
-    with kernel("tunableop").settings(rocm.kind(0), MatmulProblem("float32", "float32")):
+    with make_matmul_kernel("tunableop").settings(rocm.kind(0), MatmulProblem("float32", "float32")):
         assert tunable == {"enabled": True, "tuning": True}
         assert torch.get_float32_matmul_precision() == "highest"
     assert tunable == before
 
 
 def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
-    with pytest.raises(ValueError), kernel("tunableop").settings(rocm.kind(0), PROBLEM):
+    with pytest.raises(ValueError), make_matmul_kernel("tunableop").settings(rocm.kind(0), PROBLEM):
         raise ValueError
     assert tunable == {"enabled": False, "tuning": False}
 
@@ -70,14 +72,14 @@ def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
 def compiling():
     """The CPU, where Inductor can compile."""
     backend = open_backend("cpu")
-    if reason := kernel("compiled").unavailable(backend):
+    if reason := make_matmul_kernel("compiled").unavailable(backend):
         pytest.skip(str(reason))
     return backend
 
 
 def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
     pool = compiling.operand_pool("normal", 0)
-    ready = kernel("compiled").prepare(compiling, PROBLEM, SHAPE, pool)
+    ready = make_matmul_kernel("compiled").prepare(compiling, PROBLEM, SHAPE, pool)
     c = pool.take("c", SHAPE.elements["c"], PROBLEM.out_dtype, fill=False)
     assert verified(ready).ok
     assert c.isnan().all()
@@ -94,13 +96,13 @@ def test_more_shapes_are_compiled_than_dynamo_keeps_of_one_function(compiling):
 
 def test_what_compiles_for_long_is_tried_only_when_asked_for(compiling):
     problem = MatmulProblem("float32", "float32")
-    assert [each.name for each in kernels_for(compiling, problem)] == ["torch.mm"]
-    assert [each.name for each in kernels_for(compiling, problem, ["compiled"])] == ["compiled"]
+    assert [each.name for each in choose_search_kernels(compiling, problem)] == ["torch.mm"]
+    assert [each.name for each in choose_search_kernels(compiling, problem, ["compiled"])] == ["compiled"]
 
 
 def test_without_a_compiler_it_is_said(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    reason = kernel("compiled").unavailable(open_backend("cpu"))
+    reason = make_matmul_kernel("compiled").unavailable(open_backend("cpu"))
     assert "C++ compiler" in reason.reason
     assert reason.remedy
 
@@ -119,7 +121,7 @@ def test_without_a_compiler_it_is_said(monkeypatch):
 )
 def test_a_function_that_this_torch_lacks_makes_its_kernel_unavailable(rocm, monkeypatch, name, owner, function):
     monkeypatch.delattr(owner, function, raising=False)
-    reason = kernel(name).unavailable(rocm.kind(0))
+    reason = make_matmul_kernel(name).unavailable(rocm.kind(0))
     assert reason.reason.endswith(function)
     assert "torch" in reason.remedy
 
@@ -176,6 +178,6 @@ def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(monkeypatch, c
 def test_the_other_kernels_are_found_without_it(monkeypatch):
     monkeypatch.delattr(torch, "_int_mm")
     cpu = open_backend("cpu")
-    assert [each.name for each in kernels_for(cpu, MatmulProblem("float32", "float32"))] == ["torch.mm"]
+    assert [each.name for each in choose_search_kernels(cpu, MatmulProblem("float32", "float32"))] == ["torch.mm"]
     with pytest.raises(UnavailableError):
-        kernels_for(cpu, MatmulProblem("int8", "int32"))
+        choose_search_kernels(cpu, MatmulProblem("int8", "int32"))

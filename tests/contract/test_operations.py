@@ -3,7 +3,7 @@
 import pytest
 
 from mamf.operations.attention.operation import Attention
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
@@ -16,7 +16,7 @@ OF_CPU = {
     "collective": lambda: make_kernel(make_operation("collective"), "torch.distributed"),
     "copies": lambda: make_kernel(make_operation("copies"), "torch"),
     "decode": lambda: make_kernel(make_operation("decode"), "sdpa-kvcache"),
-    "matmul": lambda: kernel("torch.mm"),
+    "matmul": lambda: make_matmul_kernel("torch.mm"),
     "model": lambda: make_kernel(make_operation("model"), "torch[sdpa-math]"),
     "overlap": lambda: make_kernel(make_operation("overlap"), "pair"),
 }

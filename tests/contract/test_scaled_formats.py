@@ -8,7 +8,7 @@ from verdicts import verified
 from mamf.dtypes import DTYPES, FORMATS
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.operation import Matmul, kernel, kernel_for
+from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_matmul_kernel
 from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.quantization import E2M1
@@ -32,7 +32,7 @@ def backend():
 
 def prepared(backend, name, dtype, shape=SHAPE, **options):
     problem = MatmulProblem(dtype)
-    return kernel(name).prepare(backend, problem, shape, backend.operand_pool("normal", 0), **options)
+    return make_matmul_kernel(name).prepare(backend, problem, shape, backend.operand_pool("normal", 0), **options)
 
 
 def measured(kernel, backend, problem):
@@ -52,7 +52,7 @@ class TestOnCpu(KernelContract):
 
     @pytest.fixture
     def kernel(self, case):
-        return kernel(case[0])
+        return make_matmul_kernel(case[0])
 
     @pytest.fixture
     def problem(self, case):
@@ -62,12 +62,14 @@ class TestOnCpu(KernelContract):
 def test_every_format_has_its_kernels(backend):
     for dtype in FORMATS:
         able = {
-            name for name in find_registered(KERNELS) if kernel(name).unsupported(backend, MatmulProblem(dtype)) is None
+            name
+            for name in find_registered(KERNELS)
+            if make_matmul_kernel(name).unsupported(backend, MatmulProblem(dtype)) is None
         }
         # Those that run on NVIDIA only lack mxfp4, which cuBLASLt does not have.
         assert able - {"cublaslt-scaled"} == {"F.scaled_mm", "dequantized"}
         assert ("cublaslt-scaled" in able) == (dtype != "mxfp4")
-        assert kernel_for(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
+        assert choose_matmul_kernel(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
 
 
 # -- as a library with all formats reads it ----------------------------------------------------------------------------

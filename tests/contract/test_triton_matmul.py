@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mamf.errors import UsageError
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
-from mamf.operations.matmul.triton_matmul import TritonMatmul, configurations, has_descriptors
+from mamf.operations.matmul.triton_matmul import TritonMatmul, has_descriptors, list_configurations
 
 SHAPE = MatmulShape(4096, 4096, 4096)
 INT8, FLOAT8 = MatmulProblem("int8", "int32"), MatmulProblem("float8_e4m3fn", "bfloat16")
@@ -36,16 +36,16 @@ def device(cuda, monkeypatch):
 )
 def test_what_is_no_configuration_is_refused_in_a_line(text):
     with pytest.raises(UsageError) as refused:
-        kernel(f"triton[{text}]")
+        make_matmul_kernel(f"triton[{text}]")
     assert text in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_its_configurations_are_kernels_of_their_own(device):
-    names = [variant.name for variant in kernel("triton").variants(device, INT8, SHAPE)]
+    names = [variant.name for variant in make_matmul_kernel("triton").variants(device, INT8, SHAPE)]
     assert names[0] == "triton[128x128x128/4w3s]"
-    assert names == [f"triton[{each}]" for each in configurations("cuda", "int8")]
-    assert [each.name for each in kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
+    assert names == [f"triton[{each}]" for each in list_configurations("cuda", "int8")]
+    assert [each.name for each in make_matmul_kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "nt"])
@@ -53,13 +53,15 @@ def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
     schedules = {
         dtype: {
             each.configuration.schedule
-            for each in kernel("triton").variants(device, MatmulProblem(dtype, out, layout), SHAPE)
+            for each in make_matmul_kernel("triton").variants(device, MatmulProblem(dtype, out, layout), SHAPE)
         }
         for dtype, out in (("bfloat16", "bfloat16"), ("int8", "int32"), ("tf32", "float32"))
     }
     assert "tma" in schedules["bfloat16"]
     assert "tma" not in schedules["int8"] | schedules["tf32"]
-    assert layout in kernel("triton[128x256x128/8w3s/tma]").unsupported(device, MatmulProblem("int8", "int32", layout))
+    assert layout in make_matmul_kernel("triton[128x256x128/8w3s/tma]").unsupported(
+        device, MatmulProblem("int8", "int32", layout)
+    )
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "gfx942", None])
@@ -67,12 +69,12 @@ def test_descriptors_are_hoppers(device, architecture):
     assert has_descriptors(device)
     older = SimpleNamespace(info=SimpleNamespace(architecture=architecture, compute_units=8), runtime="cuda")
     assert not has_descriptors(older)
-    assert "Hopper" in kernel("triton[128x256x64/8w3s/tma]").unsupported_problem(older, MatmulProblem())
-    assert kernel("triton[128x256x64/8w3s]").unsupported_problem(older, MatmulProblem()) is None
+    assert "Hopper" in make_matmul_kernel("triton[128x256x64/8w3s/tma]").unsupported_problem(older, MatmulProblem())
+    assert make_matmul_kernel("triton[128x256x64/8w3s]").unsupported_problem(older, MatmulProblem()) is None
 
 
 def test_descriptors_need_aligned_rows(device):
-    described, plain = kernel("triton[128x256x64/8w3s/tma]"), kernel("triton")
+    described, plain = make_matmul_kernel("triton[128x256x64/8w3s/tma]"), make_matmul_kernel("triton")
     for shape, name in ((MatmulShape(64, 64, 65), "A"), (MatmulShape(64, 65, 64), "C")):
         assert f"unlike those of {name}" in described.unsupported_shape(MatmulProblem(), shape)
         assert plain.unsupported_shape(MatmulProblem(), shape) is None
@@ -91,7 +93,7 @@ def test_descriptors_need_aligned_rows(device):
     ids=str,
 )
 def test_combinations_are_refused_in_a_line(device, problem, reason):
-    assert reason in kernel("triton").unsupported(device, problem)
+    assert reason in make_matmul_kernel("triton").unsupported(device, problem)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,8 @@ def test_combinations_are_refused_in_a_line(device, problem, reason):
 def test_it_says_how_8_bit_floats_are_summed(fast, told):
     problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
     ran = {"configuration": "128x128x128/4w3s"}
-    assert kernel("triton[128x128x128/4w3s]").details(problem, SHAPE) == {**ran, **told}
-    assert kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
+    assert make_matmul_kernel("triton[128x128x128/4w3s]").details(problem, SHAPE) == {**ran, **told}
+    assert make_matmul_kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
 
 
 @pytest.mark.parametrize("schedule", ["", "/persistent"])
@@ -112,7 +114,7 @@ def test_it_says_how_8_bit_floats_are_summed(fast, told):
 def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
     text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
     assert device.info.compute_units == 132
-    configured = kernel(text).configured(device, MatmulProblem(), shape)
+    configured = make_matmul_kernel(text).configured(device, MatmulProblem(), shape)
     assert configured.details(MatmulProblem(), shape).get("ran") == ran
 
 
@@ -120,9 +122,9 @@ def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ra
 def test_what_does_not_fit_or_compile_is_unsupported():
     from triton.runtime.errors import OutOfResources
 
-    assert kernel("triton").refuses(OutOfResources(300_000, 232_448, "shared memory"))
-    assert kernel("triton").refuses(RuntimeError("PassManager::run failed"))
-    assert not kernel("triton").refuses(RuntimeError("an illegal memory access was encountered"))
+    assert make_matmul_kernel("triton").refuses(OutOfResources(300_000, 232_448, "shared memory"))
+    assert make_matmul_kernel("triton").refuses(RuntimeError("PassManager::run failed"))
+    assert not make_matmul_kernel("triton").refuses(RuntimeError("an illegal memory access was encountered"))
 
 
 class Recorded:
@@ -154,14 +156,14 @@ import torch
 from mamf.engine.regimes.base import Checked
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plugins.discovery import open_backend
 torch.set_num_threads(1)
 cpu = open_backend("cpu")
 def check(text, shape, *of_problem, **accumulation):
     problem = MatmulProblem(*of_problem, **accumulation)
     pool = cpu.operand_pool("normal", 0)
-    checked = Checked(kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
+    checked = Checked(make_matmul_kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
     checked.warm_up_and_verify(cpu)
     return checked.verdict
 odd, whole = (20, 17, 33), (24, 32, 32)

@@ -11,7 +11,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import sweep
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.operation import kernel_for, problem_for
+from mamf.operations.matmul.operation import choose_matmul_kernel, problem_for
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import BackendContract, KernelContract
 
@@ -45,7 +45,7 @@ class TestKernel(KernelContract):
 
     @pytest.fixture
     def kernel(self, backend, problem):
-        return kernel_for(backend, problem)
+        return choose_matmul_kernel(backend, problem)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

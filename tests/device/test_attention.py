@@ -10,7 +10,7 @@ from mamf.ceilings.ceiling import compute_mamfu
 from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import Attention, AttentionProblem, AttentionShape
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import SWEEP, Plan
 from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, make_kernel
 
@@ -119,7 +119,7 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     ceilings = {(ceiling.problem.dtype, "burst"): ceiling}
     problem = AttentionProblem(ceiling.problem.dtype)
     plan = Plan(SWEEP, "attention", (problem,), ("sdpa",), (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),))
-    references = {ceiling.kernel: kernel(ceiling.kernel)}
+    references = {ceiling.kernel: make_matmul_kernel(ceiling.kernel)}
     setup = Setup(plan, ACCELERATOR, [("sdpa", attention_kernel("sdpa"))])
     rows = list(RowsStrategy(setup, ceilings, references).results())
     (row,) = (row for row in rows if not row.is_reference)

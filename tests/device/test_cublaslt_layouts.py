@@ -5,7 +5,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
 
 SHAPE = MatmulShape(1024, 1152, 2048)
@@ -16,15 +16,15 @@ WIDE = [
 NARROW = [("int8", "int32"), ("int8", "int8"), ("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "bfloat16")]
 NARROW += [("float8_e4m3fn", "float16"), ("float8_e4m3fn", "float32")]
 
-if reason := kernel("cublaslt").unavailable(ACCELERATOR):
+if reason := make_matmul_kernel("cublaslt").unavailable(ACCELERATOR):
     pytest.skip(str(reason), allow_module_level=True)
 
 
 def row_of(name, problem, shape=SHAPE):
-    if reason := kernel(name).unsupported(ACCELERATOR, problem):
+    if reason := make_matmul_kernel(name).unsupported(ACCELERATOR, problem):
         pytest.skip(reason)
     pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
-    return measure(kernel(name), problem, shape, Burst(ACCELERATOR), pool, StoppingRule(seconds=0.05))
+    return measure(make_matmul_kernel(name), problem, shape, Burst(ACCELERATOR), pool, StoppingRule(seconds=0.05))
 
 
 @pytest.mark.parametrize("padding", ["", "+8"])

@@ -5,7 +5,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.operations.matmul.operation import kernel
+from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
 #: Whole tiles, tiles beyond every border, fewer tiles than compute units, and many per program.
@@ -16,7 +16,7 @@ SHAPES = [(768, 512, 1024), (1001, 1152, 1152), (64, 128, 8192), (8192, 8192, 81
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_tile_is_right(dtype, shape):
     problem, shape = MatmulProblem(dtype, dtype), MatmulShape(*shape)
-    found = kernel("gluon")
+    found = make_matmul_kernel("gluon")
     if reason := found.unavailable(ACCELERATOR):
         pytest.skip(str(reason))
     pool = ACCELERATOR.operand_pool(problem.data, problem.seed)

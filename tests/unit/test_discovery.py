@@ -3,7 +3,7 @@ import textwrap
 import pytest
 
 from mamf.errors import PluginError, UnavailableError, UsageError
-from mamf.operations.matmul.operation import kernel_for
+from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plugins import discovery
 from mamf.plugins.discovery import find_registered, list_backend_statuses, load_backend_class, open_backend
@@ -75,12 +75,12 @@ def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):
     [("float32", "float32", "torch.mm"), ("float8_e4m3fn", "bfloat16", "scaled_mm"), ("int8", "int32", "int_mm")],
 )
 def test_the_kernel_follows_from_the_dtype(dtype, out_dtype, name):
-    assert kernel_for(open_backend("cpu"), MatmulProblem(dtype, out_dtype)).name == name
+    assert choose_matmul_kernel(open_backend("cpu"), MatmulProblem(dtype, out_dtype)).name == name
 
 
 def test_when_no_kernel_fits_the_most_telling_reason_is_given():
     backend = open_backend("cpu")
     with pytest.raises(UnavailableError, match="CPUs have no tf32"):
-        kernel_for(backend, MatmulProblem("tf32", "float32"))
+        choose_matmul_kernel(backend, MatmulProblem("tf32", "float32"))
     with pytest.raises(UnavailableError, match="layout nt, not nn"):
-        kernel_for(backend, MatmulProblem("float8_e4m3fn", "bfloat16", "nn"))
+        choose_matmul_kernel(backend, MatmulProblem("float8_e4m3fn", "bfloat16", "nn"))

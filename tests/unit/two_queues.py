@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from mamf.backend import Queue
-from mamf.operations.overlap import SMALLEST, Pair
+from mamf.operations.overlap import MIN_SHAPE, Pair
 from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
 
 OWN, ASIDE = "own", "aside"
@@ -109,5 +109,5 @@ class SimulatedPair(Pair):
     def __init__(self, **kernels):
         self.chosen = {**SIMULATED, **kernels}
 
-    def of(self, backend, problem):
-        return self.chosen[problem.counted(SMALLEST)[0].operation]()
+    def get_counted_kernel(self, backend, problem):
+        return self.chosen[problem.get_counted_work(MIN_SHAPE)[0].operation]()

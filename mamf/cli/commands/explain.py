@@ -68,14 +68,14 @@ class ExplainSession(Session):
     def product(self) -> Product:
         """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
         from mamf.logs.found import find_cached_ceiling
-        from mamf.operations.matmul.operation import get_installed_kernel, kernel_for, problem_for
+        from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, problem_for
         from mamf.operations.matmul.shapes import MatmulShape
 
         options, backend = self.options, self.backend
         asked = options.kernel[0] if options.kernel else None
         problem = problem_for(backend, options.dtype)
         if options.shape:
-            return problem, MatmulShape.parse(options.shape), asked or kernel_for(backend, problem).name
+            return problem, MatmulShape.parse(options.shape), asked or choose_matmul_kernel(backend, problem).name
         given, dtype = options.ceiling, options.dtype and problem.dtype
         best = (
             _read_burst_ceiling(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)

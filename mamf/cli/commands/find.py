@@ -28,7 +28,7 @@ from mamf.cli.terminal import (
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import UsageError
 from mamf.operation import Request
-from mamf.operations.matmul.operation import kernel_for, kernels_for
+from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
 from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, Plan, asked_regimes
 from mamf.plugins.discovery import open_backend
 
@@ -98,7 +98,7 @@ def _search(options: argparse.Namespace) -> int:
         if len(dtypes) > 1:  # report a wrong dtype before the first one is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for problem in request_of(options.of, options).make_problems(backend):
-                kernels_for(backend, problem, options.kernel)
+                choose_search_kernels(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
             if output is not None and len(dtypes) > 1:
@@ -148,11 +148,13 @@ class _SearchSession(Session):
             return list(zip(self._search.kernels, opened, strict=True))
         if options.kernel:
             then, now = (
-                [kernel_for(self.backend, before.problem, name).name for name in names]
+                [choose_matmul_kernel(self.backend, before.problem, name).name for name in names]
                 for names in (before.kernels, options.kernel)
             )
             require_same_kernels(options, then, now)
-        return list(zip(before.kernels, kernels_for(self.backend, before.problem, before.kernels), strict=True))
+        return list(
+            zip(before.kernels, choose_search_kernels(self.backend, before.problem, before.kernels), strict=True)
+        )
 
     def new_plan(self) -> Plan:
         return self._search

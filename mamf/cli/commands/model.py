@@ -129,11 +129,11 @@ class ModelSession(Session):
     def _require_budget(self, budget: float) -> None:
         """Raises UsageError for a budget that the first row exceeds on this CPU."""
         from mamf.engine.estimate import probe_flops
-        from mamf.operations.matmul.operation import kernel, problem_for
+        from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         _, problem, shape, _ = self.driven.remaining_steps[0]
         # The reference of its results is in float32, whatever its own dtype.
-        flops = probe_flops(kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
+        flops = probe_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
             raise UsageError(

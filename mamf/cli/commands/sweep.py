@@ -25,7 +25,7 @@ from mamf.cli.terminal import (
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
-from mamf.operations.matmul.operation import kernel_for
+from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import is_path
 
@@ -116,7 +116,7 @@ class _OneKernelSession(Session):
         before, backend = self.before, self.backend
         (problem,) = before.problems if before else self.request.make_problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
-        kernel = kernel_for(backend, problem, name)
+        kernel = choose_matmul_kernel(backend, problem, name)
         # Older logs contain the kernel's own name instead of the path that it was loaded by.
         planned = name if is_path(before.kernels[0] if before else name) else kernel.name
         if before:

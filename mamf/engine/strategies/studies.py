@@ -354,8 +354,8 @@ class _PairMeasurement:
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
-        name, rotation = kernel.of(backend, problem).name, itertools.cycle(checked.launches)
-        return _Work(name, checked, mark, queue_launch, rotation, seconds)
+        name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
+        return _Work(name, checked, mark, put, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:
         """Measure the rows. Raises WrongResultError, or UnsupportedError if the host was too slow."""

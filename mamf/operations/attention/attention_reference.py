@@ -29,7 +29,7 @@ from mamf.operations.operand_sets import draw_integers, use_float32_precision, u
 
 _ROWS = 1024
 #: One random row in this many is compared in each head.
-_EVERY = 64
+_ROW_INTERVAL = 64
 # Elements of the scores or of an operand that are computed at once when rows of all heads are compared.
 _CHUNK = 2**24
 # The most key elements of one head that are copied to the host, and the number of rows compared there.
@@ -103,14 +103,14 @@ def compare_rows(
     results: Mapping[str, torch.Tensor],
     is_whole: bool = True,
 ) -> Distance:
-    """Return the distance of random rows of ``o`` and ``dq``, one row in _EVERY.
+    """Return the distance of random rows of ``o`` and ``dq``, one row in _ROW_INTERVAL.
 
     ``is_whole``: compare all heads, not only the first and the last. Computed in float32 for 16-bit operands, because
     float64 is slow on some cards.
     """
     tally, device = _Tally(), operands["q"].device
-    starts = torch.arange(0, shape.seqlen_q + _EVERY, _EVERY, device=device)
-    offsets = draw_integers(_EVERY, starts.shape, device)
+    starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
+    offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
     # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
@@ -263,24 +263,24 @@ def iterate_row_blocks(
 # Inputs with block structure: tokens per block, the number of axes that blocks point along, and how strongly. At 2.2
 # the keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _STRUCTURE_BLOCK = 128
-_GROUPS = 10
-_STRUCTURE = 2.2
+_AXES = 10
+_STRUCTURE_STRENGTH = 2.2
 
 
 def make_block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
     """Return q and k in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
-    In random data every key matters a little. Here the blocks of keys point along _GROUPS axes in turn, and queries
+    In random data every key matters a little. Here the blocks of keys point along _AXES axes in turn, and queries
     point along the axes that they attend to, so that all other scores vanish in the softmax. ``sequence``: the sequence
     dimension, 2 or 1.
     """
     width = q.shape[-1]
     attended = _count_attended_axes(sparsity)
-    axes = torch.eye(_GROUPS, width, device=q.device) * math.sqrt(_STRUCTURE * width)
-    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_GROUPS)])
+    axes = torch.eye(_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
+    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_AXES)])
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _GROUPS
+        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _AXES
         pattern = directions[group]
         return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
 
@@ -288,8 +288,8 @@ def make_block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, seq
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return how many of the _GROUPS axes a query attends to."""
-    return max(1, round((1 - sparsity) * _GROUPS))
+    """Return how many of the _AXES axes a query attends to."""
+    return max(1, round((1 - sparsity) * _AXES))
 
 
 def compute_relevant_share(sparsity: float, length: int) -> float:
@@ -300,9 +300,9 @@ def compute_relevant_share(sparsity: float, length: int) -> float:
     if not sparsity:
         return 1.0
     blocks = -(-length // _STRUCTURE_BLOCK)
-    sizes = [len(range(group, blocks, _GROUPS)) for group in range(_GROUPS)]
+    sizes = [len(range(group, blocks, _AXES)) for group in range(_AXES)]
     attended = range(_count_attended_axes(sparsity))
-    return max(sum(sizes[(group + step) % _GROUPS] for step in attended) for group in range(_GROUPS)) / blocks
+    return max(sum(sizes[(group + step) % _AXES] for step in attended) for group in range(_AXES)) / blocks
 
 
 def verify_special_attention(

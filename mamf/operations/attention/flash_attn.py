@@ -23,7 +23,7 @@ from mamf.operations.attention.torch_attention import (
 )
 
 _FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
-_FA3_WIDEST_BACKWARD = 256
+_FA3_MAX_BACKWARD_WIDTH = 256
 _FA4_FORWARD_MAJORS = (8, 9, 10, 11, 12)
 _BLACKWELL_DATACENTER_MAJORS = (10, 11)
 # Errors that the compiled libraries raise for dtypes, features and sizes that they or their build do not support.
@@ -120,8 +120,8 @@ class FlashAttention3(FlashAttention3Library, _FlashAttention):
         d, dv = shape.head_dims
         if d != dv and not (d <= 64 or (128 < d <= 192 and 96 < dv <= 128)):
             return f"{self.name} does not support values of width {dv} with keys of width {d}"
-        if problem.has_backward and dv > _FA3_WIDEST_BACKWARD:
-            return f"{self.name} has no backward pass for values of width {dv}: use at most {_FA3_WIDEST_BACKWARD}"
+        if problem.has_backward and dv > _FA3_MAX_BACKWARD_WIDTH:
+            return f"{self.name} has no backward pass for values of width {dv}: use at most {_FA3_MAX_BACKWARD_WIDTH}"
         return super().unsupported_shape(problem, shape)
 
 

@@ -17,7 +17,7 @@ from mamf.operations.attention.attention_reference import compute_relevant_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, extract_output
 
-_SHORTEST = 128
+_MIN_TOKENS = 128
 #: Keys per block, the larger of the library's two block sizes.
 _BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
@@ -44,8 +44,8 @@ class _Sparge(QuantizedAttention):
         return getattr(importlib.import_module(self.module), self.function)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        if min(shape.seqlen_q, shape.seqlen_k) < _SHORTEST:
-            return f"{self.name} needs at least {_SHORTEST} queries and keys"
+        if min(shape.seqlen_q, shape.seqlen_k) < _MIN_TOKENS:
+            return f"{self.name} needs at least {_MIN_TOKENS} queries and keys"
         return super().unsupported_shape(problem, shape)
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:

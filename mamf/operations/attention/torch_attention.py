@@ -49,7 +49,7 @@ from mamf.operations.operand_sets import (
 #: What to run on a device that a kernel does not support: torch's own choice of backend runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
 #: What torch's dispatchers say if no kernel supports the operands.
-NOTHING_FITS = ("No available kernel", "No viable backend")
+NO_BACKEND_ERRORS = ("No available kernel", "No viable backend")
 # Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
 # sqrt(2) * 1.65e-3 = 2.3e-3, which exact kernels in results/ confirm; 11 bits (float16) give an eighth of that. These
 # limits are at least twice as large. In float32 and float64 it is sums and exponentials that are rounded.
@@ -61,9 +61,9 @@ _GRADIENT_FACTOR = 2.0
 # value times the number of keys.
 _SUBNORMAL = {"float16": 2.0**-24}
 # How far the slope of a result against the reference may be from 1, plus how many standard deviations of rounding.
-_SLOPE, _RARE = 1e-3, 8.0
+_MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 # Operands whose signs are flipped between launches. For ``bwd`` V is saved by the forward pass and must not change.
-_CHANGING = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
+_CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
@@ -162,9 +162,9 @@ class TorchAttention(AttentionKernel):
         return views
 
     def refuses(self, error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERRORS)
 
-    def bound(self, problem: AttentionProblem) -> float:
+    def get_error_bound(self, problem: AttentionProblem) -> float:
         """Return the largest ||O - reference|| / ||reference|| of a correct result."""
         return self.tolerance if self.tolerance is not None else get_tolerance(problem.dtype)
 
@@ -183,7 +183,7 @@ class PreparedAttention:
         self._forward: torch.Tensor | None = None
         self._details: dict[str, Any] | None = None
         self.unchanged = Unchanged(operands)
-        self._signs = [Signs(join_rows(operands[name])) for name in _CHANGING[problem.direction]]
+        self._signs = [Signs(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -197,7 +197,7 @@ class PreparedAttention:
             verify_special=partial(self._verify_special, launch) if is_special else None,
         )
 
-    def forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def run_forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
             return call(*(self._operands[name] for name in "qkv"))
 
@@ -207,7 +207,7 @@ class PreparedAttention:
         For ``bwd`` the forward pass runs here, once. Its autograd graph is kept, and each launch runs it backward.
         """
         if self._problem.direction == "fwd":
-            return lambda: self.forward(call)
+            return lambda: self.run_forward(call)
         leaves = [self._operands[name].detach().requires_grad_() for name in "qkv"]
         gradient = self._operands["do"]
         if self._problem.direction == "bwd":
@@ -215,11 +215,11 @@ class PreparedAttention:
             self._forward = output.detach()
             return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
-        def both() -> object:
+        def run_both_passes() -> object:
             result = call(*leaves)
             return (result.detach(), *torch.autograd.grad(result, leaves, gradient))
 
-        return both
+        return run_both_passes
 
     def release_forward(self) -> None:
         """Release the output of the saved forward pass."""
@@ -240,7 +240,7 @@ class PreparedAttention:
         if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
             self._details = self._kernel.details(self._problem, self._shape, operands)
-        found = self._judge(compare_rows(*self._prepare_comparison(result), is_whole=False))
+        found = self._judge_distance(compare_rows(*self._prepare_comparison(result), is_whole=False))
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
@@ -248,13 +248,13 @@ class PreparedAttention:
         output and dQ and the sums of dK and dV; some rows on the host.
         """
         compared = self._prepare_comparison(result)
-        whole, on_host = self._judge(compare_heads(*compared)), compare_on_host(*compared)
-        rows = [self._judge(each) for each in (compare_rows(*compared), on_host) if each]
+        whole, on_host = self._judge_distance(compare_heads(*compared)), compare_on_host(*compared)
+        rows = [self._judge_distance(each) for each in (compare_rows(*compared), on_host) if each]
         worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
         if self._problem.has_backward and worst.ok:
             sums = find_key_sum_error(*compared)
-            most = _RARE * self._kernel.bound(self._problem)
+            most = _MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
             )
@@ -269,13 +269,13 @@ class PreparedAttention:
         operands = self._to_bhsd(self._operands)
         return verify_special_attention(self._shape, operands, lambda: self._to_bhsd(self._name_results(launch()))["o"])
 
-    def _judge(self, found: Distance) -> Verdict:
+    def _judge_distance(self, found: Distance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         gradients = get_max_error(error for name, error in found.errors.items() if name != "o")
         details = {"gradient_error": gradients} if problem.has_backward else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
-        bound = kernel.bound(problem)
+        bound = kernel.get_error_bound(problem)
         # One missing row hardly changes the norm of a long output, so the worst row has a separate limit.
         row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
@@ -283,7 +283,7 @@ class PreparedAttention:
         worst = get_max_error((found.errors["o"], gradients / factor, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
-            most = min(_SLOPE, bound) + _RARE * found.errors[name] / math.sqrt(found.rows)
+            most = min(_MAX_SLOPE_ERROR, bound) + _MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
             if abs(slope) > most:
                 reason = f"{name} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
         # With few rows errors do not average out: gradients of 3 tokens have twice the error of those of many tokens.
@@ -442,8 +442,8 @@ class QuantizedAttention(LibraryAttention):
     is_exact = False
     structured_tolerance: ClassVar[float]
 
-    def bound(self, problem: AttentionProblem) -> float:
-        return self.structured_tolerance if problem.sparsity else super().bound(problem)
+    def get_error_bound(self, problem: AttentionProblem) -> float:
+        return self.structured_tolerance if problem.sparsity else super().get_error_bound(problem)
 
 
 def extract_output(result: Any) -> torch.Tensor:

@@ -51,7 +51,7 @@ def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor],
 class _Forced(Sdpa):
     """``scaled_dot_product_attention`` with one backend. If that does not support a shape, the row is unsupported."""
 
-    forced: ClassVar[SDPBackend]
+    forced_backend: ClassVar[SDPBackend]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -60,7 +60,7 @@ class _Forced(Sdpa):
         return None
 
     def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
-        manager: AbstractContextManager[object] = sdpa_kernel(self.forced)
+        manager: AbstractContextManager[object] = sdpa_kernel(self.forced_backend)
         return manager
 
     def details(
@@ -72,7 +72,7 @@ class _Forced(Sdpa):
 class SdpaFlash(_Forced):
     name = "sdpa-flash"
     dtypes = ("bfloat16", "float16", "float32")
-    forced = SDPBackend.FLASH_ATTENTION
+    forced_backend = SDPBackend.FLASH_ATTENTION
     runtimes = ("cuda", "hip", "sycl", "host")
     head_dims = range(8, 257, 8)
 
@@ -85,14 +85,14 @@ class SdpaFlash(_Forced):
 class SdpaCudnn(_Forced):
     name = "sdpa-cudnn"
     dtypes = ("bfloat16", "float16")
-    forced = SDPBackend.CUDNN_ATTENTION
+    forced_backend = SDPBackend.CUDNN_ATTENTION
     runtimes = ("cuda",)
 
 
 class SdpaEfficient(_Forced):
     name = "sdpa-efficient"
     dtypes = ("bfloat16", "float16", "float32")
-    forced = SDPBackend.EFFICIENT_ATTENTION
+    forced_backend = SDPBackend.EFFICIENT_ATTENTION
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.heads != shape.kv_heads:
@@ -102,7 +102,7 @@ class SdpaEfficient(_Forced):
 
 class SdpaMath(_Forced):
     name = "sdpa-math"
-    forced = SDPBackend.MATH
+    forced_backend = SDPBackend.MATH
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
@@ -121,9 +121,9 @@ class Eager(TorchAttention):
     head_dims = range(1, 1025)
     has_window = True
 
-    def bound(self, problem: AttentionProblem) -> float:
+    def get_error_bound(self, problem: AttentionProblem) -> float:
         # Scores are rounded to 16 bits too. The largest error in results/ is 5.9e-3, in bfloat16.
-        return super().bound(problem) * 2.4
+        return super().get_error_bound(problem) * 2.4
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:

@@ -42,7 +42,7 @@ _MIN_SINGLE_SET_BYTES = 4 * 2**30
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: Bytes that the cache holds when a pass begins or ends need not be moved within the pass. For a pass over this many
 #: cache sizes that is at most a sixteenth, and 1 % was measured (an H200, 1 GiB written).
-CACHES_OF_MEMORY = 16
+MEMORY_CACHE_MULTIPLE = 16
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
@@ -118,7 +118,7 @@ class BandwidthProblem(DeclaredProblem):
 
     def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
         """Return whether memory, not a cache, serves passes over such arrays. ``cache_bytes``: the last-level cache."""
-        return len(self.arrays) * shape.nbytes >= CACHES_OF_MEMORY * (cache_bytes or DEFAULT_CACHE_BYTES)
+        return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
         """Return why arrays of this size are invalid, or None."""
@@ -136,13 +136,13 @@ class BandwidthProblem(DeclaredProblem):
         per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
         return float(self.warm * per_element * self.elements(shape))
 
-    def sets(self, shape: BandwidthShape, asked: int) -> int:
+    def limit_sets(self, shape: BandwidthShape, asked: int) -> int:
         """Return the number of operand sets: ``asked``, or 1 if one set is many times larger than any cache."""
         return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else asked
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers of the arrays, ``sets`` of each."""
-        elements = aligned(self.elements(shape)) * self.sets(shape, sets)
+        elements = aligned(self.elements(shape)) * self.limit_sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:

@@ -28,17 +28,17 @@ from mamf.torch_backend import to_torch_dtype
 SCALAR = 3.0
 # Elements to compare at once: this takes a few times 64 MiB of temporary memory.
 _CHUNK = 2**24
-_SAMPLED = 256
+_SAMPLE_COUNT = 256
 # Smaller operands are compared by absolute error, because float16 is not precise enough for a relative error.
-_SMALLEST = 1e-3
+_MIN_SCALE = 1e-3
 # A sum is assumed to be at most this many standard deviations from its mean.
-_SURELY = 6
+_MAX_DEVIATIONS = 6
 
 
 class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
     """A bandwidth kernel on torch tensors. Derived classes define the launch."""
 
-    def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+    def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         """Return the number and the dtype of the sums (over parts of the array) that a ``read`` writes."""
         return 1, "float32"
 
@@ -57,12 +57,12 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        return super().prepare(backend, problem, shape, pool, problem.sets(shape, sets), rewrite)
+        return super().prepare(backend, problem, shape, pool, problem.limit_sets(shape, sets), rewrite)
 
     def operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        (count, dtype), device = self.sums(backend, problem), next(iter(flat.values())).device
+        (count, dtype), device = self.get_sum_layout(backend, problem), next(iter(flat.values())).device
         sums = torch.empty(count, dtype=to_torch_dtype(dtype), device=device)
         arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
         launch, times = self.bind(backend, problem, arrays, sums)
@@ -84,7 +84,7 @@ def verify_sum(
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total, norm = (times * each for each in compute_sum_and_norm(array, device))
-    if _SURELY * norm > torch.finfo(sums.dtype).max:
+    if _MAX_DEVIATIONS * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
             f"the sum of an array of this size may exceed the range of {sums.dtype}".replace("torch.", "")
         )
@@ -102,7 +102,7 @@ def verify_elements(
     """Make a check of all elements on the device, and of sampled elements on the host, with the current operands."""
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
-    sampled = sample_indices(output.numel(), _SAMPLED, random.Random(problem.seed)).to(output.device)
+    sampled = sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
     sampled_operands = [copy_to_host(operand, sampled) for operand in operands]
     wide = torch.float64 if output.dtype == torch.float64 else torch.float32
 
@@ -122,7 +122,7 @@ def measure_errors(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tenso
     if pattern == "write":
         return (a != SCALAR).to(torch.float32).mean()
     b, c = (operand.to(wide) for operand in operands)
-    scale = (b.abs() + SCALAR * c.abs()).clamp_min(_SMALLEST)
+    scale = (b.abs() + SCALAR * c.abs()).clamp_min(_MIN_SCALE)
     return ((a.to(wide) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
 
 
@@ -150,7 +150,7 @@ class TorchFunctions(TorchArrays):
     is_default = True
     dtypes = ("float32", "float64", "bfloat16", "float16")
 
-    def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+    def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         # Accelerators sum 16-bit elements directly into 32 bits; on a CPU torch would copy the array to 32 bits first.
         widens = backend.is_accelerator and DTYPES[problem.dtype].itemsize < 4
         return 1, "float32" if widens else problem.dtype
@@ -158,7 +158,7 @@ class TorchFunctions(TorchArrays):
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
     ) -> tuple[Callable[[], None], float]:
-        return repeat(make_pass(problem.pattern, arrays, sums), problem.warm), 1.0
+        return make_repeated_launch(make_pass(problem.pattern, arrays, sums), problem.warm), 1.0
 
 
 def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
@@ -172,7 +172,7 @@ def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tens
     return partial(torch.add, arrays["b"], arrays["c"], alpha=SCALAR, out=a)
 
 
-def repeat(call: Callable[[], object], times: int) -> Callable[[], None]:
+def make_repeated_launch(call: Callable[[], object], times: int) -> Callable[[], None]:
     """Make a launch that repeats a call. It returns nothing, because the caller has the output array."""
 
     def launch() -> None:
@@ -204,7 +204,7 @@ class TritonPasses(TorchArrays):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_triton(backend, "torch")
 
-    def sums(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+    def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         return count_programs(backend), "float32"
 
     def bind(

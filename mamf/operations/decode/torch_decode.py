@@ -227,7 +227,7 @@ _CHUNK, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 # Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
 _ROW_TOLERANCE = 0.25
 # How far the slope of the output against the reference may be from 1, plus how many standard deviations of rounding.
-_MAX_SLOPE, _RARE = 1e-3, 8.0
+_MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ def compare_outputs(output: torch.Tensor, expected: torch.Tensor, bound: float) 
     row = find_worst_row_error(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0
-    most = min(_MAX_SLOPE, bound) + _RARE * error / math.sqrt(rows)
+    most = min(_MAX_SLOPE_ERROR, bound) + _MAX_DEVIATIONS * error / math.sqrt(rows)
     reason = f"the output is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
     worst = math.nan if math.isnan(error) else max(error, row if row > bound else 0.0)
     # With few rows errors do not average out, so allow more.

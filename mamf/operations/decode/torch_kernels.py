@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.attention.torch_attention import NOTHING_FITS
+from mamf.operations.attention.torch_attention import NO_BACKEND_ERRORS
 from mamf.operations.attention.torch_kernels import check_flex
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
@@ -37,7 +37,7 @@ class SdpaKvcache(TorchDecode):
         return super().unsupported_shape(problem, shape)
 
     def refuses(self, error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in NOTHING_FITS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERRORS)
 
     def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
         def attend(operands: Operands) -> torch.Tensor:

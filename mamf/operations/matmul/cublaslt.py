@@ -29,7 +29,7 @@ from mamf.operations.matmul.cublaslt_library import (
     DATA_TYPES,
     SCALE_MODES,
     CublasLtError,
-    Library,
+    CublasLtLibrary,
     Matrix,
     Product,
 )
@@ -70,7 +70,7 @@ class _Proposals(MatmulKernel):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        library = cublaslt_library.load()
+        library = cublaslt_library.load_library()
         return library if isinstance(library, Unavailable) else super().unavailable(backend)
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
@@ -85,7 +85,7 @@ class _Proposals(MatmulKernel):
         """Return the launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory,
         which lives as long as the launch.
         """
-        library = cublaslt_library.load()
+        library = cublaslt_library.load_library()
         if isinstance(library, Unavailable):
             raise UnsupportedError(str(library))
         device = c.device.index or 0
@@ -97,14 +97,14 @@ class _Proposals(MatmulKernel):
             *(compute_type, DATA_TYPES[scale_type], problem.fast_accumulation),
         )
         try:
-            found = product.proposals(_ALGORITHMS, _MAX_WORKSPACE_BYTES)
+            found = product.request_proposals(_ALGORITHMS, _MAX_WORKSPACE_BYTES)
             if self.rank >= len(found):
                 raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
             workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
         except BaseException:
             product.release()
             raise
-        arguments = product.arguments(found[self.rank], alpha, workspace.data_ptr())
+        arguments = product.make_arguments(found[self.rank], alpha, workspace.data_ptr())
         multiply, raw_stream = library.call["cublasLtMatmul"], _torch_c._cuda_getCurrentRawStream
 
         def launch() -> None:
@@ -166,9 +166,9 @@ def _describe_quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
 
 
 @functools.cache
-def _get_handle(library: Library, device: int) -> c_void_p:
+def _get_handle(library: CublasLtLibrary, device: int) -> c_void_p:
     """Return the handle of a device, which must be the current one."""
-    return library.create("")
+    return library.create_object("")
 
 
 _WORKSPACES: dict[torch.device, torch.Tensor] = {}

@@ -113,7 +113,7 @@ class CublasLtError(RuntimeError):
         return is_invalid or self.status in (_NOT_SUPPORTED, _ARCH_MISMATCH)
 
 
-class Library:
+class CublasLtLibrary:
     """A loaded libcublasLt. ``call[name]`` raises CublasLtError for any status but success."""
 
     def __init__(self, loaded: Any) -> None:
@@ -122,13 +122,13 @@ class Library:
         self.version = number // 10000, number // 100 % 100, number % 100
         self.call = {name: _declare_function(loaded, name) for name in SIGNATURES}
 
-    def create(self, kind: str, *arguments: object) -> c_void_p:
+    def create_object(self, kind: str, *arguments: object) -> c_void_p:
         """Return a handle (``kind`` empty), or a descriptor: MatmulDesc, MatrixLayout or MatmulPreference."""
         made = c_void_p()
         self.call[f"cublasLt{kind}Create"](byref(made), *arguments)
         return made
 
-    def set(self, kind: str, described: c_void_p, attribute: int, value: Any) -> None:
+    def set_attribute(self, kind: str, described: c_void_p, attribute: int, value: Any) -> None:
         """Set an attribute of a descriptor to a ctypes value."""
         self.call[f"cublasLt{kind}SetAttribute"](described, attribute, byref(value), sizeof(value))
 
@@ -144,13 +144,13 @@ def _declare_function(loaded: Any, name: str) -> Any:
 
 
 @functools.cache
-def load() -> Library | Unavailable:
+def load_library() -> CublasLtLibrary | Unavailable:
     """Load the library that torch uses, or say why it cannot be loaded."""
     loaded = next(_load_candidates(), None)
     if loaded is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
-        library = Library(loaded)
+        library = CublasLtLibrary(loaded)
     except AttributeError as error:  # ctypes names the function
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _KNOWN_MAJORS:
@@ -198,7 +198,7 @@ class Product:
 
     def __init__(
         self,
-        library: Library,
+        library: CublasLtLibrary,
         handle: c_void_p,
         operands: tuple[Matrix, Matrix, Matrix],
         compute_type: int,
@@ -225,24 +225,24 @@ class Product:
             raise
 
     def _create(self, kind: str, *arguments: object) -> c_void_p:
-        made = self._library.create(kind, *arguments)
+        made = self._library.create_object(kind, *arguments)
         self._made.append((kind, made))
         return made
 
     def _describe(self, attribute: int, value: Any) -> None:
-        self._library.set("MatmulDesc", self._description, attribute, value)
+        self._library.set_attribute("MatmulDesc", self._description, attribute, value)
 
-    def proposals(self, count: int, workspace_bytes: int) -> list[Proposal]:
+    def request_proposals(self, count: int, workspace_bytes: int) -> list[Proposal]:
         """Return the algorithms that the library's heuristic proposes, the likeliest first."""
         preference, found, number = self._create("MatmulPreference"), (Proposal * count)(), c_int()
-        self._library.set("MatmulPreference", preference, _MAX_WORKSPACE_BYTES, c_size_t(workspace_bytes))
+        self._library.set_attribute("MatmulPreference", preference, _MAX_WORKSPACE_BYTES, c_size_t(workspace_bytes))
         a, b, d = self._layouts
         self._library.call["cublasLtMatmulAlgoGetHeuristic"](
             self._handle, self._description, a, b, d, d, preference, count, found, byref(number)
         )
         return [each for each in found[: number.value] if not each.status]
 
-    def arguments(self, proposal: Proposal, alpha: float, workspace: int) -> tuple[Any, ...]:
+    def make_arguments(self, proposal: Proposal, alpha: float, workspace: int) -> tuple[Any, ...]:
         """Return the arguments of a launch, all but the stream. They refer to memory that they keep alive."""
         (a, b, d), (layout_a, layout_b, layout_d) = self._operands, self._layouts
         factor, zero, output = self._scalar(alpha), self._scalar(0), c_void_p(d.address)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from mamf.operations.matmul import triton_kernels
 
-place = gluon.jit(triton_kernels.place.fn)
+locate_tile = gluon.jit(triton_kernels.locate_tile.fn)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -31,7 +31,7 @@ def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # typ
     BLOCK_K: gl.constexpr = b.block_shape[1]
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         for step in range(steps):
             stage = count % right.shape[0]
             mbarrier.wait(free.index(stage), (count // right.shape[0] + 1) & 1)
@@ -69,7 +69,7 @@ def multiply(  # type: ignore[no-untyped-def]
     HALF: gl.constexpr = BLOCK_N // 2
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         sums = gl.zeros((64, BLOCK_N), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16]))
         third = gl.zeros((64, HALF), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
         for step in range(steps):

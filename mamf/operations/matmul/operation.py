@@ -144,7 +144,7 @@ def problem_for(
     return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})
 
 
-def kernel(name: str) -> MatmulKernel:
+def make_matmul_kernel(name: str) -> MatmulKernel:
     """Return the matmul kernel with this name, such as ``torch.mm``, or one of its algorithms, such as ``cublaslt[3]``.
 
     Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
@@ -152,7 +152,7 @@ def kernel(name: str) -> MatmulKernel:
     return make_kernel(Matmul(), name)  # type: ignore[return-value]
 
 
-def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
+def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
     """Return the named matmul kernel, or for ``auto`` the first default kernel that supports this problem.
 
     Raises UnavailableError, UnknownNameError or PluginError.
@@ -162,7 +162,9 @@ def kernel_for(backend: Backend, problem: MatmulProblem, name: str = "auto") -> 
     return _choose_default(backend, _find_usable(backend, problem, lambda each: each.is_default))
 
 
-def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None) -> list[MatmulKernel]:
+def choose_search_kernels(
+    backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None
+) -> list[MatmulKernel]:
     """Return the kernels that a search for a ceiling tries: the named ones, or all that are tried by default.
 
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
@@ -174,7 +176,7 @@ def kernels_for(backend: Backend, problem: MatmulProblem, names: Sequence[str] |
         default = others[0] if others and not has_default else _choose_default(backend, usable)
         return [default, *(other for other in others if other.name != default.name)]
     require_values("kernels", names, str)
-    chosen = [kernel_for(backend, problem, name) for name in dict.fromkeys(names)]
+    chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
         reason = each.unsupported(backend, problem)
         if reason:
@@ -215,7 +217,7 @@ def get_installed_kernel(name: str) -> MatmulKernel:
     """
     if not is_path(name):
         with suppress(UnknownNameError):
-            return kernel(name)
+            return make_matmul_kernel(name)
     raise UsageError(
         f"the log names kernel {name}, which is not installed: install the package that provides it, or name its class "
         "(package.module:Class)"
@@ -231,7 +233,7 @@ def get_reference_kernels(
     ``warn``: called with a remark for each kernel that is neither given nor installed. Its ceiling still gives shares,
     but its matmul is not measured with the rows. Raises UsageError for a given kernel that has no ceiling.
     """
-    wanted, found = set(names), {each.name: each for each in map(kernel, given)}
+    wanted, found = set(names), {each.name: each for each in map(make_matmul_kernel, given)}
     if unused := found.keys() - wanted:
         raise UsageError(
             f"no ceiling was measured with kernel {min(unused)}; the ceilings' "

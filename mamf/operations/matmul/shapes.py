@@ -136,7 +136,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Preset:
+class LayerPreset:
     """The layers of a preset, and the token counts to measure them with."""
 
     layers: tuple[Linear, ...]
@@ -171,11 +171,11 @@ _DEEPSEEK_V3_ATTENTION = (
     Linear("deepseek-v3 out", 7168, 128 * 128),
 )
 
-PRESETS: Mapping[str, Preset] = {
-    "decode": Preset(_LLAMA_8B, _DECODE),
-    "llama-8b": Preset(_LLAMA_8B),
-    "llama-70b": Preset(_LLAMA_70B),
-    "attention-projections": Preset((*_LLAMA_8B[:2], *_LLAMA_70B[:2], *_DEEPSEEK_V3_ATTENTION)),
+PRESETS: Mapping[str, LayerPreset] = {
+    "decode": LayerPreset(_LLAMA_8B, _DECODE),
+    "llama-8b": LayerPreset(_LLAMA_8B),
+    "llama-70b": LayerPreset(_LLAMA_70B),
+    "attention-projections": LayerPreset((*_LLAMA_8B[:2], *_LLAMA_70B[:2], *_DEEPSEEK_V3_ATTENTION)),
 }
 
 

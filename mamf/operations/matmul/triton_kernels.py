@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
+def locate_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row and column of a tile."""
     in_group = GROUP_M * tiles_n
     first = tile // in_group * GROUP_M
@@ -54,7 +54,7 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     along_k = tl.arange(0, BLOCK_K)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
-        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         a_at = a + indices_within(row, m, BLOCK_M)[:, None] * a_row + along_k[None, :] * a_column
         b_at = b + indices_within(column, n, BLOCK_N)[None, :] * b_column + along_k[:, None] * b_row
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUMS)
@@ -99,7 +99,7 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     # A counter separate from the loop's, so that stores do not delay the next tile's first loads.
     stored = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
-        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUMS)
         for step in range(tl.cdiv(k, BLOCK_K)):
             if A_BY_COLUMNS:
@@ -112,7 +112,7 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
                 right = b.load([step * BLOCK_K, column * BLOCK_N])
             sums = tl.dot(left, right, sums, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=SUMS)
         stored += tl.num_programs(0)
-        row, column = place(stored, tiles_m, tiles_n, GROUP_M)
+        row, column = locate_tile(stored, tiles_m, tiles_n, GROUP_M)
         halves = tl.permute(tl.reshape(sums, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
         first, second = tl.split(halves)
         c.store([row * BLOCK_M, column * BLOCK_N], first.to(c.dtype))

@@ -96,7 +96,7 @@ _CUDA = {
     ),
 }
 #: For other devices: shared memory is 64 KiB on AMD's CDNA 3.
-_ELSEWHERE = {
+_OTHER_CONFIGURATIONS = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
         ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8"),
@@ -107,10 +107,10 @@ _ELSEWHERE = {
 }
 
 
-def configurations(runtime: str, dtype: str) -> list[Configuration]:
+def list_configurations(runtime: str, dtype: str) -> list[Configuration]:
     """Return the configurations worth trying for a dtype, most promising first."""
     texts = _CUDA.get(dtype) if runtime == "cuda" else None
-    return [Configuration.parse(text) for text in texts or _ELSEWHERE[dtype]]
+    return [Configuration.parse(text) for text in texts or _OTHER_CONFIGURATIONS[dtype]]
 
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
@@ -177,7 +177,7 @@ class TritonMatmul(TorchMatmul):
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
         if self.configuration is not None:
             return (self,)
-        found = (TritonMatmul(str(each)) for each in configurations(backend.runtime, problem.dtype))
+        found = (TritonMatmul(str(each)) for each in list_configurations(backend.runtime, problem.dtype))
         return [
             each
             for each in found

@@ -74,7 +74,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(problem), make_norm(problem)
         self.attention = SelfAttention(problem, shape, attend)
-        self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": Experts}[problem.style](problem)
+        self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": ExpertsMlp}[problem.style](problem)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
         heads = self.qkv(x).view(batch, context, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         if self.is_rotary:
-            q, k = (rotate(each, self.cosine, self.sine) for each in (q, k))
+            q, k = (apply_rotary(each, self.cosine, self.sine) for each in (q, k))
         mixed: torch.Tensor = self.out(self.attend(q, k, v).reshape(batch, context, d_model))
         return mixed
 
@@ -134,7 +134,7 @@ class SwiGluMlp(nn.Module):
         return mixed
 
 
-class Experts(nn.Module):
+class ExpertsMlp(nn.Module):
     """SwiGLU experts of a mixture of experts.
 
     Tokens go to experts in turn, so that each expert gets the same number of tokens and all launches do the same work.
@@ -157,12 +157,13 @@ class Experts(nn.Module):
         routed = self.router(groups)
         chosen = torch.stack([routed[own, :, expert] for expert in turns], dim=-1).softmax(-1)
         mixed = sum(
-            self.run(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None] for turn in range(self.active)
+            self.run_experts(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None]
+            for turn in range(self.active)
         )
         assert isinstance(mixed, torch.Tensor)
         return mixed.transpose(0, 1).reshape(x.shape)
 
-    def run(self, groups: torch.Tensor) -> torch.Tensor:
+    def run_experts(self, groups: torch.Tensor) -> torch.Tensor:
         """Run group i through expert i. ``groups``: [experts, tokens per expert, d_model]."""
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
@@ -179,18 +180,18 @@ def make_rotary_tables(context: int, head_dim: int, device: torch.device) -> tup
     return angles.cos(), angles.sin()
 
 
-def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def apply_rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
 @torch.no_grad()
-def fill(network: Network, generator: torch.Generator) -> None:
+def initialize_weights(network: Network, generator: torch.Generator) -> None:
     """Draw normal weights so that activations have a standard deviation of about 1. Norms get 1, biases 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)
-        elif isinstance(module, Experts):
+        elif isinstance(module, ExpertsMlp):
             for weights in (module.gate, module.up, module.down):
                 weights.normal_(0, 1 / math.sqrt(weights.shape[1]), generator=generator)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):

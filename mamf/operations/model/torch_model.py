@@ -25,7 +25,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
-from mamf.operations.model.network import Attend, Network, fill
+from mamf.operations.model.network import Attend, Network, initialize_weights
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import Unchanged, check_torch, get_max_error, list_tensors, poison
 from mamf.operations.unknown import get_operation
@@ -102,8 +102,8 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.attend(backend, problem, shape))
         run = self.make_runnable(network)
         if problem.autocast:
-            run = autocast(run, backend.device, problem)
-        return Step(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepared()
+            run = wrap_in_autocast(run, backend.device, problem)
+        return PreparedModel(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepare()
 
 
 class CompiledModel(TorchModel):
@@ -121,7 +121,7 @@ class CompiledModel(TorchModel):
         return compiled
 
 
-def autocast(
+def wrap_in_autocast(
     run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
 ) -> Callable[..., torch.Tensor]:
     """Wrap a forward pass in torch.autocast, as training code does. Its backward pass uses the same dtypes."""
@@ -147,14 +147,14 @@ def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape,
             network = Network(problem, shape, attend)
     finally:
         torch.set_default_dtype(usual)
-    fill(network, torch.Generator(device).manual_seed(problem.seed))
+    initialize_weights(network, torch.Generator(device).manual_seed(problem.seed))
     return network
 
 
 # -- launches and their verification -----------------------------------------------------------------------------------
 
 
-def reference(
+def compute_reference(
     network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Compute the loss of each token, and the gradients of the mean loss with respect to the parameters ``of``.
@@ -213,7 +213,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _Answer = tuple[torch.Tensor, list[torch.Tensor]]
 
 
-class Step:
+class PreparedModel:
     """A network, and the batches that its launches rotate over.
 
     A launch returns the loss of each token. With a backward pass it also returns the gradients of the last norm and of
@@ -244,7 +244,7 @@ class Step:
         copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
         self._held_bytes = copies * problem.parameter_bytes(shape)
 
-    def prepared(self) -> Prepared:
+    def prepare(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
         for index, (tokens, targets) in enumerate(self._batches):
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
@@ -276,7 +276,7 @@ class Step:
             for tensor in list_tensors(result):
                 poison(tensor)
         self._network.zero_grad(set_to_none=True)
-        for moment in self._moments():
+        for moment in self._get_moments():
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
@@ -286,7 +286,7 @@ class Step:
             self._known |= self._answers
         return changed
 
-    def _moments(self) -> list[torch.Tensor]:
+    def _get_moments(self) -> list[torch.Tensor]:
         """Return the optimizer's moments of the sampled parameters. The list is empty until it has run once."""
         if self._optimizer is None:
             return []
@@ -297,21 +297,21 @@ class Step:
         """Verify the losses, relative to the standard deviation of the expected ones, and the gradients, relative to
         their norms.
         """
-        losses, gradients = self._answer(index)
+        losses, gradients = self._get_answer(index)
         found, *own = list_tensors(result)
-        error = relative(found, losses, losses - losses.mean())
+        error = compute_relative_error(found, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = off = get_max_error(map(relative, own, gradients, gradients))
+            details["gradient_error"] = off = get_max_error(map(compute_relative_error, own, gradients, gradients))
             error = get_max_error((error, off / _GRADIENT_FACTOR))
-        if any(not float(moment.float().norm()) > 0 for moment in self._moments()):
+        if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments are 0"
         return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
 
-    def _answer(self, index: int) -> _Answer:
+    def _get_answer(self, index: int) -> _Answer:
         if index not in self._answers:
             sampled = self._sampled if self._problem.has_backward else []
-            losses, gradients = reference(self._network, *self._batches[index], sampled)
+            losses, gradients = compute_reference(self._network, *self._batches[index], sampled)
             self._answers[index] = losses.cpu(), [each.cpu() for each in gradients]
         return self._answers[index]
 
@@ -333,6 +333,6 @@ def draw_batch(
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
 
 
-def relative(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
+def compute_relative_error(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
     """Return ||found - reference|| / ||scale||."""
     return float((found.float() - reference.to(found.device)).norm() / scale.norm())

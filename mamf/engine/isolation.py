@@ -50,7 +50,7 @@ class Isolation:
             return replace(row, remarks=(*row.remarks, f"not checked by a fresh process: {answer['unknown']}"))
         return row
 
-    def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
+    def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
             return {"unknown": f"launches of {of.name} return no tensors to check"}

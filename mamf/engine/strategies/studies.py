@@ -355,7 +355,7 @@ class _PairMeasurement:
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
         name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
-        return _Work(name, checked, mark, put, rotation, seconds)
+        return _Work(name, checked, mark, queue_launch, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:
         """Measure the rows. Raises WrongResultError, or UnsupportedError if the host was too slow."""

@@ -80,10 +80,10 @@ class HostFilledPool(TorchOperandPool):
     """Draws random operands on the host, for devices without a random number generator."""
 
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
-        own = torch.empty(min(buffer.numel(), _MAX_DRAWN_VALUES), dtype=buffer.dtype)
-        super()._fill(own, name)
+        drawn = torch.empty(min(buffer.numel(), _MAX_DRAWN_VALUES), dtype=buffer.dtype)
+        super()._fill(drawn, name)
         for part in buffer.split(_MAX_DRAWN_VALUES):
-            part.copy_(own[: part.numel()])
+            part.copy_(drawn[: part.numel()])
 
 
 class AnyAcceleratorBackend(StreamedBackend):

@@ -268,11 +268,11 @@ class RocmBackend(StreamedBackend):
         return load_marker_library()
 
     def advice(self) -> list[Advice]:
-        found = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.sharing())]
+        findings = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be detected, and the log lacks clock and power"
-            found.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
-        return found
+            findings.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
+        return findings
 
 
 @contextlib.contextmanager

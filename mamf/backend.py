@@ -67,8 +67,8 @@ def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
 
     No whole card has such a name, so a shared card has no peak, and ceilings and tables never mix the two.
     """
-    found = dict.fromkeys([*parse_sharing(name), *ways])
-    return f"{name.partition(_SHARED_MARK)[0]}{_SHARED_MARK}{', '.join(found)})" if found else name
+    all_ways = dict.fromkeys([*parse_sharing(name), *ways])
+    return f"{name.partition(_SHARED_MARK)[0]}{_SHARED_MARK}{', '.join(all_ways)})" if all_ways else name
 
 
 def parse_sharing(name: str) -> tuple[str, ...]:

@@ -172,16 +172,16 @@ MAX_STEPS = 1_000_000
 _MAX_CHARACTERS = 24
 
 
-def require_whole_number(what: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
     """Return ``value`` (an int, or numpy's) as an int. Raises UsageError if it is below or above the bounds."""
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            raise UsageError(f"{what} {shorten(value)}: it must be a whole number") from None
+            raise UsageError(f"{label} {shorten(value)}: it must be a whole number") from None
     if not minimum <= value <= maximum:
         bounds = f"at least {minimum}" if value < minimum else f"at most {maximum}"
-        raise UsageError(f"{what} {shorten(value)}: it must be {bounds}")
+        raise UsageError(f"{label} {shorten(value)}: it must be {bounds}")
     return value
 
 
@@ -212,35 +212,35 @@ def parse_share(text: str) -> float:
     return value
 
 
-def require_known(*named: tuple[str, str, Collection[str]]) -> None:
+def require_known(*triples: tuple[str, str, Collection[str]]) -> None:
     """Check triples of label, value and known values. Raises UnknownNameError for the first unknown value."""
-    for what, value, known in named:
+    for label, value, known in triples:
         if value not in known:
-            raise UnknownNameError(what, value, known)
+            raise UnknownNameError(label, value, known)
 
 
-def require_share(what: str, value: object) -> None:
+def require_share(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a number between 0 and 1."""
     if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
-        raise UsageError(f"{what} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
+        raise UsageError(f"{label} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
 
 
-def require_seconds(what: str, value: object) -> None:
+def require_seconds(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{what} {shorten(value)}: it must be a number of seconds above 0")
+        raise UsageError(f"{label} {shorten(value)}: it must be a number of seconds above 0")
 
 
-def require_values(what: str, values: object, kind: type) -> None:
+def require_values(label: str, values: object, kind: type) -> None:
     """Raise UsageError unless ``values`` is a list of at least one ``kind``. A string does not count as a list."""
     if isinstance(values, str) or not isinstance(values, Collection):
-        raise UsageError(f"{what} {shorten(values)}: it must be a list")
+        raise UsageError(f"{label} {shorten(values)}: it must be a list")
     if not values:
-        raise UsageError(f"no {what}: name at least one")
+        raise UsageError(f"no {label}: name at least one")
     text = ", or its text" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
-            raise UsageError(f"{what} {shorten(value)}: each must be a {kind.__name__}{text}")
+            raise UsageError(f"{label} {shorten(value)}: each must be a {kind.__name__}{text}")
 
 
 def require_steps(*counts: int) -> None:

@@ -333,12 +333,12 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    own = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
+    unexposed = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
         Table(
-            _make_rank_columns(min(own.values())),
+            _make_rank_columns(min(unexposed.values())),
             [(rank, profile) for rank, (_, profile) in ranks.items()],
             key="ranks",
         ),
@@ -349,7 +349,7 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
                 "one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
-        Answer([_describe_stragglers(own)]),
+        Answer([_describe_stragglers(unexposed)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
@@ -373,15 +373,15 @@ def _get_hidden_seconds(profile: Profile) -> float:
     return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
 
 
-def _describe_stragglers(own: Mapping[int, float]) -> str:
-    slow, least = max(own, key=lambda rank: own[rank]), min(own.values())
-    late = [str(rank) for rank, seconds in own.items() if seconds - least >= _STRAGGLER_SHARE * seconds]
+def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
+    slow, fastest = max(unexposed, key=lambda rank: unexposed[rank]), min(unexposed.values())
+    late = [str(rank) for rank, seconds in unexposed.items() if seconds - fastest >= _STRAGGLER_SHARE * seconds]
     verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
-    lag = to_milliseconds(own[slow] - least)
+    lag = to_milliseconds(unexposed[slow] - fastest)
     return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
 
 
-def _make_rank_columns(least: float) -> list[Column[Any]]:
+def _make_rank_columns(fastest: float) -> list[Column[Any]]:
     def make_seconds_column(
         name: str, title: str, read: Callable[[Profile], float], importance: int = 0
     ) -> Column[Any]:
@@ -393,7 +393,7 @@ def _make_rank_columns(least: float) -> list[Column[Any]]:
             "step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)
         ),
         make_seconds_column("own", "own", _get_unexposed_seconds),
-        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - least),
+        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - fastest),
         make_seconds_column("exposed", "exposed communication", _get_exposed_seconds),
         make_seconds_column("hidden", "hidden communication", _get_hidden_seconds, 2),
         make_seconds_column(

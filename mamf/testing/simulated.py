@@ -36,10 +36,10 @@ class SimulatedPool(OperandPool):
         self.bytes_by_name: dict[str, int] = {}
 
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
-        wanted = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
-        if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + wanted > self.capacity:
-            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {wanted} bytes")
-        self.bytes_by_name[name] = wanted
+        nbytes = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
+        if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + nbytes > self.capacity:
+            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
+        self.bytes_by_name[name] = nbytes
 
     def release(self) -> None:
         self.bytes_by_name.clear()

@@ -57,7 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=size,
         default=5,
         metavar="N",
-        help="number of steps before those (default: 5); as many after them are timed without the profiler",
+        help="number of steps before the profiled ones (default: 5); the same number of steps after them is timed "
+        "without the profiler",
     )
     parser.add_argument(
         "--calls",

@@ -207,13 +207,13 @@ class CeilingSearch:
     @property
     def ceiling(self) -> Ceiling:
         """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
-        found = self.ceilings
-        if self.regime not in found:
+        ceilings = self.ceilings
+        if self.regime not in ceilings:
             if reason := explain_no_ceiling(self._run.rows):
                 raise DeviceError(f"no ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
-        return found[self.regime]
+        return ceilings[self.regime]
 
 
 def measure_kernels(
@@ -252,19 +252,19 @@ def measure_kernels(
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, found, how = open_fitted_backend(backend, device), make_operation(of), SweepOptions()
+    opened, operation, how = open_fitted_backend(backend, device), make_operation(of), SweepOptions()
     given, max_values, call = {"dtype": dtype, **parameters}, None, of
-    if not found.compares_kernels:
-        max_values, call = 1, found.own_command
-    problems, wanted = make_problems_and_shapes(opened, found, shapes, problem, given, call, max_values)
+    if not operation.compares_kernels:
+        max_values, call = 1, operation.own_command
+    problems, wanted = make_problems_and_shapes(opened, operation, shapes, problem, given, call, max_values)
     names = to_tuple("kernel", kernel, max_values=max_values)
-    if found.compares_kernels:
-        chosen = choose_kernels(found, opened, names)
+    if operation.compares_kernels:
+        chosen = choose_kernels(operation, opened, names)
     else:
         one = choose_matmul_kernel(opened, problems[0], *names or ())
         chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
     plan = make_operation_plan(
-        found,
+        operation,
         dict(chosen),
         problems,
         wanted,
@@ -366,7 +366,10 @@ def make_problems_and_shapes(
     device's defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises
     UsageError, or TypeError for an unknown parameter.
     """
-    sizes, fields = _values_of(get_size_parameters(of), parameters), _values_of(get_field_parameters(of), parameters)
+    sizes, fields = (
+        _parse_parameters(get_size_parameters(of), parameters),
+        _parse_parameters(get_field_parameters(of), parameters),
+    )
     known = {
         each.keyword or each.name for each in (*get_size_parameters(of).values(), *get_field_parameters(of).values())
     }
@@ -387,7 +390,7 @@ def make_problems_and_shapes(
     return problems or request.make_problems(backend), tuple(request.make_labeled_shapes(backend))
 
 
-def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _parse_parameters(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Return the values of the parameters whose keyword is not None, by name."""
     values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
     return {name: known[name].parse_values(value) for name, value in values.items() if value is not None}

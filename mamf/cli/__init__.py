@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.parser import Parser, PrintHelpAll, complete, normalize_option_names
+from mamf.cli.parser import Parser, PrintHelpAll, normalize_option_names, print_completions
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("cannot print, because stdout is closed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
-        complete(_parser)
+        print_completions(_build_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
         keep_stdout()
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _exit_despite_threads(code: int) -> None:
     """End the process even if a plugin left a thread running: Python would wait for it silently."""
 
-    def end() -> None:
+    def wait_and_exit() -> None:
         main = threading.main_thread()
         main.join()  # until Python waits for the other threads: a profiled script or a test may call ``main`` and go on
         time.sleep(_MAX_END_SECONDS)
@@ -101,15 +101,15 @@ def _exit_despite_threads(code: int) -> None:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
             os._exit(code)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
 def _run(typed: Sequence[str], is_watched: bool) -> int:
     try:
         if is_watched:
-            watching.watch(typed)
-        watching.listen()
-        code = call(typed, watching.WATCH.restart if watching.WATCH else None)
+            watching.watch_command(typed)
+        watching.unblock_signals()
+        code = run_command(typed, watching.WATCH.restart if watching.WATCH else None)
         stdout().flush()
         return code
     except MamfError as error:
@@ -134,10 +134,10 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         return 1
     finally:
         if watching.WATCH:
-            watching.WATCH.end()
+            watching.WATCH.mark_ended()
 
 
-def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
+def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     """Run a command, possibly from within another one, and return its exit code. Raises the errors of the command.
 
     ``restart``: the crashed run that this one continues.
@@ -145,10 +145,10 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     if wrong := next((word for word in typed if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
     given = normalize_option_names(typed)
-    options = _parser(given).parse_args(given)
-    options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
+    options = _build_parser(given).parse_args(given)
+    options.typed, options.given = typed, getattr(options, "parser", Parser()).list_set_options(options)
     if options.module is None:
-        say_lines(f"{_overview()}\n")
+        say_lines(f"{_format_overview()}\n")
         return 0
     if options.module == "version":
         say(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
@@ -161,7 +161,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
         if hasattr(options, "share"):
-            return int(importlib.import_module("mamf.cli.devices").measure(options, run))
+            return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))
         return int(run(options))
 
 
@@ -212,13 +212,13 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         yield log_changed
 
 
-def _parser(given: Sequence[str]) -> Parser:
+def _build_parser(given: Sequence[str]) -> Parser:
     """Build the parser of all commands, or only of the one that ``given`` names; import only the named one."""
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    parser.overview = f"{_overview()}\n"
+    parser.overview = f"{_format_overview()}\n"
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
@@ -237,7 +237,7 @@ def _parser(given: Sequence[str]) -> Parser:
     return parser
 
 
-def _overview() -> str:
+def _format_overview() -> str:
     """Return the list of commands in groups, one line each."""
     width = terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
 from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, find_memory_level, make_ceiling_key
-from mamf.cli.resuming import contradiction
+from mamf.cli.resuming import make_contradiction_error
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import choose_working_kernels
 from mamf.engine.regimes import Burst, Sustained
@@ -101,13 +101,13 @@ def require_same_ceilings(options: argparse.Namespace, log: RunLog, before: Plan
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
-        raise contradiction(options, "no_ceiling", own, True)
+        raise make_contradiction_error(options, "no_ceiling", own, True)
     if given and not held:
-        raise contradiction(options, "ceiling", own, options.ceiling)
+        raise make_contradiction_error(options, "ceiling", own, options.ceiling)
     for key in given.keys() & held.keys():
         if ceiling_record(given[key]) != ceiling_record(held[key]):
             own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
-            raise contradiction(options, "ceiling", own, options.ceiling)
+            raise make_contradiction_error(options, "ceiling", own, options.ceiling)
 
 
 def add_searches(plan: Plan, backend: Backend) -> Plan:

@@ -40,7 +40,7 @@ class Progress(AbstractContextManager["Progress"]):
         )
         self._best: dict[str, Measurement] = {}
 
-    def phase(self, text: str) -> None:
+    def show_phase(self, text: str) -> None:
         self._bar.set_description_str(text)
         for listener in _LISTENERS:
             listener(text)

@@ -41,7 +41,7 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
 
 @contextmanager
-def reading(paths: Iterable[Path]) -> Iterator[Seen]:
+def show_reading_progress(paths: Iterable[Path]) -> Iterator[Seen]:
     """Show a progress bar over the bytes of files, on a terminal after a second. Yield the function that counts bytes
     read.
     """

@@ -34,14 +34,14 @@ _OUTPUT_OPTIONS = {"export", "export_file", "junit", "log", "markdown", "notes",
 _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _RESUME_OPTIONS = {"requeues", "resume", "rows", "share", "update"}
-_FREE = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
+_NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
 #: Names of options that differ from those of the plan's fields, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields of a plan that are not compared with the options here: they may differ, follow from others, or are compared
 #: elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
 _MAX_VALUES = 5
-_A_MOMENT = 1e-9
+_MIN_REMAINING_SECONDS = 1e-9
 _COUNTERS = "counters"
 
 
@@ -71,7 +71,7 @@ def compute_remaining_budget(options: argparse.Namespace) -> float | None:
     """Return the budget of the options in seconds, minus the time spent by earlier processes that crashed."""
     if not options.restart or options.budget is None:
         return options.budget  # type: ignore[no-any-return]
-    return float(max(options.budget - options.restart.spent, _A_MOMENT))
+    return float(max(options.budget - options.restart.spent, _MIN_REMAINING_SECONDS))
 
 
 def report_run_to_watcher(
@@ -86,7 +86,7 @@ def report_run_to_watcher(
     if watch:
         begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
         # Pass the path each time: the run switches to a new log if another program changes this one.
-        crashes.set_pending_row = lambda row: watch.note(
+        crashes.set_pending_row = lambda row: watch.store_row(
             writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
         )
         crashes.set_pending_row(None)
@@ -125,20 +125,20 @@ def get_resume_command(log: RunLog) -> str:
 
 def has_plan_options(options: argparse.Namespace) -> bool:
     """Return whether the command line has an option that describes a plan."""
-    return bool(options.given - _FREE)
+    return bool(options.given - _NOT_PLAN_OPTIONS)
 
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
     """Raise LogMismatchError for the first option in which two plans differ. The order of lists does not matter."""
     if before.is_shared:
         asked = asked.dealt(before.options.rank, before.options.ranks)
-    now = _values_of(asked)
-    for name, then in _values_of(before).items():
+    now = _collect_option_values(asked)
+    for name, then in _collect_option_values(before).items():
         if then != now[name]:
-            raise contradiction(options, name, then, now[name])
+            raise make_contradiction_error(options, name, then, now[name])
 
 
-def _values_of(plan: Plan) -> dict[str, object]:
+def _collect_option_values(plan: Plan) -> dict[str, object]:
     """Return the values of a plan that options decide, by option."""
     found: dict[str, object] = {}
     for name in sorted(vars(plan).keys() - _NOT_COMPARED):
@@ -151,16 +151,16 @@ def _values_of(plan: Plan) -> dict[str, object]:
     return {**found, "no-flush": not plan.flush, **(vars(plan.options) if plan.options else {})}
 
 
-def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
+def make_contradiction_error(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
     """Return the error for an option that contradicts the log."""
-    asked = flag(name) if now is True else f"{flag(name)} {format_value(now)}"
+    asked = format_flag(name) if now is True else f"{format_flag(name)} {format_value(now)}"
     return LogMismatchError(
         f"{asked} contradicts {options.resume}, which was measured with {format_value(then)}: "
         "repeat the options of that run, give only --resume, or start a new log"
     )
 
 
-def flag(option: str) -> str:
+def format_flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
@@ -184,10 +184,10 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
     """Raise LogMismatchError unless the names of the kernels are those of the log, in any order."""
     then, now = frozenset(before), frozenset(asked)
     if then != now:
-        raise contradiction(options, "kernel", then, now)
+        raise make_contradiction_error(options, "kernel", then, now)
 
 
-def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
+def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device of a log. Raises LogMismatchError if the options name another device, or if it has changed."""
     from mamf.logs.compare import require_device_of_log
 
@@ -198,14 +198,14 @@ def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
         )
     then = log.device(None)
     if options.backend not in (None, "auto") and load_backend_class(options.backend).name != then.backend:
-        raise contradiction(options, "backend", then.backend, options.backend)
+        raise make_contradiction_error(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
     # The index of a card may have changed since.
     is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
     if backend.info.backend != then.backend:
-        raise contradiction(options, "backend", then.backend, backend.info.backend)
+        raise make_contradiction_error(options, "backend", then.backend, backend.info.backend)
     if not is_same_card and options.device not in (None, then.index):
-        raise contradiction(options, "device", then.index, options.device)
+        raise make_contradiction_error(options, "device", then.index, options.device)
     require_device_of_log(log, then, backend.info)
     return backend
 
@@ -223,7 +223,7 @@ def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
         if foreign := [name for name in names if is_path(name) and name not in trusted]:
             raise LogMismatchError(
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
-                f"add {flag(option)} {' '.join(names)} if you trust it"
+                f"add {format_flag(option)} {' '.join(names)} if you trust it"
             )
     for search in plan.searches:
         for name in filter(is_path, search.kernels):

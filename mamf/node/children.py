@@ -20,7 +20,7 @@ PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
 #: Key of a message with a line that the child printed to stderr.
 WARNING = "warning"
 #: The phases of a child that waits for the others, and of one that measures together with them.
-WAITS, TOGETHER = "waits for the others", "together"
+WAITING, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _MAX_END_SECONDS = 15.0
 #: Exit codes that are not failures: success, and an interrupted run.
@@ -57,7 +57,7 @@ class ChildWatch:
         self.running = set(self.ranks)
         self._last_heard = dict.fromkeys(self.ranks, self.now())
 
-    def handle(self, event: ChildEvent) -> None:
+    def update(self, event: ChildEvent) -> None:
         """Update the state with a message or the end of a child."""
         rank = event.rank
         self._last_heard[rank] = self.now()
@@ -79,7 +79,7 @@ class ChildWatch:
 
     def all_wait(self) -> bool:
         """Return whether every running child waits for the others."""
-        return all(self.phases.get(rank) == WAITS for rank in self.running)
+        return all(self.phases.get(rank) == WAITING for rank in self.running)
 
     def resume_all(self) -> None:
         """Mark all running children as measuring at the same time, and restart their timeouts."""
@@ -90,7 +90,7 @@ class ChildWatch:
         """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
         late = self.now() - self.patience
         hanging = [
-            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITS
+            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITING
         ]
         for rank in hanging:
             reason = f"it hangs: no message for {self.patience:.0f} s (phase: {self.phases.get(rank, 'start')})"
@@ -122,7 +122,7 @@ def watch_until_end(
     while watch.running:
         event = events(_TICK_SECONDS)
         if event is not None:
-            watch.handle(event)
+            watch.update(event)
             on_event(event)
         for rank in watch.mark_hanging():
             processes[rank].kill()
@@ -181,7 +181,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.write(f"{line}\n")
             stdin.flush()
 
-    def next(self, seconds: float) -> ChildEvent | None:
+    def wait_for_event(self, seconds: float) -> ChildEvent | None:
         """Return the next event, or None if none arrives within ``seconds``."""
         try:
             return self._events.get(timeout=seconds)

@@ -61,7 +61,7 @@ class DeviceRun:
     verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     #: Waits until all devices have called it, and returns whether to continue.
-    meet: Callable[[], bool] = lambda: True
+    wait_for_others: Callable[[], bool] = lambda: True
 
     def measure_alone(self) -> None:
         """Measure the parts that do not involve other devices."""
@@ -72,7 +72,7 @@ class DeviceRun:
     def measure_together(self) -> None:
         """Measure copies to the next device, in turns with the other devices."""
         for turn in range(_TURNS):
-            if not self.meet():
+            if not self.wait_for_others():
                 return
             if turn == self._turn:
                 self._run_part("peers")

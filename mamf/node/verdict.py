@@ -181,10 +181,10 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
-    return NodeVerdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
+    return NodeVerdict(level, f"{level}: {_summarize_reason(devices, findings)}", tuple(findings))
 
 
-def _reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
+def _summarize_reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
     if not findings:
         return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {describe_slowest(devices)}"
     others = len({finding.label for finding in findings} - {findings[0].label, None})
@@ -336,7 +336,7 @@ def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_toge
     pace = [describe_slowest(devices)] if verdict.findings else []  # without findings the reason contains this line
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
-        Table(device_columns(devices), devices, key="figures"),
+        Table(make_device_columns(devices), devices, key="figures"),
         Lines(remarks),
         Answer([*pace, f"{verdict.reason} (exit code {verdict.exit_code})"]),
     ]
@@ -354,7 +354,7 @@ def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_toge
     return Document("Node", blocks, data)
 
 
-def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
+def make_device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     """Return columns with each device's figures and sensor readings, and its place in the order of pace."""
     pace = choose_pace_figure(devices)
     order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
@@ -362,7 +362,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     return [
         Column("", "device", lambda device: device.full_label, left=True),
         *(Column(name, "", attrgetter(name)) for name in _TEXTS),
-        *(column for name in UNITS for column in figure_columns(name)),
+        *(column for name in UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), importance=2),
         *sensor_columns(lambda device: device.conditions),
         Column("temperature_celsius", "C", lambda device: device.conditions.celsius, whole, importance=6),
@@ -372,7 +372,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     ]
 
 
-def figure_columns(name: str) -> list[Column[Device]]:
+def make_figure_columns(name: str) -> list[Column[Device]]:
     """Return columns with a figure in its unit, and the half-width of its interval in percent."""
     unit, factor = UNITS[name]
     return [
@@ -402,7 +402,7 @@ def collect_figure_values(figure: str, devices: Iterable[Device]) -> list[float]
     return [device.figures[figure] for device in devices if figure in device.figures]
 
 
-def relative_range(values: Sequence[float]) -> float:
+def compute_relative_range(values: Sequence[float]) -> float:
     """Return how far the maximum is above the minimum, as a share of the minimum."""
     return max(values) / min(values) - 1
 
@@ -444,7 +444,11 @@ def _make_figure_panel(name: str, devices: Sequence[Device]) -> Panel:
             rate = device.figures[name] * factor
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
-    title = f"{name}, spread {relative_range(collect_figure_values(name, devices)):.1%}" if len(devices) > 1 else name
+    title = (
+        f"{name}, spread {compute_relative_range(collect_figure_values(name, devices)):.1%}"
+        if len(devices) > 1
+        else name
+    )
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
 
 

@@ -190,7 +190,7 @@ def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     """Make a page that shows all logs side by side, and then each log in a section."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
-    compared = _compare(sources)
+    compared = _compare_sources(sources)
     sections = [
         Section("Side by side", [*_draw_side_by_side(sources), *listed]),
         Section("Compared", compared),
@@ -249,7 +249,7 @@ def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
 
 
-def _compare(sources: Sequence[Source]) -> Sequence[Block]:
+def _compare_sources(sources: Sequence[Source]) -> Sequence[Block]:
     """Compare two logs of the same operation, or say why they cannot be compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(sources) != 2:

@@ -91,7 +91,7 @@ def _list_own_files(output: Path) -> set[str]:
 def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     pages = {name: f"{_DEVICES}/{file}" for name, file in choose_page_names(run.device for run in data.runs).items()}
     below = logs if "://" in logs else f"../{logs}"
-    for name, part in data.by_device().items():
+    for name, part in data.split_by_device().items():
         yield pages[name], render_page(make_device_page(name, part, below))
     rows = [make_feed_record(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
@@ -188,7 +188,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
     columns: list[Column[CeilingLine]] = [
         Column("", "device", lambda line: Link(format_device_name(line.device), pages[line.device]), left=True),
-        *_figure_columns(),
+        *_make_figure_columns(),
         text_column("vendor", lambda line: line.vendor),
         _make_log_column(logs),
     ]
@@ -230,7 +230,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
     kernels = _make_tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
-        *_figure_columns(),
+        *_make_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
         Column("", "J/TFLOP", _format_joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
@@ -326,7 +326,7 @@ def _make_log_link(base: str, place: Path, text: str = "log") -> Link:
     return Link(text, base + quote(place.as_posix()))
 
 
-def _figure_columns() -> list[Column[CeilingLine]]:
+def _make_figure_columns() -> list[Column[CeilingLine]]:
     """Return the columns with a ceiling's figures, which all pages share."""
     return [
         Column("", "TFLOPS", lambda line: line.tflops, significant),
@@ -351,7 +351,7 @@ def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart
         RangeRow(
             shortened(format_device_name(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
-            tuple(_point(entry) for entry in choose_evenly(line.cards, max_points)),
+            tuple(_make_point(entry) for entry in choose_evenly(line.cards, max_points)),
             line.peak.rate if line.peak else None,
         )
         for line in kept
@@ -363,7 +363,7 @@ def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart
 
 def _make_cards_chart(line: CeilingLine) -> RangeChart:
     rows = [
-        RangeRow("", _format_card_name(each), (_point(each),), None, line.regime)
+        RangeRow("", _format_card_name(each), (_make_point(each),), None, line.regime)
         for each in choose_evenly(line.cards, MAX_ROWS)
     ]
     gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
@@ -375,7 +375,7 @@ def _format_card_name(entry: ResultRate) -> str:
     return f"card {entry.uuid_hash or 'unknown'}"
 
 
-def _point(entry: ResultRate) -> RangePoint:
+def _make_point(entry: ResultRate) -> RangePoint:
     interval = entry.interval if entry.interval and entry.interval.is_known else None
     low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
     return RangePoint(entry.tflops, low, high, f"{_format_card_name(entry)}, {entry.date[:10]}")

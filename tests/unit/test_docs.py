@@ -13,7 +13,7 @@ import pytest
 
 import mamf
 import mamf.testing
-from mamf.cli import _parser as command_parser
+from mamf.cli import _build_parser as command_parser
 from mamf.cli.parser import normalize_option_names
 
 ROOT = Path(__file__).resolve().parents[2]

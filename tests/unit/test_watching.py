@@ -302,7 +302,7 @@ def test_one_event_that_arrives_twice_is_one(monkeypatch):
 )
 def test_only_commands_that_measure_are_watched(monkeypatch, typed):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
-    watching.watch(typed)
+    watching.watch_command(typed)
     assert watching.WATCH is None
 
 

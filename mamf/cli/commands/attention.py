@@ -46,7 +46,8 @@ EXAMPLES = """examples:
 
 def configure(parser: Parser) -> None:
     add_parameters(
-        parser, _operation(find_option_value("--operation", parser.words), find_option_value("--preset", parser.words))
+        parser,
+        _choose_operation(find_option_value("--operation", parser.words), find_option_value("--preset", parser.words)),
     )
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="attention, or decode for a --preset of decode")
@@ -81,7 +82,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _operation(name: str | None, preset: str | None) -> AnyOperation:
+def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     """Return the operation with this name, or else the one that has the preset. Raises UnknownNameError."""
     known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
@@ -94,7 +95,7 @@ def _operation(name: str | None, preset: str | None) -> AnyOperation:
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, _AttentionSession, _operation(options.operation, options.preset))
+    return run_kernels(options, _AttentionSession, _choose_operation(options.operation, options.preset))
 
 
 class _AttentionSession(Session):
@@ -112,8 +113,8 @@ class _AttentionSession(Session):
             require_same_ceilings(options, self.log, self.before, given)
         self.given = {key: ceiling for key, ceiling in given.items() if key not in self.ceilings}
         self.ceilings |= given
-        self.driven.known = self.ceilings
-        self._references(self.ceilings, warn)  # before anything is measured
+        self.measured_run.known = self.ceilings
+        self._open_reference_kernels(self.ceilings, warn)  # before anything is measured
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
@@ -132,7 +133,7 @@ class _AttentionSession(Session):
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_budgets(self.plan.budget_seconds, searches)
 
-    def _references(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
+    def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Return the kernels that the matmul ceilings were measured with, by name."""
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_reference_kernels
@@ -140,7 +141,7 @@ class _AttentionSession(Session):
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
         return get_reference_kernels(names, self.options.ceiling_kernel, warn)
 
-    def strategy(self, setup: Setup) -> SharesStrategy:
+    def make_strategy(self, setup: Setup) -> SharesStrategy:
         from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import Record
@@ -154,18 +155,18 @@ class _AttentionSession(Session):
             self.ceilings,
             [Record("ceiling", ceiling_record(each)) for each in self.given.values()],
             searches,
-            choose_references=lambda ceilings: self._references(ceilings, lambda remark: None),
+            choose_references=lambda ceilings: self._open_reference_kernels(ceilings, lambda remark: None),
             on_failure=self.record_failure,
         )
 
     def say_plan(self) -> None:
-        say_plan(self.plan, self.driven.remaining_steps, self.backend, self._list_missing_searches())
+        say_plan(self.plan, self.measured_run.remaining_steps, self.backend, self._list_missing_searches())
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
-    def has_all(self) -> bool:
-        return super().has_all() and not self._list_missing_searches()
+    def is_complete(self) -> bool:
+        return super().is_complete() and not self._list_missing_searches()
 
-    def view(self) -> View:
-        return replace(super().view(), baseline=self.options.baseline)
+    def make_view(self) -> View:
+        return replace(super().make_view(), baseline=self.options.baseline)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli import call
+from mamf.cli import run_command
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add, duration, index, print_document, say, warn
 from mamf.cli.watching import EXIT_CODE
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     if not run.is_over:
         return EXIT_CODE
     if options.overlap:
-        call(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
+        run_command(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
     return code
 
 

@@ -52,12 +52,12 @@ def run(options: argparse.Namespace) -> int:
     file_type(path)
     if path.exists() and not options.overwrite:
         raise exists(path)
-    save(draw(_picture(options)), path, options.overwrite)
+    save(draw(_make_picture(options)), path, options.overwrite)
     say(f"figure: {path}")
     return 0
 
 
-def _picture(options: argparse.Namespace) -> Picture:
+def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.cli.reading import read_log
     from mamf.kinds.registry import make_log_chart
     from mamf.logs.legacy import read_legacy_or_none

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     launched = launch_in_window(kernel, problem, shape, backend, asked)
     words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
-    lines = [title, *_lines(launched, problem.work(shape))]
+    lines = [title, *_format_launches(launched, problem.work(shape))]
     lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
     for line in lines:
         say(line)
@@ -107,7 +107,7 @@ def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
-def _lines(launched: LaunchResult, work: Work) -> Iterator[str]:
+def _format_launches(launched: LaunchResult, work: Work) -> Iterator[str]:
     from mamf.report.document import rate_text, significant
 
     if launched.verdict is None:

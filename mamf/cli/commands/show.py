@@ -62,12 +62,12 @@ def _make_folder_document(folder: Path) -> Document:
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
-    from mamf.cli.reading import read_log, reading
+    from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import finder_document
 
-    with reading([path]) as seen:
+    with show_reading_progress([path]) as seen:
         imported = read_legacy_or_none(path, seen)
     if imported:
         return finder_document(imported, options.top)

@@ -28,8 +28,8 @@ _SHARING_COST = "figures are lower and cannot be compared with a peak or with fi
 
 def find_mig_slice(name: str) -> str | None:
     """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb". None for a whole card."""
-    found = _MIG_SLICE.search(name)
-    return found[0] if found else None
+    match = _MIG_SLICE.search(name)
+    return match[0] if match else None
 
 
 def find_card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
@@ -67,30 +67,30 @@ def count_other_processes(sensors: Any) -> int | None:
     processes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
         return None
-    pids, kin = {process.pid for process in processes}, _find_pids_of_run()
+    pids, pids_of_run = {process.pid for process in processes}, _find_pids_of_run()
     if os.getpid() in pids:
-        return len(pids - kin)
+        return len(pids - pids_of_run)
     return max(0, len(pids) - (2 if LEADER_PID_VARIABLE in os.environ else 1))
 
 
 def _find_pids_of_run() -> set[int]:
     """Return the pids of this process and of all others in the same run of mamf."""
-    kin = {os.getpid()}
+    pids = {os.getpid()}
     if leader := os.environ.get(LEADER_PID_VARIABLE):
         with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
-            kin.add(int(leader))
-            kin |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}
-    return kin
+            pids.add(int(leader))
+            pids |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}
+    return pids
 
 
 def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
     """Check for other users of the card. ``index``: the card's index in nvidia-smi."""
-    found = [_check_other_processes(sensors)]
+    findings = [_check_other_processes(sensors)]
     if part := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
-        found.append(Advice("whole card", "warning", f"the device is a slice, {part}", _SHARING_COST, command))
+        findings.append(Advice("whole card", "warning", f"the device is a slice, {part}", _SHARING_COST, command))
     if _detect_vgpu(sensors):
-        found.append(
+        findings.append(
             Advice(
                 "whole card",
                 "warning",
@@ -100,7 +100,7 @@ def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
             )
         )
     if _detect_mps(sensors):
-        found.append(
+        findings.append(
             Advice(
                 "MPS",
                 "warning",
@@ -109,18 +109,18 @@ def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
                 "echo quit | nvidia-cuda-mps-control",
             )
         )
-    return found
+    return findings
 
 
 def _check_other_processes(sensors: Any) -> Advice:
-    others = count_other_processes(sensors)
-    if others is None:
+    count = count_other_processes(sensors)
+    if count is None:
         return Advice(_OTHER_PROCESSES, "unknown", "NVML does not report them")
-    if not others:
+    if not count:
         return Advice(_OTHER_PROCESSES, "ok", "none on this device")
     cost = f"they use time, power and memory: {_SHARING_COST}"
     return Advice(
-        _OTHER_PROCESSES, "warning", f"{others} on this device", cost, "nvidia-smi   # lists them; then end them"
+        _OTHER_PROCESSES, "warning", f"{count} on this device", cost, "nvidia-smi   # lists them; then end them"
     )
 
 

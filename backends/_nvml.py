@@ -171,19 +171,19 @@ def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
 
 def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
     nvml = sensors.nvml
-    wanted = sensors.call_or_none(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
-    highest = sensors.read_max_clock_hz()
-    if wanted is None or highest is None:
+    application_mhz = sensors.call_or_none(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
+    max_hz = sensors.read_max_clock_hz()
+    if application_mhz is None or max_hz is None:
         return Advice("application clock", "unknown", "the device does not report it")
-    if wanted * 1e6 >= highest:
-        return Advice("application clock", "ok", f"{wanted} MHz, the maximum")
+    if application_mhz * 1e6 >= max_hz:
+        return Advice("application clock", "ok", f"{application_mhz} MHz, the maximum")
     memory = sensors.call_or_none(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
     return Advice(
         "application clock",
         "warning",
-        f"{wanted} MHz, below the maximum of {highest / 1e6:.0f} MHz",
+        f"{application_mhz} MHz, below the maximum of {max_hz / 1e6:.0f} MHz",
         "if the card obeys this limit, burst figures are lower in proportion",
-        f"sudo nvidia-smi -i {index} -ac {memory},{highest / 1e6:.0f}",
+        f"sudo nvidia-smi -i {index} -ac {memory},{max_hz / 1e6:.0f}",
     )
 
 
@@ -233,7 +233,7 @@ def _check_ecc(sensors: NvmlSensors) -> Advice:
 
 def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
     nvml = sensors.nvml
-    own = sensors.call_or_none(nvml.nvmlDeviceGetUUID)
+    uuid = sensors.call_or_none(nvml.nvmlDeviceGetUUID)
     busy = 0
     for index in range(sensors.call_system_or_none(nvml.nvmlDeviceGetCount) or 0):
         handle = sensors.call_system_or_none(nvml.nvmlDeviceGetHandleByIndex, index)
@@ -241,7 +241,7 @@ def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
             continue
         sibling = NvmlSensors(nvml, handle)
         rates = sibling.call_or_none(nvml.nvmlDeviceGetUtilizationRates)
-        busy += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != own and rates and rates.gpu > 5)
+        busy += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != uuid and rates and rates.gpu > 5)
     if not busy:
         return Advice("sibling devices", "ok", "none is busy")
     return Advice(

@@ -186,20 +186,20 @@ class CudaBackend(StreamedBackend):
             ]
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.device_name(self.index)
-        listed = check_device(self.telemetry, name, self.index, torch.version.cuda)
+        findings = check_device(self.telemetry, name, self.index, torch.version.cuda)
         boosts = [
             Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
             for value in self._read_vboost_of_card().values()
         ]
-        return [*listed, *boosts, *_check_environment()]
+        return [*findings, *boosts, *_check_environment()]
 
 
 @cache
 def _read_cublas_version() -> dict[str, str]:
     """Return the version of the cuBLAS package, because one torch can run with several versions. Empty without it."""
     major = str(torch.version.cuda).split(".")[0]
-    found = get_version_in_use("nvidia-cublas") or get_version_in_use(f"nvidia-cublas-cu{major}")
-    return {"cublas": found} if found else {}
+    version = get_version_in_use("nvidia-cublas") or get_version_in_use(f"nvidia-cublas-cu{major}")
+    return {"cublas": version} if version else {}
 
 
 @cache

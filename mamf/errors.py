@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: How the reason of a failed row begins if its launch ended the process or lost the device.
+#: The beginnings of the reason of a failed row if its launch ended the process or lost the device.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
 _MAX_LINE_LENGTH = 1000
 #: The names of the signals of a crash, by exit code.
@@ -168,20 +168,20 @@ LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that lon
 _MAX_DIGITS = len(str(MAX_SEED))
 #: The most steps (combinations of kernel, problem, shape and regime) of a run.
 MAX_STEPS = 1_000_000
-# The number of characters that an error shows of a long value.
+# An error shows this many characters of a long value.
 _MAX_CHARACTERS = 24
 
 
-def require_whole_number(what: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
     """Return ``value`` (an int, or numpy's) as an int. Raises UsageError if it is below or above the bounds."""
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            raise UsageError(f"{what} {shorten(value)}: it must be a whole number") from None
+            raise UsageError(f"{label} {shorten(value)}: it must be a whole number") from None
     if not minimum <= value <= maximum:
         bounds = f"at least {minimum}" if value < minimum else f"at most {maximum}"
-        raise UsageError(f"{what} {shorten(value)}: it must be {bounds}")
+        raise UsageError(f"{label} {shorten(value)}: it must be {bounds}")
     return value
 
 
@@ -212,35 +212,35 @@ def parse_share(text: str) -> float:
     return value
 
 
-def require_known(*named: tuple[str, str, Collection[str]]) -> None:
+def require_known(*triples: tuple[str, str, Collection[str]]) -> None:
     """Check triples of label, value and known values. Raises UnknownNameError for the first unknown value."""
-    for what, value, known in named:
+    for label, value, known in triples:
         if value not in known:
-            raise UnknownNameError(what, value, known)
+            raise UnknownNameError(label, value, known)
 
 
-def require_share(what: str, value: object) -> None:
+def require_share(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a number between 0 and 1."""
     if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
-        raise UsageError(f"{what} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
+        raise UsageError(f"{label} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
 
 
-def require_seconds(what: str, value: object) -> None:
+def require_seconds(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{what} {shorten(value)}: it must be a number of seconds above 0")
+        raise UsageError(f"{label} {shorten(value)}: it must be a number of seconds above 0")
 
 
-def require_values(what: str, values: object, kind: type) -> None:
+def require_values(label: str, values: object, kind: type) -> None:
     """Raise UsageError unless ``values`` is a list of at least one ``kind``. A string does not count as a list."""
     if isinstance(values, str) or not isinstance(values, Collection):
-        raise UsageError(f"{what} {shorten(values)}: it must be a list")
+        raise UsageError(f"{label} {shorten(values)}: it must be a list")
     if not values:
-        raise UsageError(f"no {what}: name at least one")
+        raise UsageError(f"no {label}: name at least one")
     text = ", or its text" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
-            raise UsageError(f"{what} {shorten(value)}: each must be a {kind.__name__}{text}")
+            raise UsageError(f"{label} {shorten(value)}: each must be a {kind.__name__}{text}")
 
 
 def require_steps(*counts: int) -> None:
@@ -304,7 +304,7 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 EXPORT_FORMATS = ("tracelens",)
 #: A row that is slower by more than this share counts as a regression.
 DEFAULT_TOLERANCE = 0.01
-#: A device that shares a run counts as hung after this many silent seconds; compiling a kernel can take minutes.
+#: A device that shares a run counts as hung if it reports nothing for this long. Compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: Exit codes of the verdict on a node.

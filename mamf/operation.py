@@ -94,10 +94,10 @@ class Parameter:
             require_known((self.name.replace("_", " "), value, self.choices))
         return value
 
-    def parse_values(self, given: Any) -> tuple[Any, ...]:
+    def parse_values(self, values: Any) -> tuple[Any, ...]:
         """Return the values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
-        several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-        return tuple(self.parse(str(each)) if self.read or isinstance(each, str) else each for each in several)
+        several = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
+        return tuple(self.parse(str(value)) if self.read or isinstance(value, str) else value for value in several)
 
 
 def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ def get_parameters(kind: Any) -> Mapping[str, Parameter]:
 
 @functools.cache  # used to check the problem of each row of a log
 def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
-    hints, found = get_type_hints(kind), dict[str, Parameter]()
+    hints, parameters = get_type_hints(kind), dict[str, Parameter]()
     for declared in fields(kind):
         more = declared.metadata.get(_METADATA_KEY, _COMMON_METADATA.get(declared.name, {}))
         if not declared.init or more is None:
@@ -135,8 +135,8 @@ def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
         if get_origin(hints[declared.name]) is Literal:
             more = {"choices": get_args(hints[declared.name]), **more}
         default = "" if declared.default in (MISSING, None) else _format_default(declared.default)
-        found[declared.name] = Parameter(declared.name, hints[declared.name], **{"default": default, **more})
-    return found
+        parameters[declared.name] = Parameter(declared.name, hints[declared.name], **{"default": default, **more})
+    return parameters
 
 
 class DeclaredProblem:
@@ -269,7 +269,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     has_shares: ClassVar[bool] = False
     #: Whether such a run also finds the read bandwidth of memory, because either one may limit a row.
     has_memory_shares: ClassVar[bool] = False
-    #: The regimes that its rows can be measured in, and the default.
+    #: The regimes in which its rows can be measured, and the default one.
     regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
     default_regime: ClassVar[str] = BURST
     #: Whether it counts a model's FLOP, so that shares of the datasheet and of the ceiling are called MFU and MAMFU.
@@ -284,11 +284,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameter: ClassVar[Parameter] = Parameter(
         "preset", str, "predefined shapes; other options override their sizes"
     )
-    #: What verification compares outputs with, for the report of ``mamf verify``.
+    #: The reference that verification compares outputs with, as the report of ``mamf verify`` names it.
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether a launch returns or writes tensors, so that another process can check them.
     gives_tensors: ClassVar[bool] = False
-    #: The names of its kernels that approximate, because reading a log must not import kernels.
+    #: The names of its kernels that approximate. They are listed here because reading a log must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -406,11 +406,13 @@ class Request:
 
     def make_problems(self, backend: Backend) -> tuple[Any, ...]:
         """Make a problem for every combination of the fields. The device supplies the defaults. Raises UsageError."""
-        others = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
+        preset_fields = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
         base = {name: values[0] for name, values in self.preset.fields.items()}
-        chosen = [{**base, **each} for each in combine_values(others)]
-        asked = (self.operation.complete(preset, given) for preset in chosen for given in combine_values(self.fields))
-        return tuple(dict.fromkeys(self.operation.problem_for(backend, each) for each in asked))
+        chosen = [{**base, **each} for each in combine_values(preset_fields)]
+        requested = (
+            self.operation.complete(preset, given) for preset in chosen for given in combine_values(self.fields)
+        )
+        return tuple(dict.fromkeys(self.operation.problem_for(backend, each) for each in requested))
 
     def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
         """Return the shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
@@ -423,31 +425,32 @@ class Request:
 
 
 def make_operation_plan(
-    of: Operation[Any, Any],
+    operation: Operation[Any, Any],
     kernels: Iterable[str],
     problems: Iterable[Any],
     shapes: Iterable[Any],
     regimes: Iterable[str] = (),
     kind: str = SWEEP,
-    **how: Any,
+    **plan_fields: Any,
 ) -> Plan:
     """Return the plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the
-    operation's. ``how``: further fields of the plan. Raises UsageError if the operation is not measured in a regime.
+    operation's. ``plan_fields``: further fields of the plan. Raises UsageError if the operation is not measured in a
+    regime.
     """
-    names = tuple(dict.fromkeys(regimes)) or (of.default_regime,)
-    if CLASSIC in names and CLASSIC not in of.regimes:
-        raise UsageError(f"{of.name} is measured in {' or '.join(of.regimes)}, not in {CLASSIC}")
-    return Plan(kind, of.name, tuple(problems), tuple(kernels), tuple(shapes), names, **how)
+    names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
+    if CLASSIC in names and CLASSIC not in operation.regimes:
+        raise UsageError(f"{operation.name} is measured in {' or '.join(operation.regimes)}, not in {CLASSIC}")
+    return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-def get_size_parameters(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
+def get_size_parameters(operation: Operation[Any, Any]) -> Mapping[str, Parameter]:
     """Return the sizes of an operation's shapes, by name."""
-    return get_parameters(of.shape_type)
+    return get_parameters(operation.shape_type)
 
 
-def get_field_parameters(of: Operation[Any, Any]) -> Mapping[str, Parameter]:
+def get_field_parameters(operation: Operation[Any, Any]) -> Mapping[str, Parameter]:
     """Return the fields of an operation's problems, by name."""
-    return get_parameters(of.problem_type)
+    return get_parameters(operation.problem_type)
 
 
 # Random shapes: the largest size, as a multiple of the size if all are equal; each size is a multiple of one of the
@@ -480,8 +483,8 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return None if found is None else found.flops
 
 
-def to_plain_dict(of: Any) -> dict[str, Any]:
+def to_plain_dict(record: Any) -> dict[str, Any]:
     """Convert a dataclass of plain values to a dictionary, five times as fast as ``dataclasses.asdict``, because this
     runs for each row of a log.
     """
-    return {field.name: getattr(of, field.name) for field in fields(of)}
+    return {field.name: getattr(record, field.name) for field in fields(record)}

@@ -21,8 +21,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IG
 # GitHub markup at any position. Plain addresses stay as they are.
 _INLINE_MARKUP = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
-    r"|\*(?=\S)"  # an emphasis that is never opened needs no escape at its end
-    r"|(?<![^\W_])_+|_+(?![^\W_])"  # within a word it is no markup
+    r"|\*(?=\S)"  # emphasis that is not opened needs no escape at its end
+    r"|(?<![^\W_])_+|_+(?![^\W_])"  # an underscore within a word is not markup
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")
@@ -68,21 +68,21 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
     """Break a line at blanks if it is longer than ``width``, and indent the lines after the first."""
     if width is None or len(line) <= width:
         return line
-    own = line[: len(line) - len(line.lstrip())]
+    indentation = line[: len(line) - len(line.lstrip())]
     parts = textwrap.wrap(
         line.strip(),
-        max(width - len(own), _MIN_WIDTH),
+        max(width - len(indentation), _MIN_WIDTH),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(own + part for part in parts)
+    return "\n".join(indentation + part for part in parts)
 
 
-def _escape_if_invisible(found: re.Match[str]) -> str:
-    character = found[0]
-    is_unseen = unicodedata.category(character) in _INVISIBLE_CATEGORIES
-    return character.encode("unicode_escape").decode() if is_unseen else character
+def _escape_if_invisible(match: re.Match[str]) -> str:
+    character = match[0]
+    is_invisible = unicodedata.category(character) in _INVISIBLE_CATEGORIES
+    return character.encode("unicode_escape").decode() if is_invisible else character
 
 
 def to_csv_cell(value: object) -> object:

@@ -167,10 +167,10 @@ class TorchBackend(Backend):
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         if not tensors:
             return None
-        found = hashlib.sha256()
+        hash_of_tensors = hashlib.sha256()
         for tensor in tensors:
-            found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
-        return found.hexdigest()
+            hash_of_tensors.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+        return hash_of_tensors.hexdigest()
 
     def settings(self) -> dict[str, str]:
         return {"float32_matmul_precision": torch.get_float32_matmul_precision()}

@@ -21,8 +21,8 @@ from unittest import mock
 
 import mamf
 from mamf.ceilings.ceiling import Ceiling, compute_known_share, mamfu
-from mamf.cli import call
 from mamf.cli import main as mamf_command
+from mamf.cli import run_command
 from mamf.errors import MamfError
 from mamf.logs.compare import build_log_roofs
 from mamf.logs.legacy import FinderRun
@@ -394,7 +394,7 @@ def simulated_table(words: Sequence[str]) -> str:
         contextlib.redirect_stdout(text),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        call([*words, "--output", f"{folder}/run.jsonl"])
+        run_command([*words, "--output", f"{folder}/run.jsonl"])
     report = text.getvalue().partition("\n\n")[2].partition("\nlog: ")[0]
     return f"{_FENCE}\n{report}\n{_FENCE}\n"
 

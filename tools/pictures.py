@@ -27,7 +27,7 @@ from figure_tables import ROOT, read
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import build_log_roofs
 from mamf.node.logs import log_path, read_nodes
-from mamf.node.verdict import judge, node_chart
+from mamf.node.verdict import judge, make_node_chart
 from mamf.report.charts.clocks import clock_chart
 from mamf.report.charts.picture import Picture, draw
 from mamf.report.roofline import points_of, roofline_chart
@@ -64,7 +64,7 @@ def _node(*finds: str) -> Callable[[], Picture]:
             for number, path in enumerate(finds):
                 shutil.copy(ROOT / path, log_path(Path(folder), number, "find"))
             _, devices = read_nodes([Path(folder)])
-        found = node_chart(devices, judge(devices))
+        found = make_node_chart(devices, judge(devices))
         # Only the finds of the run were contributed, so what is said of its other parts would be wrong.
         return replace(found, title=f"{len(devices)} devices side by side", notes=(found.notes[0], found.notes[-1]))
 

@@ -61,7 +61,7 @@ def page(name: str) -> str:
 
 
 def _command(name: str, *given: str) -> argparse.ArgumentParser:
-    return _subparsers(cli._parser([name, *given]))[name]
+    return _subparsers(cli._build_parser([name, *given]))[name]
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -168,10 +168,10 @@ def search(
     >>> search.ceiling.shape == mamf.load_ceiling("search.jsonl").shape
     True
     """
-    opened = opened_backend(backend, device)
-    asked, names = as_tuple("regime", regime) or (BURST,), as_tuple("kernel", kernel)
+    opened = open_fitted_backend(backend, device)
+    asked, names = to_tuple("regime", regime) or (BURST,), to_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (sought,), _ = problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
+    (sought,), _ = make_problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
     plan, chosen = plan_search(
         opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
@@ -207,13 +207,13 @@ class CeilingSearch:
     @property
     def ceiling(self) -> Ceiling:
         """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
-        found = self.ceilings
-        if self.regime not in found:
+        ceilings = self.ceilings
+        if self.regime not in ceilings:
             if reason := explain_no_ceiling(self._run.rows):
                 raise DeviceError(f"no ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
-        return found[self.regime]
+        return ceilings[self.regime]
 
 
 def measure_kernels(
@@ -252,23 +252,23 @@ def measure_kernels(
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, found, how = opened_backend(backend, device), make_operation(of), SweepOptions()
+    opened, operation, how = open_fitted_backend(backend, device), make_operation(of), SweepOptions()
     given, max_values, call = {"dtype": dtype, **parameters}, None, of
-    if not found.compares_kernels:
-        max_values, call = 1, found.own_command
-    problems, wanted = problems_and_shapes(opened, found, shapes, problem, given, call, max_values)
-    names = as_tuple("kernel", kernel, max_values=max_values)
-    if found.compares_kernels:
-        chosen = choose_kernels(found, opened, names)
+    if not operation.compares_kernels:
+        max_values, call = 1, operation.own_command
+    problems, wanted = make_problems_and_shapes(opened, operation, shapes, problem, given, call, max_values)
+    names = to_tuple("kernel", kernel, max_values=max_values)
+    if operation.compares_kernels:
+        chosen = choose_kernels(operation, opened, names)
     else:
         one = choose_matmul_kernel(opened, problems[0], *names or ())
         chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
     plan = make_operation_plan(
-        found,
+        operation,
         dict(chosen),
         problems,
         wanted,
-        as_tuple("regime", regime) or (),
+        to_tuple("regime", regime) or (),
         precision=precision,
         clock=clock,
         budget_seconds=budget_seconds,
@@ -279,7 +279,7 @@ def measure_kernels(
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
         kernels = {ceiling.kernel for ceiling in known.values()}
-        references = get_reference_kernels(kernels, as_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
+        references = get_reference_kernels(kernels, to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {counted(len(plan.steps()), 'row')}", run.measurements())
 
@@ -331,7 +331,7 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     return measure_kernels("bandwidth", sizes, **options)
 
 
-def opened_backend(backend: str | Backend, device: int) -> Backend:
+def open_fitted_backend(backend: str | Backend, device: int) -> Backend:
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
     fit_traits(opened)
     return opened
@@ -340,7 +340,7 @@ def opened_backend(backend: str | Backend, device: int) -> Backend:
 # -- what calls are given ----------------------------------------------------------------------------------------------
 
 
-def as_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
+def to_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
     """Return one value or several as a tuple; None stays None. Raises UsageError for values of another type, for an
     empty list, and for more than ``max_values``.
     """
@@ -353,7 +353,7 @@ def as_tuple(name: str, given: Any, kind: type = str, max_values: int | None = N
     return values
 
 
-def problems_and_shapes(
+def make_problems_and_shapes(
     backend: Backend,
     of: Operation[Any, Any],
     shapes: object,
@@ -366,18 +366,21 @@ def problems_and_shapes(
     device's defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises
     UsageError, or TypeError for an unknown parameter.
     """
-    sizes, fields = _values_of(get_size_parameters(of), parameters), _values_of(get_field_parameters(of), parameters)
+    sizes, fields = (
+        _parse_parameters(get_size_parameters(of), parameters),
+        _parse_parameters(get_field_parameters(of), parameters),
+    )
     known = {
         each.keyword or each.name for each in (*get_size_parameters(of).values(), *get_field_parameters(of).values())
     }
     for name in parameters.keys() - known:
         own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
         raise _unknown_keyword(call, name, sorted(known | own))
-    whole = as_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
+    whole = to_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
-    problems = as_tuple("problem", problem, of.problem_type, max_values) or ()
+    problems = to_tuple("problem", problem, of.problem_type, max_values) or ()
     for name, values in fields.items():
-        as_tuple(name, values, object, max_values)
+        to_tuple(name, values, object, max_values)
     if whole:
         require_values("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):
@@ -387,7 +390,7 @@ def problems_and_shapes(
     return problems or request.make_problems(backend), tuple(request.make_labeled_shapes(backend))
 
 
-def _values_of(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _parse_parameters(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Return the values of the parameters whose keyword is not None, by name."""
     values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
     return {name: known[name].parse_values(value) for name, value in values.items() if value is not None}

@@ -11,7 +11,7 @@ from mamf.contribution.review import Review, review_log
 from mamf.errors import RunLogError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import Comparison
-from mamf.logs.compare import compare as compared
+from mamf.logs.compare import compare as compare_logs
 from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
@@ -55,8 +55,8 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     """
     log = read_run_log(path)
     if regime not in log.ceilings:
-        held = ", ".join(log.ceilings) or "none"
-        raise RunLogError(f"{path} has no {regime} ceiling (it has: {held}); measure one with 'mamf find'")
+        regimes = ", ".join(log.ceilings) or "none"
+        raise RunLogError(f"{path} has no {regime} ceiling (it has: {regimes}); measure one with 'mamf find'")
     return log.ceilings[regime]
 
 
@@ -78,8 +78,8 @@ def compare(a: AnyLog | Sequence[AnyLog], b: AnyLog | Sequence[AnyLog], *, anywa
     False
     """
     sides = ([side] if isinstance(side, AnyLog) else side for side in (a, b))
-    runs_a, runs_b = ([_opened(log) for log in side] for side in sides)
-    return compared(runs_a, runs_b, anyway)
+    runs_a, runs_b = ([_open_log(log) for log in side] for side in sides)
+    return compare_logs(runs_a, runs_b, anyway)
 
 
 def plot(
@@ -102,7 +102,7 @@ def plot(
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw(make_log_chart(_opened(log), regime, directions))
+    figure = draw(make_log_chart(_open_log(log), regime, directions))
     if path is not None:
         save(figure, Path(path), overwrite)
     return figure
@@ -147,5 +147,5 @@ def check(path: str | Path) -> Review:
     return review_log(Path(path))
 
 
-def _opened(log: AnyLog) -> RunLog:
+def _open_log(log: AnyLog) -> RunLog:
     return log if isinstance(log, RunLog) else read_run(Path(log))

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.parser import Parser, PrintHelpAll, complete, with_dashes
+from mamf.cli.parser import Parser, PrintHelpAll, normalize_option_names, print_completions
 from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
 from mamf.text import wrap_line
 
 #: How long threads may keep running after a command has ended.
-_LONGEST_END_SECONDS = 5.0
+_MAX_END_SECONDS = 5.0
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
@@ -75,14 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn("cannot print, because stdout is closed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
-        complete(_parser)
+        print_completions(_build_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
         keep_stdout()
-    with _short_warnings(runs_script="profile" in typed[:1]) as log_changed:
+    with _shorten_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run(typed, is_watched=arguments is None) or log_changed[0]
     if arguments is None and "profile" not in typed[:1]:  # a script's threads may run on
-        _end_without(code)
+        _exit_despite_threads(code)
     if code == EXIT_CODE and arguments is None:
         # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
         sys.stdout.flush()
@@ -90,26 +90,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _end_without(code: int) -> None:
+def _exit_despite_threads(code: int) -> None:
     """End the process even if a plugin left a thread running: Python would wait for it silently."""
 
-    def end() -> None:
+    def wait_and_exit() -> None:
         main = threading.main_thread()
         main.join()  # until Python waits for the other threads: a profiled script or a test may call ``main`` and go on
-        time.sleep(_LONGEST_END_SECONDS)
+        time.sleep(_MAX_END_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
             os._exit(code)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
 def _run(typed: Sequence[str], is_watched: bool) -> int:
     try:
         if is_watched:
-            watching.watch(typed)
-        watching.listen()
-        code = call(typed, watching.WATCH.restart if watching.WATCH else None)
+            watching.watch_command(typed)
+        watching.unblock_signals()
+        code = run_command(typed, watching.WATCH.restart if watching.WATCH else None)
         stdout().flush()
         return code
     except MamfError as error:
@@ -134,21 +134,21 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         return 1
     finally:
         if watching.WATCH:
-            watching.WATCH.end()
+            watching.WATCH.mark_ended()
 
 
-def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
+def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     """Run a command, possibly from within another one, and return its exit code. Raises the errors of the command.
 
     ``restart``: the crashed run that this one continues.
     """
     if wrong := next((word for word in typed if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
-    given = with_dashes(typed)
-    options = _parser(given).parse_args(given)
-    options.typed, options.given = typed, getattr(options, "parser", Parser()).given(options)
+    given = normalize_option_names(typed)
+    options = _build_parser(given).parse_args(given)
+    options.typed, options.given = typed, getattr(options, "parser", Parser()).list_set_options(options)
     if options.module is None:
-        say_lines(f"{_overview()}\n")
+        say_lines(f"{_format_overview()}\n")
         return 0
     if options.module == "version":
         say(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
@@ -161,7 +161,7 @@ def call(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
         if hasattr(options, "share"):
-            return int(importlib.import_module("mamf.cli.devices").measure(options, run))
+            return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))
         return int(run(options))
 
 
@@ -187,7 +187,7 @@ def _discard_output() -> None:
 
 
 @contextlib.contextmanager
-def _short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
+def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning once, in one line. If a script runs, Python prints the warnings of other packages as usual.
 
     Yields a shared byte that becomes 1 after a LogChangedWarning, in this process or in one that it forked.
@@ -212,13 +212,13 @@ def _short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         yield log_changed
 
 
-def _parser(given: Sequence[str]) -> Parser:
+def _build_parser(given: Sequence[str]) -> Parser:
     """Build the parser of all commands, or only of the one that ``given`` names; import only the named one."""
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    parser.overview = f"{_overview()}\n"
+    parser.overview = f"{_format_overview()}\n"
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
@@ -227,7 +227,7 @@ def _parser(given: Sequence[str]) -> Parser:
     for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in given:
-            module = module_of(name)
+            module = get_module_name(name)
             command.set_defaults(command=name, module=module, parser=command)
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
@@ -237,7 +237,7 @@ def _parser(given: Sequence[str]) -> Parser:
     return parser
 
 
-def _overview() -> str:
+def _format_overview() -> str:
     """Return the list of commands in groups, one line each."""
     width = terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
@@ -246,6 +246,6 @@ def _overview() -> str:
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 
-def module_of(command: str) -> str:
+def get_module_name(command: str) -> str:
     """Return the name of a command's module; that of a Python keyword ends with an underscore."""
     return f"{command}_" if keyword.iskeyword(command) else command

@@ -9,7 +9,7 @@ from dataclasses import replace
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
 from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, find_memory_level, make_ceiling_key
-from mamf.cli.resuming import contradiction
+from mamf.cli.resuming import make_contradiction_error
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import choose_working_kernels
 from mamf.engine.regimes import Burst, Sustained
@@ -34,14 +34,14 @@ _MIN_READ_BYTES = 4 * 2**30
 _SHARE_OF_BUDGET = 0.5
 
 
-def wanted_ceilings(plan: Plan) -> list[tuple[str, str]]:
+def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
     """Return the ceilings that the shares of a plan's rows need, as pairs of dtype (or READ_BANDWIDTH) and regime."""
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH] if get_operation(plan.operation).has_memory_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
 
 
-def given_ceilings(
+def read_given_ceilings(
     options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
     """Return the ceilings in the logs of ``--ceiling``, by dtype and regime.
@@ -52,7 +52,7 @@ def given_ceilings(
     found: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
         log = read_run_log(path)
-        own = {**log.all_ceilings, **read_bandwidths(log, backend.info.cache_bytes)}
+        own = {**log.all_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
         if not own:
             raise UsageError(
                 f"{path} has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth --pattern read' "
@@ -67,7 +67,7 @@ def given_ceilings(
     return found
 
 
-def read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
+def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
     """Return the read bandwidth of memory in each regime: the confirmed ceiling, or else the best row of the log."""
     info = DeviceInfo(**log.header["device"])
     rows = [
@@ -96,18 +96,18 @@ def read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str
     return found
 
 
-def require_repeated_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
+def require_same_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
     """Raise LogMismatchError if the options give other ceilings than the resumed log has."""
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
-        raise contradiction(options, "no_ceiling", own, True)
+        raise make_contradiction_error(options, "no_ceiling", own, True)
     if given and not held:
-        raise contradiction(options, "ceiling", own, options.ceiling)
+        raise make_contradiction_error(options, "ceiling", own, options.ceiling)
     for key in given.keys() & held.keys():
         if ceiling_record(given[key]) != ceiling_record(held[key]):
             own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
-            raise contradiction(options, "ceiling", own, options.ceiling)
+            raise make_contradiction_error(options, "ceiling", own, options.ceiling)
 
 
 def add_searches(plan: Plan, backend: Backend) -> Plan:
@@ -125,13 +125,13 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
         searches.append(search)
     if get_operation(plan.operation).has_memory_shares:
         try:
-            searches.append(_bandwidth_search(backend, regimes))
+            searches.append(_plan_bandwidth_search(backend, regimes))
         except UnavailableError as error:
             warn(f"cannot measure the {READ_BANDWIDTH}, so rows show no share of it (MBU): {error}")
     return replace(plan, searches=tuple(searches))
 
 
-def _bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
+def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     """Return the plan of a search for the read bandwidth, over an array that does not fit in a cache; of several GiB
     on an accelerator, because a longer pass reaches more.
     """
@@ -155,7 +155,7 @@ def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
     return [replace(search, budget_seconds=min(part, search.budget_seconds or part)) for search in searches]
 
 
-def budget_warning(search: Plan) -> str | None:
+def describe_short_budget(search: Plan) -> str | None:
     """Return a warning if the budget shortens a search, or None."""
     usual = _SECONDS[len(search.regimes)]
     seconds = search.budget_seconds or usual

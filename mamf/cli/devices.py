@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import LEADER_PID_VARIABLE
-from mamf.cli.progress import Phases, heard_by
+from mamf.cli.progress import Phases, notify_listener
 from mamf.cli.reading import read_roofs
-from mamf.cli.resuming import command_of
+from mamf.cli.resuming import get_resume_command
 from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import find_crashes
@@ -48,10 +48,10 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
     ADDRESS,
-    ENDED_WELL,
     FAILURE,
     PHASE,
-    WAITS,
+    SUCCESS_CODES,
+    WAITING,
     WARNING,
     ChildEvent,
     Children,
@@ -75,20 +75,20 @@ _FAILED, WRONG = 1, 3
 _GRACE_SECONDS = 15.0
 
 
-def measure(options: argparse.Namespace, run: RunCommand) -> int:
+def measure_on_devices(options: argparse.Namespace, run: RunCommand) -> int:
     """Run a command that measures, in this process or in one process per device; return its exit code."""
     if options.share:
         return run_child(lambda send: _measure_share(options, run, send))
     if options.devices == [RANKS]:
         return _measure_rank(options, run)
     if options.resume is not None and options.resume.is_dir():
-        return _resume(options)
-    devices = _asked_devices(options)
+        return _resume_folder(options)
+    devices = _choose_devices_to_share(options)
     if len(devices) < 2:
         options.device = devices[0] if devices else options.device
         return run(options)
     if options.dry_run:
-        say(f"devices: {_listed(devices)}, one process and one log each; the plan of the first:")
+        say(f"devices: {_join_indices(devices)}, one process and one log each; the plan of the first:")
         options.device, options.share = devices[0], [0, len(devices)]
         return run(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
@@ -96,16 +96,16 @@ def measure(options: argparse.Namespace, run: RunCommand) -> int:
         raise UsageError(f"--output {folder}: name a folder, because several devices write one log each")
     make_empty_folder(folder, "--output")
     commands = {
-        device: [_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
+        device: [_make_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
         for rank, device in enumerate(devices)
     }
-    return _report(options, folder, _supervise(options, commands))
+    return _report_run(options, folder, _run_on_devices(options, commands))
 
 
 # -- which devices -----------------------------------------------------------------------------------------------------
 
 
-def _asked_devices(options: argparse.Namespace) -> list[int]:
+def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
     """Return the devices that share the run, or an empty list if the options name no devices. Raises UsageError."""
     asked = sorted(set(options.devices or ()))
     if asked and options.device is not None:
@@ -114,10 +114,10 @@ def _asked_devices(options: argparse.Namespace) -> list[int]:
         raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
     if options.command == VERIFY and not asked and options.device is None and options.resume is None:
         asked = [ALL]
-    return device_indices(options.backend or find_first_backend(), asked) if asked else []
+    return resolve_device_indices(options.backend or find_first_backend(), asked) if asked else []
 
 
-def _listed(devices: Iterable[int]) -> str:
+def _join_indices(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
 
 
@@ -133,18 +133,18 @@ class _Outcome:
     is_interrupted: bool = False
 
 
-def _command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
+def _make_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
     """Return the command line for one device and its share of the run. Options at the end override earlier ones."""
     begins = options.resume is None
     return [
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
         *(["--device", str(device)] if begins else []),
         *("--output" if begins and not options.begins else "--requeue", str(path)),
-        *_own_ceilings(options, device),
+        *_make_ceiling_options(options, device),
     ]
 
 
-def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
+def _make_ceiling_options(options: argparse.Namespace, device: int) -> list[str]:
     """Return --ceiling with each folder of a shared run replaced by the logs of this device."""
     given = getattr(options, "ceiling", None) or ()
     if not any(path.is_dir() for path in given):
@@ -153,11 +153,11 @@ def _own_ceilings(options: argparse.Namespace, device: int) -> list[str]:
     return ["--ceiling", *map(str, logs)]
 
 
-def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
+def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
     """Run the commands of all devices at once, those of one device in sequence. A device that fails runs no more."""
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
-    def pass_on(event: ChildEvent) -> None:
+    def forward_warning(event: ChildEvent) -> None:
         line = str((event.message or {}).get(WARNING, ""))
         if line.startswith("mamf: ") and line not in said:  # print each warning once, not once per device
             said.add(line)
@@ -166,8 +166,8 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = ChildWatch([*due], options.patience, ended_well=(*ENDED_WELL, WRONG))
-                watch_children(watch, due, on_event=pass_on)
+                watch = ChildWatch([*due], options.patience, success_codes=(*SUCCESS_CODES, WRONG))
+                watch_children(watch, due, on_event=forward_warning)
                 outcome.failures |= watch.failures
                 outcome.codes += watch.codes.values()
                 for device in watch.failures:
@@ -177,7 +177,7 @@ def _supervise(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequ
     return outcome
 
 
-def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
+def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
     """Name the devices that failed, print the report of all logs and return the exit code."""
     reasons = dict[str, list[int]]()
     for device, reason in outcome.failures.items():
@@ -185,7 +185,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
         is_of_all = not has_logs and len(reasons) == 1  # the request is at fault, not a device
-        warn(reason if is_of_all else f"device {_listed(devices)} failed: {reason}")
+        warn(reason if is_of_all else f"device {_join_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
         return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
@@ -198,8 +198,8 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     say(f"logs: {folder}", note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
-        again = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
-        remedy = f"; add --devices {_listed(others)} to use only the other devices" if others else ""
+        again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
+        remedy = f"; add --devices {_join_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and counts(log.measurements)["wrong"]:
         return WRONG
@@ -208,7 +208,7 @@ def _report(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int
     return _FAILED if outcome.failures or not any(row.ok for row in log.measurements) else 0
 
 
-def _resume(options: argparse.Namespace) -> int:
+def _resume_folder(options: argparse.Namespace) -> int:
     """Resume the logs of a folder, each on its device; return the exit code. Shapes of devices that --devices leaves
     out are dealt out to the others.
     """
@@ -216,8 +216,8 @@ def _resume(options: argparse.Namespace) -> int:
     logs = dict[int, list[RunLog]]()
     for path in find_shared_logs(folder):
         log = read_run_log(path)
-        if command_of(log).split()[0] != options.command:
-            right = f"mamf {command_of(log)} --resume {shlex.quote(str(folder))}"
+        if get_resume_command(log).split()[0] != options.command:
+            right = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
             raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{right}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
@@ -229,26 +229,27 @@ def _resume(options: argparse.Namespace) -> int:
     asked = sorted(set(options.devices or [ALL]))
     left = list(logs) if ALL in asked else asked
     if strangers := [device for device in left if device not in logs]:
-        raise LogMismatchError(f"{folder} was measured on devices {_listed(logs)}, not on {strangers[0]}")
+        raise LogMismatchError(f"{folder} was measured on devices {_join_indices(logs)}, not on {strangers[0]}")
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
-    due = {device: [log for log in logs[device] if _is_due(options, log)] for device in left}
+    due = {device: [log for log in logs[device] if _is_unfinished(options, log)] for device in left}
     if options.dry_run:
         say(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
         return 0
     commands = {
-        device: [_command(options, device, _share_of(log), log.path) for log in each] for device, each in due.items()
+        device: [_make_command(options, device, _get_share(log), log.path) for log in each]
+        for device, each in due.items()
     }
-    return _report(options, folder, _supervise(options, commands))
+    return _report_run(options, folder, _run_on_devices(options, commands))
 
 
-def _is_due(options: argparse.Namespace, log: RunLog) -> bool:
+def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
     """Return whether a log lacks rows. A verification with a --budget always continues."""
     is_extended = log.plan.kind == VERIFY and options.budget is not None
     return is_extended or log.tier != "complete" or len(log.lasting) < len(log.measurements)
 
 
-def _share_of(log: RunLog) -> list[int]:
+def _get_share(log: RunLog) -> list[int]:
     return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
 
 
@@ -260,7 +261,7 @@ def _measure_share(options: argparse.Namespace, run: RunCommand, send: Send) -> 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
         options.given = set()
-    with heard_by(lambda text: send({PHASE: text})), reports_to(sys.stderr):
+    with notify_listener(lambda text: send({PHASE: text})), reports_to(sys.stderr):
         code = run(options)
     if code != _FAILED:
         return code
@@ -305,7 +306,7 @@ def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
 # -- parents and children, of this command and of a node ---------------------------------------------------------------
 
 
-def device_indices(backend: str, asked: Sequence[int]) -> list[int]:
+def resolve_device_indices(backend: str, asked: Sequence[int]) -> list[int]:
     """Return the indices of the requested devices. Raises UnavailableError if one is missing, UsageError for ranks."""
     if RANKS in asked:
         raise UsageError("--devices ranks is not possible here: name indices, or 'all'")
@@ -343,7 +344,7 @@ def watch_children(
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
     with Children(commands, environment) as children, Phases(names) as phases:
-        watch_until_end(watch, children.processes, children.next, lambda: release(children), show)
+        watch_until_end(watch, children.processes, children.wait_for_event, lambda: release(children), show)
 
 
 def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
@@ -390,7 +391,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
-    return device_indices(options.backend, options.devices or [ALL])
+    return resolve_device_indices(options.backend, options.devices or [ALL])
 
 
 def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[Device]]:
@@ -415,18 +416,18 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
 
 
 def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
-    commands = {index: _node_command(options, folder, len(run.devices), index) for index in run.devices}
+    commands = {index: _make_node_command(options, folder, len(run.devices), index) for index in run.devices}
 
-    def let_waiting_go(children: Children) -> None:
+    def answer_waiting(children: Children) -> None:
         if watch.failures:
             run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failures))} failed"
         for index in watch.running:
             children.send(index, _END if run.not_together else _GO)
 
-    watch_children(watch, commands, let_waiting_go)
+    watch_children(watch, commands, answer_waiting)
 
 
-def _node_command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
+def _make_node_command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
     return [
         *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(devices)),
         *("--output-folder", str(folder), "--backend", options.backend),
@@ -455,14 +456,14 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     find_crashes(backend).keep = lambda row: send({PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"})
     send({ADDRESS: backend.bus_address()})
 
-    def meet() -> bool:
+    def wait_for_others() -> bool:
         """Wait for the other devices; return False if one of them has failed."""
-        send({PHASE: WAITS})
+        send({PHASE: WAITING})
         return sys.stdin.readline().strip() == _GO
 
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
-    run.on_progress, run.meet = lambda text: send({PHASE: text}), meet
+    run.on_progress, run.wait_for_others = lambda text: send({PHASE: text}), wait_for_others
     run.measure_alone()
     if devices > 1:
         run.measure_together()

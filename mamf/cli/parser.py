@@ -34,13 +34,16 @@ RARE = {
 }
 #: Options of mamf-finder that are spelled otherwise.
 _SPELLINGS = {"--cuda-device": "--device", "--output-file": "--output"}
-_RANGE, _LAUNCHES = "mamf sweep measures sizes that you choose", "only mamf sweep --regime classic counts launches"
-_SILENT = "use --top, --wide and --format to choose what is printed"
+_RANGE_ADVICE, _LAUNCH_COUNT_ADVICE = (
+    "mamf sweep measures sizes that you choose",
+    "only mamf sweep --regime classic counts launches",
+)
+_PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
 #: What replaces options of mamf-finder in commands that do not have them.
 _SUCCESSORS = {
-    **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _RANGE),
-    **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCHES),
-    **dict.fromkeys(("--verbose", "--no-verbose"), _SILENT),
+    **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _RANGE_ADVICE),
+    **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
+    **dict.fromkeys(("--verbose", "--no-verbose"), _PRINT_ADVICE),
     "--search": "mamf find searches, mamf sweep measures a grid",
     "--shapes-file": "mamf sweep --shapes takes the shapes themselves",
     "--telemetry": "leave it out, because sensors are always read",
@@ -62,9 +65,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-        # Read the values of options without a type with ``filled``, and those of type Path with ``path``.
-        self.register("type", None, filled)
-        self.register("type", Path, path)
+        # These parse the values of options without a type, and those of type Path.
+        self.register("type", None, parse_nonempty_text)
+        self.register("type", Path, parse_path)
         # A word such as -5m is a value, not an option: no option begins with a digit.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
@@ -86,7 +89,7 @@ class Parser(argparse.ArgumentParser):
                 option, count = None if equals else self._option_string_actions.get(name), 0
                 continue
             count += 1
-            min_count, max_count = _value_counts(option)
+            min_count, max_count = _get_value_counts(option)
             if count > max_count:  # the positional argument has this word
                 return list(words)
             if count > min_count and option and word not in (option.choices or ()):
@@ -101,16 +104,16 @@ class Parser(argparse.ArgumentParser):
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
         if unknown:
-            parser.error(f"unknown option {unknown[0]!r}{parser.nearest(unknown[0])}")
+            parser.error(f"unknown option {unknown[0]!r}{parser.suggest_option(unknown[0])}")
         return options
 
     def format_help(self) -> str:
-        return self.overview or self._help(is_whole=False)
+        return self.overview or self._format_help(is_whole=False)
 
     def print_help(self, file: object = None) -> None:
         say_lines(self.format_help())
 
-    def _help(self, is_whole: bool) -> str:
+    def _format_help(self, is_whole: bool) -> str:
         rare = (
             []
             if is_whole
@@ -125,7 +128,7 @@ class Parser(argparse.ArgumentParser):
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        formatter.add_text(self.epilog and _narrowed(self.epilog, terminal_columns()))
+        formatter.add_text(self.epilog and _wrap_examples(self.epilog, terminal_columns()))
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         for group in self._action_groups:
             if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
@@ -139,11 +142,11 @@ class Parser(argparse.ArgumentParser):
             each.help = help
         return text
 
-    def given(self, options: argparse.Namespace) -> set[str]:
+    def list_set_options(self, options: argparse.Namespace) -> set[str]:
         """Return the names of options whose values differ from their defaults."""
         return {name for name, value in vars(options).items() if value != self.get_default(name)}
 
-    def nearest(self, option: str) -> str:
+    def suggest_option(self, option: str) -> str:
         """Name what replaces an option of mamf-finder, or the nearest option, or --help."""
         if successor := _SUCCESSORS.get(option.partition("=")[0]):
             return f": {successor}"
@@ -151,11 +154,11 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        say_wrapped(f"{self.prog}: {_shortened(message)}{suggestion(message)}", sys.stderr)
+        say_wrapped(f"{self.prog}: {_shorten_unknown_command(message)}{suggest_choice(message)}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 
-def value_of(option: str, words: Sequence[str]) -> str | None:
+def find_option_value(option: str, words: Sequence[str]) -> str | None:
     """Return the value of an option before any parser knows it: None without the option, empty without a value."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, joined = word.partition("=")
@@ -164,18 +167,18 @@ def value_of(option: str, words: Sequence[str]) -> str | None:
     return None
 
 
-def filled(text: str) -> str:
+def parse_nonempty_text(text: str) -> str:
     """Read a text that must not be empty."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the value is empty")
     return text
 
 
-def path(text: str) -> Path:
-    return Path(filled(text))
+def parse_path(text: str) -> Path:
+    return Path(parse_nonempty_text(text))
 
 
-def _narrowed(examples: str, width: int | None) -> str:
+def _wrap_examples(examples: str, width: int | None) -> str:
     """Put the comment of an example on a line before it where the terminal is too narrow for both."""
     lines: list[str] = []
     for line in examples.splitlines():
@@ -200,7 +203,7 @@ def _is_needed(action: argparse.Action, words: Sequence[str]) -> bool:
     return not action.option_strings and action.nargs in (None, "+")
 
 
-def _value_counts(option: argparse.Action | None) -> tuple[int, float]:
+def _get_value_counts(option: argparse.Action | None) -> tuple[int, float]:
     """Return the minimum and maximum number of words that an option takes."""
     if option is None:
         return 0, 0
@@ -216,19 +219,19 @@ class PrintHelpAll(argparse.Action):
         super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
 
     def __call__(self, parser: Any, *_: Any) -> None:
-        say_lines(parser._help(is_whole=True))
+        say_lines(parser._format_help(is_whole=True))
         parser.exit()
 
 
-def _shortened(message: str) -> str:
+def _shorten_unknown_command(message: str) -> str:
     """Shorten the message about an unknown command, which lists all commands."""
     complaint = _INVALID_CHOICE.search(message)
     if complaint is None or "COMMAND" not in message:
         return message
-    return f"there is no command {complaint[1]!r}" + ("" if suggestion(message) else "; mamf --help lists them")
+    return f"there is no command {complaint[1]!r}" + ("" if suggest_choice(message) else "; mamf --help lists them")
 
 
-def suggestion(message: str) -> str:
+def suggest_choice(message: str) -> str:
     """Suggest the choice in argparse's message that is closest to what was typed. Return an empty string if none is."""
     complaint = _INVALID_CHOICE.search(message)
     if complaint is None:
@@ -237,24 +240,28 @@ def suggestion(message: str) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def with_dashes(arguments: Sequence[str]) -> list[str]:
+def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """Spell the options of mamf-finder as mamf does: ``--m_range`` as ``--m-range``. Values stay as they are."""
 
-    def spell(found: re.Match[str]) -> str:
+    def rename_option(found: re.Match[str]) -> str:
         name = found[0].replace("_", "-")
         return _SPELLINGS.get(name, name)
 
-    return [re.sub("^--[^=]*", spell, argument) for argument in arguments]
+    return [re.sub("^--[^=]*", rename_option, argument) for argument in arguments]
 
 
-def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
+def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
     """Print the completions of the command line that the shell passes, and end the process."""
     import argcomplete
 
     from mamf.dtypes import DTYPES
 
-    parser = parser_of(os.environ.get("COMP_LINE", "").split()[1:])
-    names = {"--kernel": _registered("kernels"), "--backend": _registered("backends"), "--dtype": sorted(DTYPES)}
+    parser = make_parser(os.environ.get("COMP_LINE", "").split()[1:])
+    names = {
+        "--kernel": _list_entry_points("kernels"),
+        "--backend": _list_entry_points("backends"),
+        "--dtype": sorted(DTYPES),
+    }
     subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for command in itertools.chain.from_iterable(each.choices.values() for each in subparsers):
         for option in names.keys() & command._option_string_actions.keys():
@@ -263,7 +270,7 @@ def complete(parser_of: Callable[[Sequence[str]], argparse.ArgumentParser]) -> N
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _registered(kind: str) -> list[str]:
+def _list_entry_points(kind: str) -> list[str]:
     """Return the names in the groups of entry points of mamf that end with ``kind``."""
     from importlib.metadata import entry_points
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.parser import Parser, filled, value_of
+from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import OPTIONS, add, bound, read, warn
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
 from mamf.operation import (
@@ -40,7 +40,7 @@ _SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both
 
 def asked_operation(words: Sequence[str]) -> AnyOperation:
     """Return the operation of --operation, or matmul, before the command line is parsed. Raises UnknownNameError."""
-    if name := value_of("--operation", words):
+    if name := find_option_value("--operation", words):
         from mamf.plugins.discovery import make_operation
 
         return make_operation(name)
@@ -59,7 +59,7 @@ def launched_operation(words: Sequence[str]) -> AnyOperation | None:
 
     Raises UnknownNameError if no word is a kernel.
     """
-    if value_of("--operation", words):
+    if find_option_value("--operation", words):
         return asked_operation(words)
     if {"-h", "--help", "--help-all"}.intersection(words[1:2]):
         return None
@@ -139,7 +139,9 @@ def _add_parameter(
     else:
         metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
         keywords |= {"metavar": metavar, "choices": list(parameter.choices) or None, "nargs": "+" if several else None}
-        added = [where.add_argument(option, type=lambda text: read(parameter.convert, filled(text)), **keywords)]
+        added = [
+            where.add_argument(option, type=lambda text: read(parameter.convert, parse_nonempty_text(text)), **keywords)
+        ]
     if parameter.has_range:
         bounds: dict[str, Any] = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"sizes of {parameter.name.upper()} from START up to, but not including, STOP (START 0 begins at STEP)"

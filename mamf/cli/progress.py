@@ -16,7 +16,7 @@ _LISTENERS: list[Callable[[str], object]] = []
 
 
 @contextmanager
-def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
+def notify_listener(listener: Callable[[str], object]) -> Iterator[None]:
     """Within the context, also call a listener with a text that says what is being measured."""
     _LISTENERS.append(listener)
     try:
@@ -40,7 +40,7 @@ class Progress(AbstractContextManager["Progress"]):
         )
         self._best: dict[str, Measurement] = {}
 
-    def phase(self, text: str) -> None:
+    def show_phase(self, text: str) -> None:
         self._bar.set_description_str(text)
         for listener in _LISTENERS:
             listener(text)

@@ -41,7 +41,7 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
 
 @contextmanager
-def reading(paths: Iterable[Path]) -> Iterator[Seen]:
+def show_reading_progress(paths: Iterable[Path]) -> Iterator[Seen]:
     """Show a progress bar over the bytes of files, on a terminal after a second. Yield the function that counts bytes
     read.
     """
@@ -54,7 +54,7 @@ def reading(paths: Iterable[Path]) -> Iterator[Seen]:
 
 
 @contextmanager
-def as_file(path: Path | str) -> Iterator[Path]:
+def ensure_local_file(path: Path | str) -> Iterator[Path]:
     """Yield the path of a file or folder, or of a temporary copy of a pipe or an https address.
 
     A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.

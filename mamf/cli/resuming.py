@@ -30,22 +30,22 @@ from mamf.plugins.discovery import is_path, load_backend_class, open_backend
 
 #: Options that do not affect the steps of a plan, or that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
-_WHAT_TO_WRITE = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
-_WHAT_TO_PRINT = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
-_WHAT_TO_RUN = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_TO_RESUME = {"requeues", "resume", "rows", "share", "update"}
-_FREE = _COMPARED_ELSEWHERE | _WHAT_TO_WRITE | _WHAT_TO_PRINT | _WHAT_TO_RUN | _TO_RESUME
+_OUTPUT_OPTIONS = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
+_PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
+_RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
+_RESUME_OPTIONS = {"requeues", "resume", "rows", "share", "update"}
+_NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
 #: Names of options that differ from those of the plan's fields, by field.
 _OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields of a plan that are not compared with the options here: they may differ, follow from others, or are compared
 #: elsewhere.
 _NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
 _MAX_VALUES = 5
-_A_MOMENT = 1e-9
+_MIN_REMAINING_SECONDS = 1e-9
 _COUNTERS = "counters"
 
 
-def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
+def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
     """Run ``work`` while the log of ``--resume`` is locked, and return the exit code. Ctrl-C before the first
     measurement prints one line. Raises UsageError if another process writes the log.
     """
@@ -67,14 +67,14 @@ def interruptible(options: argparse.Namespace, work: Callable[[Interruption, Res
             return EXIT_CODE
 
 
-def asked_budget(options: argparse.Namespace) -> float | None:
+def compute_remaining_budget(options: argparse.Namespace) -> float | None:
     """Return the budget of the options in seconds, minus the time spent by earlier processes that crashed."""
     if not options.restart or options.budget is None:
         return options.budget  # type: ignore[no-any-return]
-    return float(max(options.budget - options.restart.spent, _A_MOMENT))
+    return float(max(options.budget - options.restart.spent, _MIN_REMAINING_SECONDS))
 
 
-def note_run(
+def report_run_to_watcher(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
 ) -> None:
     """Tell the watching process which log this run writes, and before each launch the row to log if it crashes.
@@ -86,11 +86,13 @@ def note_run(
     if watch:
         begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
         # Pass the path each time: the run switches to a new log if another program changes this one.
-        crashes.keep = lambda row: watch.note(writer.path, begun, options.codes, *_line_and_label(row) if row else ())
+        crashes.keep = lambda row: watch.store_row(
+            writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
+        )
         crashes.keep(None)
 
 
-def lose_device(backend: Backend, row: Measurement) -> None:
+def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
     """End this process because the device was lost at this row. The watching process, if there is one, logs the row
     and starts a new process for the rest.
     """
@@ -99,7 +101,7 @@ def lose_device(backend: Backend, row: Measurement) -> None:
         os._exit(1)
 
 
-def _line_and_label(row: Measurement) -> tuple[str, str]:
+def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
     return encode_record("measurement", measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
@@ -110,33 +112,33 @@ def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
         return plan
-    resumption = f"mamf {command_of(log)} --resume {shlex.quote(str(log.path))}"
+    resumption = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: resume it with '{resumption}'")
 
 
-def command_of(log: RunLog) -> str:
+def get_resume_command(log: RunLog) -> str:
     """Return the command that resumes a log."""
     if log.counter_records:
         return _COUNTERS
     return " ".join(map(shlex.quote, get_kind(log.plan).command(log.plan).split()))
 
 
-def asks_for_plan(options: argparse.Namespace) -> bool:
+def has_plan_options(options: argparse.Namespace) -> bool:
     """Return whether the command line has an option that describes a plan."""
-    return bool(options.given - _FREE)
+    return bool(options.given - _NOT_PLAN_OPTIONS)
 
 
 def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
     """Raise LogMismatchError for the first option in which two plans differ. The order of lists does not matter."""
     if before.is_shared:
         asked = asked.dealt(before.options.rank, before.options.ranks)
-    now = _values_of(asked)
-    for name, then in _values_of(before).items():
+    now = _collect_option_values(asked)
+    for name, then in _collect_option_values(before).items():
         if then != now[name]:
-            raise contradiction(options, name, then, now[name])
+            raise make_contradiction_error(options, name, then, now[name])
 
 
-def _values_of(plan: Plan) -> dict[str, object]:
+def _collect_option_values(plan: Plan) -> dict[str, object]:
     """Return the values of a plan that options decide, by option."""
     found: dict[str, object] = {}
     for name in sorted(vars(plan).keys() - _NOT_COMPARED):
@@ -149,16 +151,16 @@ def _values_of(plan: Plan) -> dict[str, object]:
     return {**found, "no-flush": not plan.flush, **(vars(plan.options) if plan.options else {})}
 
 
-def contradiction(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
+def make_contradiction_error(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
     """Return the error for an option that contradicts the log."""
-    asked = flag(name) if now is True else f"{flag(name)} {format_value(now)}"
+    asked = format_flag(name) if now is True else f"{format_flag(name)} {format_value(now)}"
     return LogMismatchError(
         f"{asked} contradicts {options.resume}, which was measured with {format_value(then)}: "
         "repeat the options of that run, give only --resume, or start a new log"
     )
 
 
-def flag(option: str) -> str:
+def format_flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
@@ -182,33 +184,33 @@ def require_same_kernels(options: argparse.Namespace, before: Sequence[str], ask
     """Raise LogMismatchError unless the names of the kernels are those of the log, in any order."""
     then, now = frozenset(before), frozenset(asked)
     if then != now:
-        raise contradiction(options, "kernel", then, now)
+        raise make_contradiction_error(options, "kernel", then, now)
 
 
-def reopen(log: RunLog, options: argparse.Namespace) -> Backend:
+def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device of a log. Raises LogMismatchError if the options name another device, or if it has changed."""
     from mamf.logs.compare import require_device_of_log
 
-    require_named(log, options)
+    require_trusted_names(log, options)
     if log.devices:
         raise LogMismatchError(
             f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
         )
     then = log.device(None)
     if options.backend not in (None, "auto") and load_backend_class(options.backend).name != then.backend:
-        raise contradiction(options, "backend", then.backend, options.backend)
+        raise make_contradiction_error(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
     # The index of a card may have changed since.
     is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
     if backend.info.backend != then.backend:
-        raise contradiction(options, "backend", then.backend, backend.info.backend)
+        raise make_contradiction_error(options, "backend", then.backend, backend.info.backend)
     if not is_same_card and options.device not in (None, then.index):
-        raise contradiction(options, "device", then.index, options.device)
+        raise make_contradiction_error(options, "device", then.index, options.device)
     require_device_of_log(log, then, backend.info)
     return backend
 
 
-def require_named(log: RunLog, options: argparse.Namespace) -> None:
+def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
     """Raise LogMismatchError if the log names a ``package.module:Class`` that the command line does not.
 
     A log may come from anyone, so nothing is imported only because a log names it.
@@ -221,7 +223,7 @@ def require_named(log: RunLog, options: argparse.Namespace) -> None:
         if foreign := [name for name in names if is_path(name) and name not in trusted]:
             raise LogMismatchError(
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
-                f"add {flag(option)} {' '.join(names)} if you trust it"
+                f"add {format_flag(option)} {' '.join(names)} if you trust it"
             )
     for search in plan.searches:
         for name in filter(is_path, search.kernels):

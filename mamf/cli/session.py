@@ -33,9 +33,9 @@ def run_session(options: argparse.Namespace, session: Callable[..., Session], *a
 
     ``arguments``: further arguments of the session, which come before the options.
     """
-    from mamf.cli.resuming import interruptible
+    from mamf.cli.resuming import run_interruptible
 
-    return interruptible(options, lambda signals, resumed: session(*arguments, options, signals, resumed).run())
+    return run_interruptible(options, lambda signals, resumed: session(*arguments, options, signals, resumed).run())
 
 
 def run_kernels(
@@ -72,7 +72,7 @@ def _require_effect(options: argparse.Namespace) -> None:
 class Session:
     """One run of a command. This class sweeps kernels of one operation; other commands override parts of it.
 
-    ``before``: the plan of the resumed log, or None. ``driven``: the run.
+    ``before``: the plan of the resumed log, or None. ``measured_run``: the run.
     """
 
     kind = SWEEP
@@ -84,7 +84,7 @@ class Session:
         interruption: Interruption,
         resumed: Resumed | None,
     ) -> None:
-        from mamf.cli.resuming import lose_device, reopen, require_kind
+        from mamf.cli.resuming import exit_after_device_loss, reopen_device, require_kind
         from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import fit_traits
         from mamf.kinds.driver import Run
@@ -97,7 +97,7 @@ class Session:
         self.log: RunLog | None = resumed and resumed.log
         self.before = require_kind(self.log, self.kind, self.of.name, self.command) if self.log else None
         if self.log:
-            self.backend = reopen(self.log, options)
+            self.backend = reopen_device(self.log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
         get_isolation(self.backend).everything = options.isolate
@@ -113,38 +113,38 @@ class Session:
             )
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
-        self.driven = Run(
+        self.measured_run = Run(
             self.plan,
             self.backend,
             self.kernels,
             list(self.log.lasting) if self.log else [],
-            strategy=self.strategy,
-            path=options.output or self._default_path(),
+            strategy=self.make_strategy,
+            path=options.output or self._make_default_path(),
             is_numbered=not options.output,  # another run may start in the same second
             resumed=resumed,
             command=quote_command_line(),
             notes=options.notes,
             advice=advice,
             signals=interruption,
-            on_lost=partial(lose_device, self.backend),
+            on_lost=partial(exit_after_device_loss, self.backend),
         )
         # A library may have swallowed the interrupt during its import.
         interruption.check()
 
     def make_plan(self) -> Plan:
         """Return the plan of the options or of the resumed log. Raises LogMismatchError if the two differ."""
-        from mamf.cli.resuming import asked_budget, asks_for_plan, require_same_plan
+        from mamf.cli.resuming import compute_remaining_budget, has_plan_options, require_same_plan
 
         before = self.before
         if before is None:
             share = getattr(self.options, "share", None)
-            return self.new_plan().dealt(*share) if share else self.new_plan()
-        if asks_for_plan(self.options):
+            return self.make_new_plan().dealt(*share) if share else self.make_new_plan()
+        if has_plan_options(self.options):
             require_same_plan(self.options, before, self.plan_to_compare(before))
         # Where the budget affects the ceilings or ends the run, a resumed run gets the same budget again.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
         names = tuple(name for name, _ in self.kernels)
-        return replace(before, kernels=names, budget_seconds=asked_budget(self.options) or usual)
+        return replace(before, kernels=names, budget_seconds=compute_remaining_budget(self.options) or usual)
 
     # -- parts that commands override ----------------------------------------------------------------------------------
 
@@ -154,19 +154,19 @@ class Session:
         from mamf.plugins.discovery import choose_kernels, make_kernel
 
         if self.before is None:
-            return choose_kernels(self.of, self.backend, self.asked_kernels())
+            return choose_kernels(self.of, self.backend, self.list_requested_kernels())
         if self.options.kernel:
             asked = (make_kernel(self.of, name).name for name in self.options.kernel)
             require_same_kernels(self.options, [make_kernel(self.of, name).name for name in self.before.kernels], asked)
         return choose_kernels(self.of, self.backend, self.before.kernels)
 
-    def asked_kernels(self) -> Sequence[str] | None:
+    def list_requested_kernels(self) -> Sequence[str] | None:
         """Return the kernels that the options or the preset name; None stands for all kernels."""
         from mamf.cli.planning import kernels_of
 
         return kernels_of(self.request, self.options, self.backend)
 
-    def new_plan(self) -> Plan:
+    def make_new_plan(self) -> Plan:
         """Make the plan of the options."""
         from mamf.cli.planning import make_plan
 
@@ -176,9 +176,9 @@ class Session:
         """Make the plan of the options that is compared with the log's. Fields that depend on measurements are taken
         from the log.
         """
-        return self.new_plan()
+        return self.make_new_plan()
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         """Return the strategy that chooses the steps. Called when the run begins."""
         from mamf.kinds.registry import get_kind
 
@@ -186,33 +186,33 @@ class Session:
 
     def say_plan(self) -> None:
         """Print what the run would measure and how long it would take."""
-        say_plan(self.plan, self.driven.steps, self.backend)
+        say_plan(self.plan, self.measured_run.steps, self.backend)
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         """Return the part of the log's default name that describes the plan."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
 
-    def count_due(self) -> int | None:
+    def count_remaining(self) -> int | None:
         """Return how many measurements remain; None if that is unknown."""
-        return len(self.driven.steps)
+        return len(self.measured_run.steps)
 
-    def has_all(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether a resumed log is complete, so that nothing remains to be measured."""
-        return not self.count_due()
+        return not self.count_remaining()
 
-    def view(self) -> View:
+    def make_view(self) -> View:
         from mamf.kinds.kind import View
 
         return View(self.options.top)
 
-    def document(self, log: RunLog) -> Document:
+    def make_document(self, log: RunLog) -> Document:
         """Return the report of a log."""
         from mamf.kinds.registry import get_kind
 
-        return get_kind(log.plan).document(log, self.view())
+        return get_kind(log.plan).document(log, self.make_view())
 
-    def judge(self, code: int) -> int:
+    def choose_exit_code(self, code: int) -> int:
         """Return the command's exit code. ``code``: that of the run, which is 0 if it measured anything."""
         return code
 
@@ -224,28 +224,28 @@ class Session:
             self.say_plan()
             return 0
         # A run that was killed after its last row still has to write its summary, so it is not complete.
-        if self.log and self.log.tier == "complete" and self.has_all():
-            return self.judge(self.report(self.log))
+        if self.log and self.log.tier == "complete" and self.is_complete():
+            return self.choose_exit_code(self.print_report(self.log))
         code = self._measure()
         with self.interruption.shielded():
-            return self.judge(self._finish(code))
+            return self.choose_exit_code(self._finish(code))
 
     def _measure(self) -> int:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
-        from mamf.cli.resuming import note_run
+        from mamf.cli.resuming import report_run_to_watcher
         from mamf.machine.environment import format_finding, select_warnings
 
-        run = self.driven
-        run.on_phase = lambda text: progress.phase(text)
+        run = self.measured_run
+        run.on_phase = lambda text: progress.show_phase(text)
         rows = run.measurements()
         if self.options.begins:
             say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
-        note_run(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
+        report_run_to_watcher(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
         for finding in select_warnings(run.findings):
             warn(format_finding(finding))
         try:
-            with Progress(self.count_due()) as progress:
+            with Progress(self.count_remaining()) as progress:
                 try:
                     for row in rows:
                         if run.counts(row):
@@ -265,7 +265,7 @@ class Session:
         from mamf.logs.recording import describe_shift
         from mamf.logs.run_log import read_run_log
 
-        run = self.driven
+        run = self.measured_run
         try:
             log = read_run_log(run.writer.path) if run.is_written else run.build_log()
         except RunLogError as error:
@@ -274,27 +274,27 @@ class Session:
         for warning in (describe_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
             if warning:
                 warn(warning)
-        reported = self.report(log)
+        reported = self.print_report(log)
         return code or reported
 
-    def _default_path(self) -> Path:
+    def _make_default_path(self) -> Path:
         from datetime import datetime
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
         moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return Path(f"mamf-{self.command}-{slug}-{self.label()}-{moment}.jsonl")
+        return Path(f"mamf-{self.command}-{slug}-{self.make_label()}-{moment}.jsonl")
 
-    def report(self, log: RunLog) -> int:
+    def print_report(self, log: RunLog) -> int:
         """Print the report that 'mamf show' prints for this log; return the exit code."""
         from mamf.machine.environment import format_finding, select_warnings
 
         code = 0
         try:
-            print_document(self.options, self.document(log))
+            print_document(self.options, self.make_document(log))
         except MamfError as error:  # from a column of an operation, or jinja2 is missing: the log has the measurements
             warn(str(error))
             code = error.exit_code
-        for finding in select_warnings(self.driven.findings):  # again, next to the figures that they affect
+        for finding in select_warnings(self.measured_run.findings):  # again, next to the figures that they affect
             warn(format_finding(finding).strip().partition(";")[0])
         if log.path.exists():
             say(f"log: {log.path}", note_stream(self.options))
@@ -302,7 +302,7 @@ class Session:
 
     def record_failure(self, message: str) -> None:
         """Warn of a failure that does not end the run, and record it for the summary."""
-        self.driven.failures.append(message)
+        self.measured_run.failures.append(message)
         warn(message)
 
 

@@ -116,10 +116,10 @@ _COMMANDS = {
 }
 #: With these options nothing is launched, or another process of mamf watches.
 _UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
-_HEARD = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
+_RECEIVED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _PAGE_BYTES, _END = 1 << 20, b"\0"
 #: The label after the command has ended. If the process exits without it, a plugin or a library called exit().
-OVER = "over"
+ENDED = "over"
 _NOTHING = b'["", 0, [], "", ""]'
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -142,7 +142,7 @@ class Watch:
         self._page = mmap.mmap(-1, _PAGE_BYTES)
         self.restart: Restart | None = None
 
-    def note(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
+    def store_row(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
         """Store the line that the parent appends to the log if the child dies now; empty: none.
 
         ``line``: without the newline. ``begun``: time.monotonic() when the log was opened. ``codes``: as in Restart.
@@ -150,24 +150,24 @@ class Watch:
         data = json.dumps([str(log), begun, codes, line, label]).encode() + _END
         self._page[: len(data)] = data
 
-    def _noted(self) -> tuple[str, float, list[int], str, str]:
+    def _load_row(self) -> tuple[str, float, list[int], str, str]:
         log, begun, codes, line, label = json.loads(self._page[: self._page.find(_END)] or _NOTHING)
         return log, begun, codes, line, label
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the command has ended, so that its exit code is not taken for a crash."""
-        log, begun, codes, *_ = self._noted()
-        self.note(log, begun, codes, label=OVER)
+        log, begun, codes, *_ = self._load_row()
+        self.store_row(log, begun, codes, label=ENDED)
 
-    def judge(self, code: int) -> int | None:
+    def choose_exit_code(self, code: int) -> int | None:
         """Return the command's exit code after the child ended with ``code``.
 
         After a crash, append the row in flight to the log and return None: a new child must measure the rest. Raises
         RunLogWriteError if the log cannot be written.
         """
-        log, begun, codes, line, label = self._noted()
+        log, begun, codes, line, label = self._load_row()
         is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
-        if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == OVER):
+        if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == ENDED):
             return code
         if sys.stderr.isatty():
             say("", sys.stderr)  # begin a new line below the progress bar
@@ -175,9 +175,9 @@ class Watch:
         if not line or not log:
             warn(f"code outside a measurement {what}; {f'finished rows are in {log}' if log else 'no log was written'}")
             return min(code, 1) or 1
-        _append(Path(log), line.replace(f'"{CRASHED}"', f'"{what}"'))
+        _append_line(Path(log), line.replace(f'"{CRASHED}"', f'"{what}"'))
         warn(f"{label} {what}; a new process measures the rest")
-        self.note(log, begun, codes)
+        self.store_row(log, begun, codes)
         self.restart = Restart(Path(log), time.monotonic() - begun, codes)
         return None
 
@@ -186,7 +186,7 @@ class Watch:
 WATCH: Watch | None = None
 
 
-def watch(typed: Sequence[str]) -> None:
+def watch_command(typed: Sequence[str]) -> None:
     """Fork, and return in the child, which runs the command. The parent watches, and exits with the command's code.
 
     Raises RunLogWriteError in the parent if it cannot write the log.
@@ -196,32 +196,32 @@ def watch(typed: Sequence[str]) -> None:
     global WATCH
     shared, parent = Watch(), os.getpid()
     gc.freeze()  # otherwise a garbage collection in the child would copy every page
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RECEIVED_SIGNALS)
     while True:
         child = os.fork()
         if not child:
             WATCH = shared
-            end_with(parent)
+            die_with_parent(parent)
             return
-        code = shared.judge(_wait(child))
+        code = shared.choose_exit_code(_wait_for_child(child))
         if code is not None:
             os._exit(code if code >= 0 else 128 - code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(EXIT_CODE)
 
 
-def listen() -> None:
-    """Unblock the signals that ``watch`` blocked until the command can handle them."""
+def unblock_signals() -> None:
+    """Unblock the signals that ``watch_command`` blocked until the command can handle them."""
     if WATCH is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RECEIVED_SIGNALS)
 
 
-def _wait(child: int) -> int:
+def _wait_for_child(child: int) -> int:
     """Wait for the child and return its exit code. Forward signals that only the parent received: those of other
     processes, and SIGHUP, which a terminal may send only to the first process of its session.
     """
     while True:
-        received = signal.sigwaitinfo(_HEARD)
+        received = signal.sigwaitinfo(_RECEIVED_SIGNALS)
         if received.si_signo != signal.SIGCHLD:
             if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
                 os.kill(child, received.si_signo)
@@ -229,7 +229,7 @@ def _wait(child: int) -> int:
             return os.waitstatus_to_exitcode(ended[1])
 
 
-def _append(log: Path, line: str) -> None:
+def _append_line(log: Path, line: str) -> None:
     """Append a line to the log of a dead process, replacing a last line that is incomplete. Raises RunLogWriteError."""
     try:
         with log.open("r+b") as file:
@@ -240,7 +240,7 @@ def _append(log: Path, line: str) -> None:
         raise RunLogWriteError(f"cannot write {log}: {error.strerror}") from None
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the system to kill this process if its parent dies, where that is possible."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes

@@ -39,20 +39,20 @@ def check_options(options: Mapping[str, Any]) -> None:
     Callbacks call this when they are created, so that a mistake is reported at once. Raises UsageError for an
     impossible value.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    flops = given.get("flops_per_step", 1)
-    by_dtype = flops if isinstance(flops, Mapping) else {given.get("dtype", "bfloat16"): flops}
-    if by_dtype is flops and "ceiling" in given:
+    options_given = {name: value for name, value in options.items() if value is not None}
+    flops = options_given.get("flops_per_step", 1)
+    by_dtype = flops if isinstance(flops, Mapping) else {options_given.get("dtype", "bfloat16"): flops}
+    if by_dtype is flops and "ceiling" in options_given:
         raise UsageError("ceiling is for one dtype: leave it out when flops_per_step is given by dtype")
     for dtype, each in by_dtype.items():
         to_canonical_name(dtype)
         _require_amount("flops_per_step", each)
-    _require_amount("tokens_per_step", given.get("tokens_per_step", 1))
-    for name in _MIN_VALUES.keys() & given.keys():
-        require_whole_number(name, given[name], _MIN_VALUES[name])
-    if given.get("world_size", 1) % given.get("model_parallel", 1):
-        raise UsageError(f"model_parallel {given['model_parallel']} must divide world_size")
-    to_ceiling_flops(given.get("ceiling", TERA))
+    _require_amount("tokens_per_step", options_given.get("tokens_per_step", 1))
+    for name in _MIN_VALUES.keys() & options_given.keys():
+        require_whole_number(name, options_given[name], _MIN_VALUES[name])
+    if options_given.get("world_size", 1) % options_given.get("model_parallel", 1):
+        raise UsageError(f"model_parallel {options_given['model_parallel']} must divide world_size")
+    to_ceiling_flops(options_given.get("ceiling", TERA))
 
 
 def to_ceiling_flops(ceiling: Any) -> float:

@@ -31,7 +31,7 @@ from mamf.text import escape_invisible
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback does not take, because it finds the values itself.
 _OPTIONS_OF_CALLBACK = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: How many steps torch counts at most; the relative difference below which two lengths count as the same.
+#: The maximum number of steps that torch counts; the relative difference below which two lengths count as equal.
 _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
 
@@ -142,11 +142,11 @@ class _StepWork:
     def length(self) -> float:
         return self.squares / self.elements
 
-    def add(self, found: Pass) -> None:
-        self.tokens += found.tokens
-        self.samples += found.samples
-        self.passes.append(found)
-        sizes: list[tuple[float, float]] = [*found.sequences] or [found.size]
+    def add(self, batch_pass: Pass) -> None:
+        self.tokens += batch_pass.tokens
+        self.samples += batch_pass.samples
+        self.passes.append(batch_pass)
+        sizes: list[tuple[float, float]] = [*batch_pass.sequences] or [batch_pass.size]
         self.elements += sum(number * length for number, length in sizes)
         self.squares += sum(number * length**2 for number, length in sizes)
 
@@ -216,19 +216,19 @@ class MeteredTraining:
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
-        found = read_pass(batch, *self._amounts)
+        batch_pass = read_pass(batch, *self._amounts)
         is_first = not self._work.passes
-        self._work.add(found)
-        if self._formula is not None and not (found.sequences or self._find_fixed_length(found)):
+        self._work.add(batch_pass)
+        if self._formula is not None and not (batch_pass.sequences or self._find_fixed_length(batch_pass)):
             self._switch_to_counting("no tokens were found in a batch")
         if self._is_counting and is_first and self._counts.needs_count(self._work.length):
             self._counter = StepCounter()
             self._counter.start()
 
-    def _find_fixed_length(self, found: Pass) -> list[tuple[int, int]]:
+    def _find_fixed_length(self, batch_pass: Pass) -> list[tuple[int, int]]:
         """Return the sequences of a pass, as (count, length), if the model fixes their length; else empty."""
         positions = self._formula and (self._formula.encoder or self._formula).positions
-        return [(int(found.samples), positions)] if positions and found.samples > 0 else []
+        return [(int(batch_pass.samples), positions)] if positions and batch_pass.samples > 0 else []
 
     def stop(self) -> None:
         """Stop counting: all backward passes of a step are done, or the training has ended."""
@@ -257,9 +257,7 @@ class MeteredTraining:
         self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(work), samples)
 
     def _compute_flop(self, work: _StepWork) -> float:
-        """Return the FLOP of a step on this rank. Called one step later, because it may wait for the lengths of
-        documents.
-        """
+        """Return the FLOP of a step on this rank. Called a step later, as it may wait for the lengths of documents."""
         if not work.passes:
             return math.nan
         formula = self._formula
@@ -280,8 +278,8 @@ class MeteredTraining:
         self.meter.reset()
         if mean is None:
             return {}
-        found = {name: getattr(mean, name) for name in _FIGURES} | {"step_seconds": mean.seconds}
-        return {name: each for name, each in found.items() if not math.isnan(each)}
+        figures = {name: getattr(mean, name) for name in _FIGURES} | {"step_seconds": mean.seconds}
+        return {name: each for name, each in figures.items() if not math.isnan(each)}
 
 
 class Gradients:
@@ -319,22 +317,22 @@ class Gradients:
         """Return the formula with the shares of weights and layers that had gradients in the first step."""
         adapters = [each for each in self._had_gradient if each in self._adapters]
         layers = [each for each in self._had_gradient if each not in self._adapters]
-        known, added = self._formula.weights, sum(map(_count_weights, adapters))
-        own = sum(map(_count_weights, layers))
-        if not own:  # sharded models keep their weights elsewhere
+        weights, in_adapters = self._formula.weights, sum(map(_count_weights, adapters))
+        in_layers = sum(map(_count_weights, layers))
+        if not in_layers:  # sharded models keep their weights elsewhere
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # The formula counts active experts only, so scale its count by shares instead of adding up weights.
-        trained = known * sum(_count_weights(each, trained=True) for each in layers) / own
-        trained += sum(_count_weights(each, trained=True) for each in adapters)
-        passed = known * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / own
-        passed += sum(_count_weights(each) for each in adapters if self._had_gradient[each])
+        trained_weights = weights * sum(_count_weights(each, trained=True) for each in layers) / in_layers
+        trained_weights += sum(_count_weights(each, trained=True) for each in adapters)
+        input_weights = weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / in_layers
+        input_weights += sum(_count_weights(each) for each in adapters if self._had_gradient[each])
         attended = [any(self._had_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
-            weights=known + added,
-            trained_share=trained / (known + added),
-            input_share=passed / (known + added),
+            weights=weights + in_adapters,
+            trained_share=trained_weights / (weights + in_adapters),
+            input_share=input_weights / (weights + in_adapters),
             attention_share=sum(attended) / len(attended),
         )
 
@@ -399,20 +397,20 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
     ``tokens``, ``samples``: values to use instead, or functions that compute them from the batch. Raises UsageError if
     ``tokens`` is neither a count nor (sequences, length).
     """
-    given, number = (each(batch) if callable(each) else each for each in (tokens, samples))
-    given = getattr(given, "shape", given)
-    require_tokens(given)
-    sequences = find_sequences(batch) if tokens is None else [(given[0], given[1])] if isinstance(given, tuple) else []
+    count, number = (each(batch) if callable(each) else each for each in (tokens, samples))
+    count = getattr(count, "shape", count)
+    require_tokens(count)
+    sequences = find_sequences(batch) if tokens is None else [(count[0], count[1])] if isinstance(count, tuple) else []
     tensors = _list_tensors(batch)
     if number is None:
         lengths = {int(each.shape[0]) for each in tensors}
         number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
-    if type(given) is int and number and given % number == 0:
-        sequences = [(number, given // number)]
+    if type(count) is int and number and count % number == 0:
+        sequences = [(number, count // number)]
     fields = _get_items(batch)
     labels: list[Any] = [fields.get(name) for name in _TARGETS]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
-    total = given if type(given) is int else sum(each * length for each, length in sequences)
+    total = count if type(count) is int else sum(each * length for each, length in sequences)
     elements = max((math.prod(each.shape) for each in tensors), default=0)
     rows = number or 1
     bounds, positions = (None, None) if tokens is not None else _find_documents(fields)

@@ -20,11 +20,11 @@ PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
 #: Key of a message with a line that the child printed to stderr.
 WARNING = "warning"
 #: The phases of a child that waits for the others, and of one that measures together with them.
-WAITS, TOGETHER = "waits for the others", "together"
+WAITING, TOGETHER = "waits for the others", "together"
 _TICK_SECONDS = 0.5
 _MAX_END_SECONDS = 15.0
 #: Exit codes that are not failures: success, and an interrupted run.
-ENDED_WELL = (0, 130)
+SUCCESS_CODES = (0, 130)
 
 
 class ChildEvent(NamedTuple):
@@ -41,13 +41,13 @@ class ChildWatch:
     """The state of all children, by rank.
 
     ``ranks``: all children that were started. ``patience``: seconds without a message after which a child counts as
-    hanging. ``now``: a clock in seconds. ``ended_well``: exit codes that are not failures.
+    hanging. ``now``: a clock in seconds. ``success_codes``: exit codes that are not failures.
     """
 
     ranks: Sequence[int]
     patience: float
     now: Callable[[], float] = time.monotonic
-    ended_well: Sequence[int] = ENDED_WELL
+    success_codes: Sequence[int] = SUCCESS_CODES
     codes: dict[int, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class ChildWatch:
         self.running = set(self.ranks)
         self._last_heard = dict.fromkeys(self.ranks, self.now())
 
-    def handle(self, event: ChildEvent) -> None:
+    def update(self, event: ChildEvent) -> None:
         """Update the state with a message or the end of a child."""
         rank = event.rank
         self._last_heard[rank] = self.now()
@@ -71,7 +71,7 @@ class ChildWatch:
         elif rank in self.running:
             self.running.discard(rank)
             self.codes[rank] = event.code
-            if event.code not in self.ended_well and rank not in self.failures:
+            if event.code not in self.success_codes and rank not in self.failures:
                 signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
                 reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
                 words = event.last_line.removeprefix("mamf: ") or reason
@@ -79,18 +79,18 @@ class ChildWatch:
 
     def all_wait(self) -> bool:
         """Return whether every running child waits for the others."""
-        return all(self.phases.get(rank) == WAITS for rank in self.running)
+        return all(self.phases.get(rank) == WAITING for rank in self.running)
 
     def resume_all(self) -> None:
         """Mark all running children as measuring at the same time, and restart their timeouts."""
         for rank in self.running:
             self.phases[rank], self._last_heard[rank] = TOGETHER, self.now()
 
-    def fail_hanging(self) -> list[int]:
+    def mark_hanging(self) -> list[int]:
         """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
         late = self.now() - self.patience
         hanging = [
-            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITS
+            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITING
         ]
         for rank in hanging:
             reason = f"it hangs: no message for {self.patience:.0f} s (phase: {self.phases.get(rank, 'start')})"
@@ -122,9 +122,9 @@ def watch_until_end(
     while watch.running:
         event = events(_TICK_SECONDS)
         if event is not None:
-            watch.handle(event)
+            watch.update(event)
             on_event(event)
-        for rank in watch.fail_hanging():
+        for rank in watch.mark_hanging():
             processes[rank].kill()
             watch.running.discard(rank)  # a process blocked in a driver survives the kill
         if watch.running and watch.all_wait():
@@ -181,7 +181,7 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.write(f"{line}\n")
             stdin.flush()
 
-    def next(self, seconds: float) -> ChildEvent | None:
+    def wait_for_event(self, seconds: float) -> ChildEvent | None:
         """Return the next event, or None if none arrives within ``seconds``."""
         try:
             return self._events.get(timeout=seconds)

@@ -40,9 +40,9 @@ class PartShapes(NamedTuple):
     copy: CopyShape
 
 
-_OF_ACCELERATORS = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
+_ACCELERATOR_SHAPES = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
 # Smaller, so that a CPU takes about as long as an accelerator.
-_OF_HOSTS = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
+_HOST_SHAPES = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
@@ -61,7 +61,7 @@ class DeviceRun:
     verify_seconds: float | None = None
     on_progress: OnProgress = lambda text: None
     #: Waits until all devices have called it, and returns whether to continue.
-    meet: Callable[[], bool] = lambda: True
+    wait_for_others: Callable[[], bool] = lambda: True
 
     def measure_alone(self) -> None:
         """Measure the parts that do not involve other devices."""
@@ -72,7 +72,7 @@ class DeviceRun:
     def measure_together(self) -> None:
         """Measure copies to the next device, in turns with the other devices."""
         for turn in range(_TURNS):
-            if not self.meet():
+            if not self.wait_for_others():
                 return
             if turn == self._turn:
                 self._run_part("peers")
@@ -135,7 +135,7 @@ class DeviceRun:
 
     @property
     def _sizes(self) -> PartShapes:
-        return _OF_ACCELERATORS if self.backend.is_accelerator else _OF_HOSTS
+        return _ACCELERATOR_SHAPES if self.backend.is_accelerator else _HOST_SHAPES
 
     def _requested_fields(self, part: str) -> list[dict[str, Any]]:
         if part == "bandwidth":

@@ -68,7 +68,7 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
     """
     try:
         torch.distributed.init_process_group(
-            communication_backends(getattr(backend, "device_type", "cpu")),
+            choose_communication_backends(getattr(backend, "device_type", "cpu")),
             rank=place.rank,
             world_size=place.ranks,
             timeout=timedelta(seconds=seconds),
@@ -83,7 +83,7 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
         torch.distributed.destroy_process_group()
 
 
-def communication_backends(device_type: str) -> str:
+def choose_communication_backends(device_type: str) -> str:
     """Return torch's communication libraries for the host and a device type, such as ``cpu:gloo,cuda:nccl``."""
     library = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     return "gloo" if device_type == "cpu" or library == "gloo" else f"cpu:gloo,{device_type}:{library}"

@@ -274,7 +274,7 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
     return Baseline(f"the baseline {', '.join(path.name for path in paths)}", [*cards.values()])
 
 
-def contributed_baseline(devices: Iterable[Device]) -> Baseline:
+def make_contributed_baseline(devices: Iterable[Device]) -> Baseline:
     """Return a baseline from the contributed ceilings for the names, builds and dtypes of these devices."""
     cards = []
     for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:

@@ -132,7 +132,7 @@ class Baseline:
     source: str
     cards: Sequence[Device]
 
-    def cards_for(self, device: Device) -> tuple[list[Device], bool]:
+    def select_cards(self, device: Device) -> tuple[list[Device], bool]:
         """Return the cards to compare a device with, and whether they are its own earlier run.
 
         Without an earlier run these are all cards of its model and dtype.
@@ -167,11 +167,11 @@ class NodeVerdict:
 
 def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> NodeVerdict:
     """Judge all devices of a run. ``must_fit``: a device for which the baseline has no card is a finding."""
-    findings = [finding for device in devices for finding in _standalone_findings(device)]
+    findings = [finding for device in devices for finding in _list_standalone_findings(device)]
     is_compared = False
     for peers in group_pairs((device.name, device) for device in devices if not device.failures).values():
-        findings += _slow_findings(peers, baseline)
-        has_baseline = baseline is not None and any(baseline.cards_for(device)[0] for device in peers)
+        findings += _list_slow_findings(peers, baseline)
+        has_baseline = baseline is not None and any(baseline.select_cards(device)[0] for device in peers)
         is_compared = is_compared or len(peers) > 1 or has_baseline
         if baseline and must_fit and not has_baseline:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
@@ -181,18 +181,18 @@ def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit:
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
     findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
-    return NodeVerdict(level, f"{level}: {_reason(devices, findings)}", tuple(findings))
+    return NodeVerdict(level, f"{level}: {_summarize_reason(devices, findings)}", tuple(findings))
 
 
-def _reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
+def _summarize_reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
     if not findings:
-        return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {slowest_line(devices)}"
+        return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {describe_slowest(devices)}"
     others = len({finding.label for finding in findings} - {findings[0].label, None})
     more = f"; and {others} more device{'s' if others > 1 else ''}" if others else ""
     return f"{findings[0].text}{more}"
 
 
-def _standalone_findings(device: Device) -> Iterator[NodeFinding]:
+def _list_standalone_findings(device: Device) -> Iterator[NodeFinding]:
     """Yield the findings about a device that need no comparison with others."""
     for failure in device.failures:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
@@ -229,8 +229,8 @@ def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, fl
     """Compute how far each figure of a device is below the median of the other devices, as a share."""
     shares = {}
     for figure in UNITS:
-        own = _steady_value(device, figure)
-        values = [value for other in others if (value := _steady_value(other, figure)) is not None]
+        own = _get_steady_value(device, figure)
+        values = [value for other in others if (value := _get_steady_value(other, figure)) is not None]
         if own is not None and values:
             shares[figure] = 1 - own / median(values)
     if BURST in shares and SUSTAINED in shares:
@@ -238,7 +238,7 @@ def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, fl
     return shares
 
 
-def _steady_value(device: Device, figure: str) -> float | None:
+def _get_steady_value(device: Device, figure: str) -> float | None:
     return device.figures.get(figure) if _is_steady(device, figure) else None
 
 
@@ -254,25 +254,25 @@ def find_slow(
     return worst if worst is not None and worst.share > worst.limit else None
 
 
-def _slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
+def _list_slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
     """Yield devices that are slower than the others of their model, or slower than their baseline."""
     slow = [find_slow(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
     healthy = [device for device, shortfall in zip(peers, slow, strict=True) if shortfall is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
     for device, shortfall in zip(peers, slow, strict=True):
         if shortfall is not None:
-            yield _describe_slow(device, shortfall, others, _relative_spread(shortfall.figure, healthy))
+            yield _describe_slow(device, shortfall, others, _compute_relative_spread(shortfall.figure, healthy))
     if baseline is None:
         return
     for device in peers:
-        cards, is_same = baseline.cards_for(device)
+        cards, is_same = baseline.select_cards(device)
         if shortfall := find_slow(device, cards, _SAME_CARD if is_same else _OTHER_CARD):
             against = f"the same card in {baseline.source}" if is_same else baseline.source
-            spread = None if is_same else _relative_spread(shortfall.figure, healthy)
+            spread = None if is_same else _compute_relative_spread(shortfall.figure, healthy)
             yield _describe_slow(device, shortfall, against, spread or 0.0)
 
 
-def _relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
+def _compute_relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
     """Return the relative standard deviation of a figure between devices; None for fewer than two."""
     values = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
     return stdev(values) if len(values) > 1 else None
@@ -293,9 +293,9 @@ def _describe_slow(device: Device, slow: Shortfall, against: str, spread: float 
 # -- the pace of a synchronous job -------------------------------------------------------------------------------------
 
 
-def slowest_line(devices: Sequence[Device]) -> str:
+def describe_slowest(devices: Sequence[Device]) -> str:
     """Return a line with the slowest device and the share of speed that a synchronous job loses to it."""
-    figure = pace_figure(devices)
+    figure = choose_pace_figure(devices)
     measured = [device for device in devices if figure in device.figures]
     if not measured:
         return "no burst or sustained rate was measured"
@@ -308,14 +308,14 @@ def slowest_line(devices: Sequence[Device]) -> str:
     )
 
 
-def pace_figure(devices: Iterable[Device]) -> str:
+def choose_pace_figure(devices: Iterable[Device]) -> str:
     """Return the name of the figure that sets the pace of a job: sustained, or burst if it was not measured."""
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
 def compute_lost_share(devices: Sequence[Device]) -> float:
     """Return the share of the devices' mean speed that is lost if all wait for the slowest."""
-    figure = pace_figure(devices)
+    figure = choose_pace_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]
     return 1 - min(values) / fmean(values) if values else 0.0
 
@@ -323,7 +323,7 @@ def compute_lost_share(devices: Sequence[Device]) -> float:
 _TEXTS = ("node", "index", "name", "uuid_hash", "address")
 
 
-def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
+def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
     """Make the report of ``mamf node``.
 
     The first line gives the reason for the verdict, for a pager; the last one repeats it with the exit code.
@@ -333,10 +333,10 @@ def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together:
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     remarks += [f"not measured together: {not_together}"] if not_together else []
-    pace = [slowest_line(devices)] if verdict.findings else []  # without findings the reason contains this line
+    pace = [describe_slowest(devices)] if verdict.findings else []  # without findings the reason contains this line
     blocks: list[Block] = [
         Lines([verdict.reason, *others]),
-        Table(device_columns(devices), devices, key="figures"),
+        Table(make_device_columns(devices), devices, key="figures"),
         Lines(remarks),
         Answer([*pace, f"{verdict.reason} (exit code {verdict.exit_code})"]),
     ]
@@ -346,23 +346,23 @@ def node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together:
         "reason": verdict.reason,
         "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
         "not_together": not_together,
-        "slowest": slowest_line(devices),
+        "slowest": describe_slowest(devices),
         "lost_share": compute_lost_share(devices),
-        "pace": pace_figure(devices),
+        "pace": choose_pace_figure(devices),
         "devices": [device.record() for device in devices],
     }
     return Document("Node", blocks, data)
 
 
-def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
+def make_device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     """Return columns with each device's figures and sensor readings, and its place in the order of pace."""
-    pace = pace_figure(devices)
+    pace = choose_pace_figure(devices)
     order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
     places = {device.label: place for place, device in enumerate(order, start=1)}
     return [
         Column("", "device", lambda device: device.full_label, left=True),
         *(Column(name, "", attrgetter(name)) for name in _TEXTS),
-        *(column for name in UNITS for column in figure_columns(name)),
+        *(column for name in UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), importance=2),
         *sensor_columns(lambda device: device.conditions),
         Column("temperature_celsius", "C", lambda device: device.conditions.celsius, whole, importance=6),
@@ -372,7 +372,7 @@ def device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
     ]
 
 
-def figure_columns(name: str) -> list[Column[Device]]:
+def make_figure_columns(name: str) -> list[Column[Device]]:
     """Return columns with a figure in its unit, and the half-width of its interval in percent."""
     unit, factor = UNITS[name]
     return [
@@ -397,12 +397,12 @@ def format_throttling(device: Device) -> str:
     return ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
 
 
-def figure_values(figure: str, devices: Iterable[Device]) -> list[float]:
+def collect_figure_values(figure: str, devices: Iterable[Device]) -> list[float]:
     """Return a figure of all devices that have it, in 1e12 FLOP/s or bytes/s."""
     return [device.figures[figure] for device in devices if figure in device.figures]
 
 
-def relative_range(values: Sequence[float]) -> float:
+def compute_relative_range(values: Sequence[float]) -> float:
     """Return how far the maximum is above the minimum, as a share of the minimum."""
     return max(values) / min(values) - 1
 
@@ -413,16 +413,16 @@ _MAX_FINDINGS = 4
 _MAX_ACROSS = 4
 
 
-def node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
+def make_node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
     """Draw a panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
     figures = [name for name in UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("nothing to draw: no device has a figure")
-    panels = [_figure_panel(name, devices) for name in figures]
+    panels = [_make_figure_panel(name, devices) for name in figures]
     rows = -(-len(panels) // _MAX_ACROSS)
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
-    notes = [slowest_line(devices), *(finding.text for finding in verdict.findings[:_MAX_FINDINGS])]
+    notes = [describe_slowest(devices), *(finding.text for finding in verdict.findings[:_MAX_FINDINGS])]
     ticks = tuple((float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_NAMED)
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
@@ -436,19 +436,23 @@ def node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
     )
 
 
-def _figure_panel(name: str, devices: Sequence[Device]) -> Panel:
+def _make_figure_panel(name: str, devices: Sequence[Device]) -> Panel:
     unit, factor = UNITS[name]
     lines: dict[str, list[Point]] = {}
-    for place, (device, line) in enumerate(zip(devices, _legend_names(devices), strict=True)):
+    for place, (device, line) in enumerate(zip(devices, _list_legend_names(devices), strict=True)):
         if name in device.figures:
             rate = device.figures[name] * factor
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
-    title = f"{name}, spread {relative_range(figure_values(name, devices)):.1%}" if len(devices) > 1 else name
+    title = (
+        f"{name}, spread {compute_relative_range(collect_figure_values(name, devices)):.1%}"
+        if len(devices) > 1
+        else name
+    )
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
 
 
-def _legend_names(devices: Sequence[Device]) -> list[str]:
+def _list_legend_names(devices: Sequence[Device]) -> list[str]:
     """Return each device's name for the legend: its label, or its node's name if there are too many devices."""
     if len(devices) <= _MAX_NAMED:
         return [device.label for device in devices]

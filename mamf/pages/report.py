@@ -18,8 +18,8 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
-from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
-from mamf.node.verdict import judge, node_chart, node_document
+from mamf.node.logs import is_node_folder, make_contributed_baseline, read_nodes
+from mamf.node.verdict import judge, make_node_chart, make_node_document
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
@@ -166,14 +166,14 @@ def _report_folder(path: Path) -> Page:
 
 def _report_node(path: Path) -> Page:
     not_together, devices = read_nodes([path])
-    verdict = judge(devices, contributed_baseline(devices))
-    parts: list[Part] = [node_chart(devices, verdict)] if any(device.figures for device in devices) else []
+    verdict = judge(devices, make_contributed_baseline(devices))
+    parts: list[Part] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",
         verdict=verdict.reason,
         level="good" if verdict.level == OK else "bad",
-        sections=[Section("Devices", [*parts, *node_document(devices, verdict, not_together).visible_blocks])],
+        sections=[Section("Devices", [*parts, *make_node_document(devices, verdict, not_together).visible_blocks])],
     )
 
 
@@ -190,7 +190,7 @@ def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     """Make a page that shows all logs side by side, and then each log in a section."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
-    compared = _compare(sources)
+    compared = _compare_sources(sources)
     sections = [
         Section("Side by side", [*_draw_side_by_side(sources), *listed]),
         Section("Compared", compared),
@@ -216,14 +216,14 @@ def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
-        names = _short_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
+        names = _shorten_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
     for source, name in zip(sources, names, strict=True):
         facts = source.facts or [figure.fact for figure in source.figures]
         for fact in facts[: max(1, _MAX_FACTS // len(sources))]:
             yield replace(fact, label=f"{name}: {fact.label}") if name else fact
 
 
-def _short_names(sources: Sequence[Source]) -> list[str]:
+def _shorten_names(sources: Sequence[Source]) -> list[str]:
     """Return the names of the logs without the words that all begin with, so that a picture can show them."""
     names = [Path(source.name).stem.split("-") for source in sources]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
@@ -233,7 +233,7 @@ def _short_names(sources: Sequence[Source]) -> list[str]:
 
 def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     """Draw the headline figures of all logs, except those in another unit than the first."""
-    names = zip(sources, _short_names(sources), strict=True)
+    names = zip(sources, _shorten_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
         return []
@@ -249,7 +249,7 @@ def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
 
 
-def _compare(sources: Sequence[Source]) -> Sequence[Block]:
+def _compare_sources(sources: Sequence[Source]) -> Sequence[Block]:
     """Compare two logs of the same operation, or say why they cannot be compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(sources) != 2:
@@ -314,7 +314,7 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
         finder_document(run, _MAX_ROWS),
         [beside_chart([shown_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_FACTS],
-        [_name_table(known)] if known else [],
+        [_make_name_table(known)] if known else [],
         run.command or "",
         run=run,
     )
@@ -331,11 +331,11 @@ def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
         document,
         conditions=list_conditions({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
-        facts=_profile_facts(profile),
+        facts=_list_profile_facts(profile),
     )
 
 
-def _profile_facts(profile: Profile) -> list[Fact]:
+def _list_profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = to_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
@@ -391,9 +391,9 @@ def _list_figures(log: RunLog) -> Iterable[Figure]:
     """List the ceilings that the run confirmed, or without ceilings the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
-        return [_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
+        return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
     shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
-    return [_row_figure(row, shares) for row in _find_best_rows(log)]
+    return [_make_row_figure(row, shares) for row in _find_best_rows(log)]
 
 
 def _find_best_rows(log: RunLog) -> list[Measurement]:
@@ -409,7 +409,7 @@ def _has_normal_data(problem: Any) -> bool:
     return getattr(problem, "data", NORMAL) == NORMAL
 
 
-def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
+def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     unit, factor = scaled_unit(ceiling.unit, [ceiling.rate])
     share = share_of(ceiling.rate, ceiling.problem, header)
     interval = ceiling.interval
@@ -427,7 +427,7 @@ def _ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
 
 
-def _row_figure(row: Measurement, shares: Shares) -> Figure:
+def _make_row_figure(row: Measurement, shares: Shares) -> Figure:
     interval, of_peak, is_median = row.rate_interval, shares.of_peak(row), row.best_by == row.figure
     unit, factor = scaled_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
@@ -439,10 +439,10 @@ def _row_figure(row: Measurement, shares: Shares) -> Figure:
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
     title = described_title(row.regime, row.problem)
-    return Figure(f"best {title}", row.work.unit, point, notes, _share_fact(row, shares, title, notes))
+    return Figure(f"best {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes))
 
 
-def _share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
+def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
     share = shares.mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_SHARE:
@@ -473,9 +473,9 @@ def list_conditions(header: Mapping[str, Any]) -> list[Block]:
     checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
     checks.sort(key=lambda each: each[0].lower() == "ok")
     results = [(level, text.strip()) for level, _, text in checks]
-    return [_name_table(rows), text_table(("check", "found"), results)]
+    return [_make_name_table(rows), text_table(("check", "found"), results)]
 
 
-def _name_table(values: Mapping[str, Any]) -> Table[Any]:
+def _make_name_table(values: Mapping[str, Any]) -> Table[Any]:
     """Make a table of names and values, without unknown values."""
     return text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

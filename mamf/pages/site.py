@@ -42,7 +42,7 @@ from mamf.text import Link
 #: The file in the site's folder that lists the files of the site, one per line.
 LIST = ".mamf-site"
 _DEVICES = "devices"
-_LONGEST_NAME = 80
+_MAX_NAME_CHARACTERS = 80
 INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 
 
@@ -57,13 +57,13 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
         raise UsageError(f"{output} is inside {root}, which is only for logs: choose another folder")
-    base, old = _logs_address(logs, root, output), _list_own_files(output)
+    base, old = _make_logs_address(logs, root, output), _list_own_files(output)
     data = read_site_data(root)
     _write_files(output, dict(_render_files(data, base)), old)
     return data
 
 
-def _logs_address(address: str | None, root: Path, output: Path) -> str:
+def _make_logs_address(address: str | None, root: Path, output: Path) -> str:
     """Return the address of the folder with the logs: ``address``, or the relative path from ``output`` to ``root``."""
     if address is None:
         try:
@@ -91,7 +91,7 @@ def _list_own_files(output: Path) -> set[str]:
 def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     pages = {name: f"{_DEVICES}/{file}" for name, file in choose_page_names(run.device for run in data.runs).items()}
     below = logs if "://" in logs else f"../{logs}"
-    for name, part in data.by_device().items():
+    for name, part in data.split_by_device().items():
         yield pages[name], render_page(make_device_page(name, part, below))
     rows = [make_feed_record(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
@@ -104,11 +104,13 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
     """Choose a file name for each device that every file system accepts. Equal or long names get a hash."""
     slugs = {name: folder_name(name) for name in sorted(set(devices))}
-    unique = {slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _LONGEST_NAME}
+    unique = {
+        slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _MAX_NAME_CHARACTERS
+    }
 
     digests = {name: hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8] for name in slugs}
     return {
-        name: f"{slug}.html" if slug in unique else f"{slug[:_LONGEST_NAME]}-{digests[name]}.html"
+        name: f"{slug}.html" if slug in unique else f"{slug[:_MAX_NAME_CHARACTERS]}-{digests[name]}.html"
         for name, slug in slugs.items()
     }
 
@@ -178,20 +180,20 @@ _CONTRIBUTE: Sequence[Part] = (
 
 def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
     """Make the front page. ``logs``: the address of the folder with the logs. ``pages``: each device's page."""
-    charts = [_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
+    charts = [_make_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
     leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
     runs = group_pairs((run.device, run) for run in data.runs)
     cards = sum(map(count_cards, runs.values()))
     counts = f"{counted(len(runs), 'device')}, {counted(cards, 'card')}, {counted(len(data.runs), 'log')}."
     columns: list[Column[CeilingLine]] = [
-        Column("", "device", lambda line: Link(device_title(line.device), pages[line.device]), left=True),
-        *_figure_columns(),
+        Column("", "device", lambda line: Link(format_device_name(line.device), pages[line.device]), left=True),
+        *_make_figure_columns(),
         text_column("vendor", lambda line: line.vendor),
-        _log_column(logs),
+        _make_log_column(logs),
     ]
     devices: list[Column[str]] = [
-        Column("", "device", lambda name: Link(device_title(name), pages[name]), left=True),
+        Column("", "device", lambda name: Link(format_device_name(name), pages[name]), left=True),
         Column("", "cards", lambda name: count_cards(runs[name])),
         Column("", "logs", lambda name: len(runs[name])),
         Column("", "last log", lambda name: max(run.started[:10] for run in runs[name]), left=True),
@@ -202,7 +204,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
         if runs
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [
-            _ceiling_fact(each, device_title(each.device), f"{each.dtype}, {each.regime}")
+            _make_ceiling_fact(each, format_device_name(each.device), f"{each.dtype}, {each.regime}")
             for each in fastest[:_MAX_FACTS]
         ],
         sections=[
@@ -224,11 +226,11 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]
-    log, attention = _log_column(logs), select_attention(data.attention, per_kernel=True)
+    log, attention = _make_log_column(logs), select_attention(data.attention, per_kernel=True)
     operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
     kernels = _make_tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
-        *_figure_columns(),
+        *_make_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, whole),
         Column("", "J/TFLOP", _format_joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
@@ -243,18 +245,18 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
         text_column("card", lambda run: run.card),
         text_column("tier", lambda run: run.tier),
         text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
-        Column("", "log", lambda run: _log_link(logs, run.place, run.place.name), left=True),
+        Column("", "log", lambda run: _make_log_link(logs, run.place, run.place.name), left=True),
     ]
     newest_first = sorted(data.runs, key=lambda run: (run.started, run.place), reverse=True)
     unconfirmed = "Not ranked until a second contributor measures the same"
     return Page(
-        device_title(name),
+        format_device_name(name),
         [_summarize(data)],
-        [_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
+        [_make_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
         sections=[
             Section("Ceilings", _make_tables(ceilings, data.lines)),
-            Section("Cards side by side", [_cards_chart(line) for line in leading]),
-            Section("Cards in other dtypes", [_cards_chart(line) for line in others], is_open=False),
+            Section("Cards side by side", [_make_cards_chart(line) for line in leading]),
+            Section("Cards in other dtypes", [_make_cards_chart(line) for line in others], is_open=False),
             Section("Attention kernels", _make_tables([*attention_columns(), log], attention)),
             Section("Other operations", kernels, is_open=False),
             Section("Unconfirmed figures", _make_tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
@@ -264,7 +266,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     )
 
 
-def device_title(name: str) -> str:
+def format_device_name(name: str) -> str:
     return name.strip() or "unnamed device"
 
 
@@ -284,7 +286,7 @@ def _summarize(data: SiteData) -> str:
     return f"{'. '.join(filter(None, parts))} of {counted(count_cards(data.runs), 'card')}."
 
 
-def _ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
+def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
     """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
     lines = [
         *notes,
@@ -315,16 +317,16 @@ def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str
     return [Table(columns, rows, title)] if rows else []
 
 
-def _log_column(base: str) -> Column[Any]:
+def _make_log_column(base: str) -> Column[Any]:
     """Return a column that links to each row's log. ``base``: the address of results/, which ends with a slash."""
-    return Column("", "log", lambda row: _log_link(base, row.place))
+    return Column("", "log", lambda row: _make_log_link(base, row.place))
 
 
-def _log_link(base: str, place: Path, text: str = "log") -> Link:
+def _make_log_link(base: str, place: Path, text: str = "log") -> Link:
     return Link(text, base + quote(place.as_posix()))
 
 
-def _figure_columns() -> list[Column[CeilingLine]]:
+def _make_figure_columns() -> list[Column[CeilingLine]]:
     """Return the columns with a ceiling's figures, which all pages share."""
     return [
         Column("", "TFLOPS", lambda line: line.tflops, significant),
@@ -341,15 +343,15 @@ def _figure_columns() -> list[Column[CeilingLine]]:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
+def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
     devices = list(group_pairs((line.device, line) for line in lines).values())
     kept = [line for each in devices[:MAX_ROWS] for line in each]
     max_points = max(3, min(_MAX_POINTS, _MAX_IN_PICTURE // len(kept)))
     rows = [
         RangeRow(
-            shortened(device_title(line.device)),
+            shortened(format_device_name(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
-            tuple(_point(entry) for entry in choose_evenly(line.cards, max_points)),
+            tuple(_make_point(entry) for entry in choose_evenly(line.cards, max_points)),
             line.peak.rate if line.peak else None,
         )
         for line in kept
@@ -359,9 +361,9 @@ def _ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
     return RangeChart(dtype, subtitle, "TFLOPS", tuple(rows), notes=(more,) if len(devices) > MAX_ROWS else ())
 
 
-def _cards_chart(line: CeilingLine) -> RangeChart:
+def _make_cards_chart(line: CeilingLine) -> RangeChart:
     rows = [
-        RangeRow("", _card_name(each), (_point(each),), None, line.regime)
+        RangeRow("", _format_card_name(each), (_make_point(each),), None, line.regime)
         for each in choose_evenly(line.cards, MAX_ROWS)
     ]
     gain = percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
@@ -369,14 +371,14 @@ def _cards_chart(line: CeilingLine) -> RangeChart:
     return RangeChart(f"{line.dtype}, {line.regime}", subtitle, "TFLOPS", tuple(rows))
 
 
-def _card_name(entry: ResultRate) -> str:
+def _format_card_name(entry: ResultRate) -> str:
     return f"card {entry.uuid_hash or 'unknown'}"
 
 
-def _point(entry: ResultRate) -> RangePoint:
+def _make_point(entry: ResultRate) -> RangePoint:
     interval = entry.interval if entry.interval and entry.interval.is_known else None
     low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
-    return RangePoint(entry.tflops, low, high, f"{_card_name(entry)}, {entry.date[:10]}")
+    return RangePoint(entry.tflops, low, high, f"{_format_card_name(entry)}, {entry.date[:10]}")
 
 
 def choose_evenly(items: Sequence[ItemT], count: int) -> list[ItemT]:

@@ -93,7 +93,7 @@ class SiteData:
         kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in groups.items()]
         return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
-    def by_device(self) -> dict[str, SiteData]:
+    def split_by_device(self) -> dict[str, SiteData]:
         """Return the data of each device that has a log, by its name."""
         kinds = ("runs", "lines", "attention", "kernels", "unconfirmed")
         parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
@@ -121,7 +121,7 @@ def read_site_data(root: Path) -> SiteData:
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
-    data = _rank(entries, read_submitters(root))
+    data = _rank_entries(entries, read_submitters(root))
     lines = [*data.lines, *_make_legacy_lines(finders, vendors)]
     order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
@@ -139,7 +139,7 @@ def _describe_log(log: RunLog, place: Path) -> SiteLog:
     )
 
 
-def _rank(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
+def _rank_entries(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [split_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {

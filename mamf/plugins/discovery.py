@@ -189,28 +189,28 @@ def _make_kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
     """Make the kernel ``NAME``, ``NAME[ALGORITHM]`` or ``NAME[ARGUMENT]``."""
     algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_BRACKETS.fullmatch(name)
     parts = algorithm or bracketed
-    base, taken = parts.groups() if parts else (name, None)
+    base, argument = parts.groups() if parts else (name, None)
     kind = _load_registered_class(group, what, base, contract)
     label = f"{what} {name}"
-    if taken is None or kind.takes:
+    if argument is None or kind.takes:
         with wrap_errors_of(label, "creating it"):
-            made = kind() if taken is None else kind(taken)
+            kernel = kind() if argument is None else kind(argument)
     elif algorithm is None:
-        raise UsageError(f"{what} {base} takes no argument in brackets: remove [{taken}]")
+        raise UsageError(f"{what} {base} takes no argument in brackets: remove [{argument}]")
     else:
         try:
             with wrap_errors_of(label, "creating it", passes=(TypeError,)):
-                made = kind(int(taken))
+                kernel = kind(int(argument))
         except TypeError:
-            raise UsageError(f"kernel {base} has no algorithms to choose from: remove [{taken}]") from None
-    made = enforce_contract(made, Kernel, label)
+            raise UsageError(f"kernel {base} has no algorithms to choose from: remove [{argument}]") from None
+    kernel = enforce_contract(kernel, Kernel, label)
     points = {point.name: point.value for point in find_entry_points(group)}
-    kernel_name = made.name.partition("[")[0]
+    kernel_name = kernel.name.partition("[")[0]
     if is_path(base) and points.get(kernel_name, base) != base:
         raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
     if is_path(base) and base not in points.values():
-        _LOADED_BY_PATH.add(type(made))
-    return made
+        _LOADED_BY_PATH.add(type(kernel))
+    return kernel
 
 
 def make_operation(name: str) -> Operation[Any, Any]:
@@ -220,11 +220,11 @@ def make_operation(name: str) -> Operation[Any, Any]:
     kind: Any = _load_class("operation", points[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
     with wrap_errors_of(label, "creating it"):
-        made: Operation[Any, Any] = kind()
-    if made.name != name:  # a log has the class's name, and reading it looks up the entry point
-        raise PluginError(f"{label} is broken: its class is named {made.name!r}, its entry point {name!r}")
+        operation: Operation[Any, Any] = kind()
+    if operation.name != name:  # a log has the class's name, and reading it looks up the entry point
+        raise PluginError(f"{label} is broken: its class is named {operation.name!r}, its entry point {name!r}")
     # Contract tests check mamf's own operations. A guard would slow down reading logs, which calls them for each row.
-    return made if name in list_builtin_operations() else enforce_contract(made, Operation, label)
+    return operation if name in list_builtin_operations() else enforce_contract(operation, Operation, label)
 
 
 def list_builtin_operations() -> set[str]:
@@ -232,32 +232,34 @@ def list_builtin_operations() -> set[str]:
     return {point.name for point in find_entry_points(OPERATIONS) if point.module.partition(".")[0] == "mamf"}
 
 
-def make_kernel(of: Operation[Any, Any], name: str) -> AnyKernel:
+def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     """Make a kernel of an operation by name or ``package.module:Class``.
 
     Brackets after the name have the kernel's argument (``torch[sdpa-flash]``) or the number of one of its algorithms
     (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in brackets,
     and PluginError if it is broken.
     """
-    what = "kernel" if of.kernel_group == KERNELS else f"{of.name} kernel"
-    return _make_kernel(of.kernel_group, what, name, of.kernel_type)  # type: ignore[no-any-return]
+    what = "kernel" if operation.kernel_group == KERNELS else f"{operation.name} kernel"
+    return _make_kernel(operation.kernel_group, what, name, operation.kernel_type)  # type: ignore[no-any-return]
 
 
-def is_builtin_kernel(of: Operation[Any, Any], name: str) -> bool:
+def is_builtin_kernel(operation: Operation[Any, Any], name: str) -> bool:
     """Return whether a kernel is part of mamf. Brackets in its name (``cublaslt[3]``) are ignored."""
     base = name.partition("[")[0]
     return any(
-        (point.name, point.module.partition(".")[0]) == (base, "mamf") for point in find_entry_points(of.kernel_group)
+        (point.name, point.module.partition(".")[0]) == (base, "mamf")
+        for point in find_entry_points(operation.kernel_group)
     )
 
 
-def list_kernel_names(of: Operation[Any, Any]) -> list[str]:
+def list_kernel_names(operation: Operation[Any, Any]) -> list[str]:
     """Return the sorted names of an operation's registered kernels. Raises UsageError if no kernel is registered."""
-    if not find_entry_points(group=of.kernel_group):
+    if not find_entry_points(group=operation.kernel_group):
         raise UsageError(
-            f"no installed package has a kernel for {of.name}: add one to the entry point group {of.kernel_group}"
+            f"no installed package has a kernel for {operation.name}: "
+            f"add one to the entry point group {operation.kernel_group}"
         )
-    return sorted(find_registered(of.kernel_group))
+    return sorted(find_registered(operation.kernel_group))
 
 
 def list_backend_statuses() -> list[BackendStatus]:
@@ -344,7 +346,7 @@ AnyOperation = Operation[Any, Any]
 
 
 def choose_kernels(
-    of: AnyOperation, backend: Backend, names: Sequence[str] | None = None
+    operation: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
     """Return the named kernels of an operation, or all available ones, each with the name that was requested.
 
@@ -352,20 +354,20 @@ def choose_kernels(
     is returned once. Raises UnavailableError if a named kernel is unavailable, or if none is available.
     """
     if names is None:
-        return _find_available(of, backend)
+        return _find_available(operation, backend)
     require_values("kernels", names, str)
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
-        each = make_kernel(of, name)
+        each = make_kernel(operation, name)
         if reason := each.unavailable(backend):
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
         chosen.setdefault(each.name, (name, each))
     return list(chosen.values())
 
 
-def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
+def _find_available(operation: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
     available, reasons = [], []
-    for name, each in load_registered_kernels(of):
+    for name, each in load_registered_kernels(operation):
         with skip_if_broken():
             unavailable = each.unavailable(backend)
             if unavailable is None:
@@ -373,15 +375,15 @@ def _find_available(of: AnyOperation, backend: Backend) -> list[tuple[str, AnyKe
             else:
                 reasons.append(f": {name}: {unavailable}")
     if not available:
-        raise UnavailableError(f"no kernel of {of.name} is available on {backend.name}{''.join(reasons[:1])}")
+        raise UnavailableError(f"no kernel of {operation.name} is available on {backend.name}{''.join(reasons[:1])}")
     return available
 
 
-def load_registered_kernels(of: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
+def load_registered_kernels(operation: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
     """Yield the name and kernel of all registered kernels that can be loaded."""
-    for name in list_kernel_names(of):
+    for name in list_kernel_names(operation):
         with skip_if_broken():
-            yield name, make_kernel(of, name)
+            yield name, make_kernel(operation, name)
 
 
 def find_operation(name: str) -> AnyOperation:
@@ -392,12 +394,12 @@ def find_operation(name: str) -> AnyOperation:
         return make_operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
     base = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
-    for of in find_registered(OPERATIONS):
+    for operation in find_registered(OPERATIONS):
         with skip_if_broken():
-            kernels[of] = {point.name for point in find_entry_points(make_operation(of).kernel_group)}
-    having = [of for of, names in kernels.items() if base in names]
-    if not having:
+            kernels[operation] = {point.name for point in find_entry_points(make_operation(operation).kernel_group)}
+    matches = [operation for operation, names in kernels.items() if base in names]
+    if not matches:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
-    if len(having) > 1:
-        raise UsageError(f"{name} is a kernel of {', '.join(sorted(having))}: choose one with --operation")
-    return make_operation(having[0])
+    if len(matches) > 1:
+        raise UsageError(f"{name} is a kernel of {', '.join(sorted(matches))}: choose one with --operation")
+    return make_operation(matches[0])

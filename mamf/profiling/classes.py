@@ -23,7 +23,7 @@ COMMUNICATION = "communication"
 COPIES, OPTIMIZER = "memory copies", "optimizer"
 #: The beginning of the names that mamf gives to ranges around modules.
 MODULE_PREFIX = "mamf: module "
-#: Classes in the order of reports. While several run at the same time, time counts for the first: communication last.
+#: Classes in the order of reports. While several run at the same time, the time counts for the first of them.
 CLASSES = (
     "attention",
     "matmul",
@@ -131,17 +131,17 @@ class Share(NamedTuple):
 
 def compute_shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
     """Return the share of each class that has events, in the order of CLASSES. ``by_class``: (begin, end) of events."""
-    found: dict[str, Share] = {}
-    taken: Intervals = []
+    shares: dict[str, Share] = {}
+    covered: Intervals = []
     for name in CLASSES:
-        own = merge_intervals(by_class.get(name, ()))
-        if not own:
+        intervals = merge_intervals(by_class.get(name, ()))
+        if not intervals:
             continue
-        with_own = merge_intervals([*taken, *own])
-        visible = sum_lengths(with_own) - sum_lengths(taken)
-        found[name] = Share(visible, max(0.0, sum_lengths(own) - visible))
-        taken = with_own
-    return found
+        covered_with_class = merge_intervals([*covered, *intervals])
+        visible = sum_lengths(covered_with_class) - sum_lengths(covered)
+        shares[name] = Share(visible, max(0.0, sum_lengths(intervals) - visible))
+        covered = covered_with_class
+    return shares
 
 
 # -- names of kernels --------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.
 _TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: Where a name splits into words: inside camelCase, or at characters that are not letters or digits.
+#: The boundaries of words in a name: inside camelCase, and characters that are not letters or digits.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
@@ -216,7 +216,7 @@ def _split_name(name: str) -> tuple[str, list[str]]:
 
 def _find_identifiers(mangled: str) -> list[str]:
     """Return the identifiers in a mangled name, in order. The identifiers of one nested name are joined with ``::``."""
-    found: list[str] = []
+    identifiers: list[str] = []
     place, last = 0, -1
     while token := _TOKEN.match(mangled, place):
         place = token.end()
@@ -224,8 +224,8 @@ def _find_identifiers(mangled: str) -> list[str]:
             start, place = place, place + int(length)
             identifier = mangled[start:place].replace("_GLOBAL__N_1", "anonymous")
             if token.start() == last:
-                found[-1] += f"::{identifier}"
+                identifiers[-1] += f"::{identifier}"
             else:
-                found.append(identifier)
+                identifiers.append(identifier)
             last = place
-    return found
+    return identifiers

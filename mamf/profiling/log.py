@@ -44,7 +44,7 @@ from mamf.report.shares import known_ceiling_lines
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"
-#: By the name of a record: the field of Profile that has these rows, and the type of a row.
+#: The field of Profile that has the rows of a record, and the type of a row, by the name of the record.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
@@ -154,10 +154,10 @@ _shorten_name = itemgetter(slice(_MAX_NAME_LENGTH))
 _MAX_CLASSES = 3
 # Seconds that are only rounding errors.
 _ROUNDING_SECONDS = 1e-12
-# Report it if more than this share of a class's time has no FLOP formula.
+# The report says so if more than this share of a class's time has no FLOP formula.
 _NOTABLE_SHARE = 0.01
-#: A rank is a straggler if its own time exceeds that of the fastest rank by this share of a step. Two equal ranks on
-#: two H200 differed by 1.3 to 2.9 % over three profiled steps.
+#: A rank is a straggler if its step, without exposed communication, is longer than that of the fastest rank by this
+#: share. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
 _STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 _DERIVED_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
@@ -333,12 +333,12 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    own = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
+    unexposed = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {counted(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
         Table(
-            _make_rank_columns(min(own.values())),
+            _make_rank_columns(min(unexposed.values())),
             [(rank, profile) for rank, (_, profile) in ranks.items()],
             key="ranks",
         ),
@@ -349,12 +349,12 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
                 "one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
-        Answer([_describe_stragglers(own)]),
+        Answer([_describe_stragglers(unexposed)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-# The seconds of a step without exposed communication, because communication includes waiting for other ranks.
+# Exposed communication is subtracted, because it includes waiting for other ranks.
 def _get_unexposed_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
@@ -373,15 +373,15 @@ def _get_hidden_seconds(profile: Profile) -> float:
     return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
 
 
-def _describe_stragglers(own: Mapping[int, float]) -> str:
-    slow, least = max(own, key=lambda rank: own[rank]), min(own.values())
-    late = [str(rank) for rank, seconds in own.items() if seconds - least >= _STRAGGLER_SHARE * seconds]
+def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
+    slow, fastest = max(unexposed, key=lambda rank: unexposed[rank]), min(unexposed.values())
+    late = [str(rank) for rank, seconds in unexposed.items() if seconds - fastest >= _STRAGGLER_SHARE * seconds]
     verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
-    lag = to_milliseconds(own[slow] - least)
+    lag = to_milliseconds(unexposed[slow] - fastest)
     return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
 
 
-def _make_rank_columns(least: float) -> list[Column[Any]]:
+def _make_rank_columns(fastest: float) -> list[Column[Any]]:
     def make_seconds_column(
         name: str, title: str, read: Callable[[Profile], float], importance: int = 0
     ) -> Column[Any]:
@@ -393,7 +393,7 @@ def _make_rank_columns(least: float) -> list[Column[Any]]:
             "step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)
         ),
         make_seconds_column("own", "own", _get_unexposed_seconds),
-        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - least),
+        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - fastest),
         make_seconds_column("exposed", "exposed communication", _get_exposed_seconds),
         make_seconds_column("hidden", "hidden communication", _get_hidden_seconds, 2),
         make_seconds_column(

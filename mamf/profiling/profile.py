@@ -175,9 +175,9 @@ def make_profile(
     trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
     """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
-    at_work = find_busy_intervals(trace)
-    idle = find_gaps(_merge_work(at_work), trace.start, trace.end)
-    rows = list(_make_class_rows(at_work, ceiling_of))
+    busy = find_busy_intervals(trace)
+    idle = find_gaps(_merge_work(busy), trace.start, trace.end)
+    rows = list(_make_class_rows(busy, ceiling_of))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
         seconds=trace.seconds,
@@ -185,11 +185,11 @@ def make_profile(
         device=trace.device,
         is_of_device=trace.is_of_device,
         classes=(*rows, ClassRow(IDLE, sum_lengths(idle), 0.0, len(idle))),
-        kernels=tuple(_make_kernel_rows(at_work)),
+        kernels=tuple(_make_kernel_rows(busy)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
-        modules=tuple(_make_module_rows(at_work, ceiling_of)),
+        modules=tuple(_make_module_rows(busy, ceiling_of)),
     )
 
 
@@ -197,8 +197,8 @@ def _merge_work(work: Iterable[BusyInterval]) -> Intervals:
     return merge_intervals((each.start, each.end) for each in work)
 
 
-def _make_class_rows(at_work: Iterable[BusyInterval], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
-    by_class = group_pairs((classify_event(each.event), each) for each in at_work)
+def _make_class_rows(busy: Iterable[BusyInterval], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
+    by_class = group_pairs((classify_event(each.event), each) for each in busy)
     for name, share in compute_shares({name: _merge_work(work) for name, work in by_class.items()}).items():
         calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
         yield _make_row(name, *share, len(calls), by_class[name], ceiling_of)
@@ -210,8 +210,8 @@ def _is_within(name: str, event: Event) -> bool:
     return caller is not None and event.kind == caller.kind == "operation" and classify_event(caller) == name
 
 
-def _make_kernel_rows(at_work: Iterable[BusyInterval]) -> list[KernelRow]:
-    by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in at_work)
+def _make_kernel_rows(busy: Iterable[BusyInterval]) -> list[KernelRow]:
+    by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy)
     rows = [
         KernelRow(*names, len({each.event for each in work}), sum_lengths(_merge_work(work)))
         for names, work in by_name.items()
@@ -219,10 +219,10 @@ def _make_kernel_rows(at_work: Iterable[BusyInterval]) -> list[KernelRow]:
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
-def _make_module_rows(at_work: Iterable[BusyInterval], ceiling_of: CeilingOf) -> list[ClassRow]:
+def _make_module_rows(busy: Iterable[BusyInterval], ceiling_of: CeilingOf) -> list[ClassRow]:
     """Make the rows of modules, longest first; none if the trace has no ranges of modules."""
     by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
-    for each in at_work:
+    for each in busy:
         names = [fold_name(name) for name in _find_modules(each.event)] or [OUTSIDE_MODULES]
         for name in dict.fromkeys(names):
             by_module[names[0], name].append(each)
@@ -234,7 +234,7 @@ def _make_module_rows(at_work: Iterable[BusyInterval], ceiling_of: CeilingOf) ->
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE_MODULES} else []
 
 
-# The modules that an event belongs to, outermost first. A backward event belongs to the modules of its forward pass.
+# Modules are listed outermost first. A backward event belongs to the modules of its forward pass.
 def _find_modules(event: Event) -> list[str]:
     lineage = list(event.iterate_callers())
     forward = next((each.forward for each in lineage if each.forward), event)
@@ -246,7 +246,7 @@ def _find_modules(event: Event) -> list[str]:
     return []
 
 
-# Turns ``model.layers.0.mlp: LlamaMLP`` into ``model.layers.*.mlp: LlamaMLP``.
+# ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
 def fold_name(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
     return f"{_FOLDED_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
@@ -278,8 +278,8 @@ def _find_counted_operations(event: Event) -> list[Event]:
 
     Matmuls of an optimizer (Muon) are left out, because they are not work of the model.
     """
-    found = [each for each in event.iterate_callers() if count_flop(each) is not None]
-    return found if found and classify_event(event) != OPTIMIZER else []
+    operations = [each for each in event.iterate_callers() if count_flop(each) is not None]
+    return operations if operations and classify_event(event) != OPTIMIZER else []
 
 
 def _compute_mamfu(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:

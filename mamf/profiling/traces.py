@@ -22,7 +22,7 @@ DEVICE_KINDS = ("kernel", "copy")
 #: The beginning of annotations of libraries that communicate on the host, in separate threads. Their time includes
 #: waiting for other ranks.
 _COMMUNICATES_ON_HOST = "gloo:"
-#: Disjoint (begin, end) in seconds, in order.
+#: Disjoint intervals in order, as (begin, end) in seconds.
 Intervals = list[tuple[float, float]]
 #: The name of the mark that ``mamf profile`` puts in a trace at the end of a training step.
 STEP_MARK = "mamf: step"
@@ -151,12 +151,12 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     operations on the CPU, without the operations that each one calls. Communication on the host is included.
     """
     if trace.is_of_device:
-        found = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
+        intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
     else:
-        found = list(_find_self_time([event for event in trace.events if event.kind == "operation"]))
+        intervals = list(_find_self_time([event for event in trace.events if event.kind == "operation"]))
     on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
-    found += [BusyInterval(event, event.start, event.end) for event in on_host if event.kind == "annotation"]
-    clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in found)
+    intervals += [BusyInterval(event, event.start, event.end) for event in on_host if event.kind == "annotation"]
+    clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in intervals)
     return [each for each in clipped if each.end > each.start]
 
 
@@ -296,8 +296,8 @@ def _find_steps(
     if len(marks) > 1:
         return marks[0], marks[-1], len(marks) - 1, ""
     on_host = [(event.name, event.start, event.end) for event in events]
-    for found in (on_device, on_host):
-        steps = [each for each in found if each[0].startswith(_STEP_OF_PROFILER)]
+    for ranges in (on_device, on_host):
+        steps = [each for each in ranges if each[0].startswith(_STEP_OF_PROFILER)]
         if steps:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
     # Leave out optimizers that step in hooks of the backward pass, because they do so several times per step.
@@ -307,8 +307,8 @@ def _find_steps(
         if event.name.startswith(_STEP_OF_OPTIMIZER)
         and not any(each.name.startswith(_BACKWARD_NODE) for each in event.iterate_callers())
     ]
-    for found in (on_device, on_host):
-        ends = sorted(end for name, _, end in found if name in optimizers[:1])
+    for ranges in (on_device, on_host):
+        ends = sorted(end for name, _, end in ranges if name in optimizers[:1])
         if len(ends) > 1:
             return ends[0], ends[-1], len(ends) - 1, optimizers[0]
     return *_find_extent(events), None, ""

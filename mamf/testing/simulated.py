@@ -36,10 +36,10 @@ class SimulatedPool(OperandPool):
         self.bytes_by_name: dict[str, int] = {}
 
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
-        wanted = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
-        if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + wanted > self.capacity:
-            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {wanted} bytes")
-        self.bytes_by_name[name] = wanted
+        nbytes = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
+        if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + nbytes > self.capacity:
+            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
+        self.bytes_by_name[name] = nbytes
 
     def release(self) -> None:
         self.bytes_by_name.clear()
@@ -118,7 +118,7 @@ class SimulatedBackend(Backend):
         self._clock_share = 1.0
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
-        # Pairs of time and the joules used until then, about a millisecond apart.
+        # Pairs of a time and the joules used until then. Consecutive times differ by about a millisecond.
         self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         self.cached: object = None

@@ -11,7 +11,7 @@ import pytest
 from test_counters_command import printed
 
 from mamf.cli import main
-from mamf.cli.commands.autoprofile import LOGS, SUMMARY, summary
+from mamf.cli.commands.autoprofile import LOGS, SUMMARY, make_summary
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.counters import ncu
@@ -158,4 +158,4 @@ def test_bad_input_is_one_line_and_exit_2(asked, capsys, given, line):
 
 def test_the_published_summary_follows_from_its_logs():
     folder = Path(__file__).parents[2] / "docs" / "autoprofile-h200"
-    assert text_of(folder) == summary(folder, {})
+    assert text_of(folder) == make_summary(folder, {})

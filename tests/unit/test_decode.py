@@ -6,6 +6,7 @@ from functools import partial
 
 import library
 import pytest
+from contribution_logs import RESULTS
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
@@ -171,6 +172,13 @@ def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
     code, out, err = run("reproduce", "one.jsonl", *SIMULATED[:2], "--kernel", SIMULATED[3], "--output", "again.jsonl")
     assert (code, err) == (0, ""), err
     assert "\nreproduced: burst" in out and "by half-of-memory: 1.500 TB/s claimed, 1.500 TB/s here: " in out
+
+
+def test_chunks_of_a_prompt_are_drawn_under_the_compute_ceiling_that_limits_them(run, tmp_path):
+    (log,) = RESULTS.rglob("decode-bfloat16-burst-20261124-162358.jsonl")
+    assert run("plot", str(log), "--output", "chunks.svg")[0] == 0
+    text = (tmp_path / "chunks.svg").read_text()
+    assert all(part in text for part in ("TFLOPS", "% MAMFU", "the matmul")) and "MBU" not in text
 
 
 def test_a_guard_holds_the_bandwidth_of_a_decode_row(decode, run, monkeypatch, tmp_path):

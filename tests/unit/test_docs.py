@@ -13,8 +13,8 @@ import pytest
 
 import mamf
 import mamf.testing
-from mamf.cli import _parser as command_parser
-from mamf.cli.parser import with_dashes
+from mamf.cli import _build_parser as command_parser
+from mamf.cli.parser import normalize_option_names
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -107,7 +107,7 @@ def test_mamf_accepts_the_options_of_each_command_of_a_page(page, capsys):
         if "layer_norm" in words:  # the operation of another package
             continue
         try:
-            command_parser(words).parse_args(with_dashes(words))
+            command_parser(words).parse_args(normalize_option_names(words))
         except SystemExit as ended:
             assert not ended.code, f"mamf {' '.join(words)}: {capsys.readouterr().err}"
 

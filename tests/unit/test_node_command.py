@@ -14,7 +14,7 @@ from mamf.cli.progress import Phases
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.node.children import FAILURE, PHASE, WAITS, ChildEvent, Children, ChildWatch, parse_message, watch_until_end
+from mamf.node.children import FAILURE, PHASE, WAITING, ChildEvent, Children, ChildWatch, parse_message, watch_until_end
 from mamf.node.group import RankPlace, find_rank_place
 from mamf.node.logs import NodeRun
 from mamf.operations import unknown
@@ -26,9 +26,9 @@ NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", 
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
     monkeypatch.setattr("mamf.node.children.start_child", Child)
-    unknown._installed.cache_clear()
+    unknown._get_installed.cache_clear()
     yield
-    unknown._installed.cache_clear()
+    unknown._get_installed.cache_clear()
 
 
 def faulty(monkeypatch, devices, **faults):
@@ -164,14 +164,14 @@ def ends(rank, code=0, words="", later=1.0):
 
 
 def test_who_is_silent_hangs_and_is_killed_but_not_who_waits_for_it():
-    script = [says(0, WAITS), says(1, "find scout"), says(2, WAITS), (61.0, None), ends(0), ends(2)]
+    script = [says(0, WAITING), says(1, "find scout"), says(2, WAITING), (61.0, None), ends(0), ends(2)]
     watch, killed, went_on = watch_of(script)
     assert watch.failures == {1: "it hangs: no message for 60 s (phase: find scout)"}
     assert (killed, went_on) == ([1], 1)
 
 
 def test_who_ends_early_failed_with_its_last_words_or_its_signal():
-    script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITS), ends(2)]
+    script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITING), ends(2)]
     watch, killed, went_on = watch_of(script)
     assert watch.failures[0] == "its process ended early (phase: start): CUDA error: device lost"
     assert watch.failures[1] == "its process ended early (phase: start): killed by SIGSEGV"
@@ -179,8 +179,8 @@ def test_who_ends_early_failed_with_its_last_words_or_its_signal():
 
 
 def test_a_device_that_fails_together_with_the_others_does_not_stop_them():
-    waiting = [says(rank, WAITS) for rank in range(3)]
-    others = [says(0, WAITS), says(2, WAITS), ends(0), ends(2)]
+    waiting = [says(rank, WAITING) for rank in range(3)]
+    others = [says(0, WAITING), says(2, WAITING), ends(0), ends(2)]
     watch, killed, went_on = watch_of([*waiting, says(1, "no peer access", FAILURE), ends(1, 1), *others])
     assert watch.failures == {1: "no peer access"}
     assert (killed, went_on) == ([], 2)
@@ -188,7 +188,7 @@ def test_a_device_that_fails_together_with_the_others_does_not_stop_them():
 
 def test_who_hangs_and_cannot_be_killed_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(Killed, "kill", lambda process: None)
-    watch, _, went_on = watch_of([says(0, WAITS), says(1, "find"), (61.0, None), ends(0)], ranks=2)
+    watch, _, went_on = watch_of([says(0, WAITING), says(1, "find"), (61.0, None), ends(0)], ranks=2)
     assert (list(watch.failures), went_on) == ([1], 1)
 
 
@@ -210,7 +210,7 @@ def test_what_is_no_line_of_ours_is_no_matter():
     noise = [
         (0.1, ChildEvent(0, parse_message("Warning: something\n"))),
         (0.1, ChildEvent(0, parse_message("[1, 2]"))),
-        says(0, WAITS),
+        says(0, WAITING),
         ends(0),
     ]
     assert watch_of(noise, ranks=1)[0].failures == {}
@@ -296,7 +296,7 @@ def test_what_cannot_be_measured_is_no_fault_of_a_device(run, monkeypatch):
 def test_overlap_follows_the_verdict(run, monkeypatch, option, begun):
     faulty(monkeypatch, 1)
     commands = []
-    monkeypatch.setattr("mamf.cli.commands.node.call", commands.append)
+    monkeypatch.setattr("mamf.cli.commands.node.run_command", commands.append)
     monkeypatch.setattr("mamf.cli.devices.measure_devices", lambda *given: ("logs", NodeRun([0], is_over=True), []))
     assert run("node", "--backend", "simulated", *option)[0] == (0 if "--dry-run" in option else 3)
     assert commands == [["overlap", "--backend", "simulated"]] * begun

@@ -19,12 +19,12 @@ from mamf.node.logs import (
     ALONE,
     TOGETHER,
     NodeRun,
-    contributed_baseline,
     log_path,
+    make_contributed_baseline,
     read_node,
     read_nodes,
 )
-from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, Device, judge, node_chart
+from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, Device, judge, make_node_chart
 from mamf.operations import unknown
 from mamf.testing import Physics
 
@@ -41,9 +41,9 @@ FAULTY = {
 def installed():
     with pytest.MonkeyPatch.context() as patch:
         simulated_node.install(patch)
-        unknown._installed.cache_clear()
+        unknown._get_installed.cache_clear()
         yield
-    unknown._installed.cache_clear()
+    unknown._get_installed.cache_clear()
 
 
 def measured(folder, index, physics, together=True):
@@ -152,14 +152,14 @@ def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
 
 def test_contributed_ceilings_are_a_baseline_of_devices_of_their_build():
     device = Device(0, name="NVIDIA H200", dtype="bfloat16", build=(132, 700.0), figures={BURST: 700.0})
-    verdict = judge([device], contributed_baseline([device]))
+    verdict = judge([device], make_contributed_baseline([device]))
     assert "below the contributed ceilings of this model (limit 7.5%)" in verdict.reason
-    assert not contributed_baseline([replace(device, build=(132, 350.0))]).cards
+    assert not make_contributed_baseline([replace(device, build=(132, 350.0))]).cards
 
 
 def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(healthy):
     _, devices = read_node(healthy)
-    chart = node_chart(devices, judge(devices))
+    chart = make_node_chart(devices, judge(devices))
     assert chart.has_own_scales
     assert [panel.title.split(",")[0] for panel in chart.panels] == [
         name for name in UNITS if name in devices[0].figures
@@ -171,10 +171,10 @@ def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(heal
     assert burst.title == "burst, spread 2.0%" and burst.unit == "TFLOPS"
     assert all(line.points[0].low < line.points[0].y < line.points[0].high for line in burst.lines)
     assert "OK" in chart.title
-    named = node_chart([replace(devices[0], index=rank % 8, node=rank // 8) for rank in range(16)], judge(devices))
+    named = make_node_chart([replace(devices[0], index=rank % 8, node=rank // 8) for rank in range(16)], judge(devices))
     assert [line.name for line in named.panels[0].lines] == ["node 0", "node 1"]
     with pytest.raises(UsageError, match="nothing to draw"):
-        node_chart([replace(devices[0], figures={})], judge(devices))
+        make_node_chart([replace(devices[0], figures={})], judge(devices))
 
 
 def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
@@ -234,7 +234,7 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
     turns = []
     for index in range(count):
         told = []
-        run = DeviceRun(ring(index), tmp_path, meet=lambda told=told: told.append("meet") or True)
+        run = DeviceRun(ring(index), tmp_path, wait_for_others=lambda told=told: told.append("meet") or True)
         run._run_part = told.append
         run.measure_together()
         assert told.count("peers") == 1

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import pytest
 
-from mamf.cli import COMMANDS, module_of
+from mamf.cli import COMMANDS, get_module_name
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import OPTIONS
 from mamf.errors import FORMATS
 from mamf.report import formats
 
 #: Modules by what is typed.
-MODULES = {name: module_of(name) for name in COMMANDS}
+MODULES = {name: get_module_name(name) for name in COMMANDS}
 MODULES |= {f"{name} --operation bandwidth": name for name in ("sweep", "find")}
 MOST_MODULES = 40
 _COUNT_MODULES = """

@@ -16,7 +16,7 @@ from forked import LONGEST_SECONDS, Command
 
 import mamf
 from mamf.cli import watching
-from mamf.cli.resuming import asked_budget
+from mamf.cli.resuming import compute_remaining_budget
 from mamf.cli.watching import Interruption, Restart
 from mamf.contribution.review import review_log
 from mamf.engine.runner import Crashes
@@ -139,13 +139,13 @@ def test_each_of_several_logs_is_resumed(tmp_path):
 
 def test_what_crashed_processes_spent_is_part_of_the_budget():
     options = Namespace(budget=60.0, restart=None)
-    assert asked_budget(options) == 60
+    assert compute_remaining_budget(options) == 60
     options.restart = Restart(Path("log.jsonl"), 45.0, [])
-    assert asked_budget(options) == 15
+    assert compute_remaining_budget(options) == 15
     options.budget = 10.0
-    assert 0 < asked_budget(options) < 1e-6
+    assert 0 < compute_remaining_budget(options) < 1e-6
     options.budget = None
-    assert asked_budget(options) is None
+    assert compute_remaining_budget(options) is None
 
 
 # -- libraries that exit -----------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_one_event_that_arrives_twice_is_one(monkeypatch):
 )
 def test_only_commands_that_measure_are_watched(monkeypatch, typed):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
-    watching.watch(typed)
+    watching.watch_command(typed)
     assert watching.WATCH is None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from attacks.calls import FORBIDDEN, Counts, call
 from attacks.honest import ATTENTION, BACKEND, BANDWIDTH, LEGACY, MATMUL, RUNS
-from mamf.cli import module_of
+from mamf.cli import get_module_name
 from mamf.cli.parser import Parser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _parsers(begin: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """Yield a command's parser with what is typed for it, or those of its actions."""
     parser = Parser(prog=begin)
     parser.words = begin.split()
-    importlib.import_module(f"mamf.cli.commands.{module_of(parser.words[0])}").configure(parser)
+    importlib.import_module(f"mamf.cli.commands.{get_module_name(parser.words[0])}").configure(parser)
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     yield from (([name], action) for actions in below for name, action in actions.items())
     if not below:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.cli.parser import Parser, value_of
+from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_parameters
 from mamf.cli.session import Session, run_kernels, say_plan
 from mamf.cli.terminal import (
@@ -45,7 +45,10 @@ EXAMPLES = """examples:
 
 
 def configure(parser: Parser) -> None:
-    add_parameters(parser, _operation(value_of("--operation", parser.words), value_of("--preset", parser.words)))
+    add_parameters(
+        parser,
+        _choose_operation(find_option_value("--operation", parser.words), find_option_value("--preset", parser.words)),
+    )
     group = parser.add_argument_group("what")
     add(group, "--operation", default_text="attention, or decode for a --preset of decode")
     add(group, "--kernel")
@@ -79,7 +82,7 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _operation(name: str | None, preset: str | None) -> AnyOperation:
+def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     """Return the operation with this name, or else the one that has the preset. Raises UnknownNameError."""
     known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
@@ -92,7 +95,7 @@ def _operation(name: str | None, preset: str | None) -> AnyOperation:
 
 
 def run(options: argparse.Namespace) -> int:
-    return run_kernels(options, _AttentionSession, _operation(options.operation, options.preset))
+    return run_kernels(options, _AttentionSession, _choose_operation(options.operation, options.preset))
 
 
 class _AttentionSession(Session):
@@ -100,18 +103,18 @@ class _AttentionSession(Session):
 
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
-        from mamf.cli.ceilings import given_ceilings, require_repeated_ceilings, wanted_ceilings
+        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
         super().__init__(request, options, *opened)
         held = [*self.log.all_ceilings.values(), *self.log.own_ceilings.values()] if self.log else []
         self.ceilings: dict[tuple[str, str], Ceiling] = {make_ceiling_key(ceiling): ceiling for ceiling in held}
-        given = given_ceilings(options, wanted_ceilings(self.plan), self.backend)
+        given = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
         if self.log and self.before:
-            require_repeated_ceilings(options, self.log, self.before, given)
+            require_same_ceilings(options, self.log, self.before, given)
         self.given = {key: ceiling for key, ceiling in given.items() if key not in self.ceilings}
         self.ceilings |= given
-        self.driven.known = self.ceilings
-        self._references(self.ceilings, warn)  # before anything is measured
+        self.measured_run.known = self.ceilings
+        self._open_reference_kernels(self.ceilings, warn)  # before anything is measured
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
@@ -122,15 +125,15 @@ class _AttentionSession(Session):
         plan, options = super().make_plan(), self.options
         return plan if self.before or options.no_ceiling or options.ceiling else add_searches(plan, self.backend)
 
-    def _missing_searches(self) -> list[Plan]:
-        from mamf.cli.ceilings import limit_budgets, wanted_ceilings
+    def _list_missing_searches(self) -> list[Plan]:
+        from mamf.cli.ceilings import limit_budgets, list_needed_ceilings
         from mamf.engine.search.shares import get_ceiling_name
 
-        names = {key[0] for key in wanted_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
+        names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_budgets(self.plan.budget_seconds, searches)
 
-    def _references(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
+    def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Return the kernels that the matmul ceilings were measured with, by name."""
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_reference_kernels
@@ -138,32 +141,32 @@ class _AttentionSession(Session):
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
         return get_reference_kernels(names, self.options.ceiling_kernel, warn)
 
-    def strategy(self, setup: Setup) -> SharesStrategy:
-        from mamf.cli.ceilings import budget_warning
+    def make_strategy(self, setup: Setup) -> SharesStrategy:
+        from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import ceiling_record
 
-        searches = self._missing_searches()
-        for message in filter(None, map(budget_warning, searches)):
+        searches = self._list_missing_searches()
+        for message in filter(None, map(describe_short_budget, searches)):
             warn(message)
         return SharesStrategy(
             setup,
             self.ceilings,
             [Record("ceiling", ceiling_record(each)) for each in self.given.values()],
             searches,
-            choose_references=lambda ceilings: self._references(ceilings, lambda remark: None),
+            choose_references=lambda ceilings: self._open_reference_kernels(ceilings, lambda remark: None),
             on_failure=self.record_failure,
         )
 
     def say_plan(self) -> None:
-        say_plan(self.plan, self.driven.steps, self.backend, self._missing_searches())
+        say_plan(self.plan, self.measured_run.steps, self.backend, self._list_missing_searches())
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
-    def has_all(self) -> bool:
-        return super().has_all() and not self._missing_searches()
+    def is_complete(self) -> bool:
+        return super().is_complete() and not self._list_missing_searches()
 
-    def view(self) -> View:
-        return replace(super().view(), baseline=self.options.baseline)
+    def make_view(self) -> View:
+        return replace(super().make_view(), baseline=self.options.baseline)

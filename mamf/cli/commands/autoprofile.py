@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
-from mamf.cli import call
+from mamf.cli import run_command
 from mamf.cli.terminal import add, add_device_options, say, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
@@ -70,10 +70,10 @@ def run(options: argparse.Namespace) -> int:
     commands = Commands(options, folder, open_backend(options.backend or "auto", options.device or 0))
     code, left_out = 0, dict[str, str]()
     try:
-        for name, command in commands.all():
+        for name, command in commands.list_commands():
             say(f"-- mamf {shlex.join(command)}")
             try:
-                if call(command) == EXIT_CODE:
+                if run_command(command) == EXIT_CODE:
                     raise KeyboardInterrupt
             except MamfError as error:
                 if error.exit_code == EXIT_CODE:
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         commands.trace_step()
     except KeyboardInterrupt:
         code = EXIT_CODE
-    write_atomically(folder / SUMMARY, summary(folder, commands.left_out | left_out))
+    write_atomically(folder / SUMMARY, make_summary(folder, commands.left_out | left_out))
     say(f"summary: {folder / SUMMARY}")
     return code
 
@@ -105,23 +105,35 @@ class Commands:
             *([] if options.device is None else ["--device", str(options.device)]),
         ]
 
-    def all(self) -> Iterator[tuple[str, list[str]]]:
+    def list_commands(self) -> Iterator[tuple[str, list[str]]]:
         """Yield each command with the name of the log or picture that it writes."""
         is_accelerator = self.backend.is_accelerator
         dtype = ["--dtype", self.dtype] if self.dtype else []
-        yield self._resumed("ceilings", "find", *dtype, "--regime", BURST, *([SUSTAINED] if is_accelerator else []))
+        yield self._make_resumable_command(
+            "ceilings", "find", *dtype, "--regime", BURST, *([SUSTAINED] if is_accelerator else [])
+        )
         size = "4GiB" if is_accelerator else "128MiB"
-        yield self._resumed("bandwidth", "bandwidth", "--pattern", "copy", "--size", size)
+        yield self._make_resumable_command("bandwidth", "bandwidth", "--pattern", "copy", "--size", size)
         sizes = [] if is_accelerator else _CPU_ATTENTION
-        ceiling = self._ceiling(BURST) or ["--no-ceiling"]
+        ceiling = self._make_ceiling_option(BURST) or ["--no-ceiling"]
         attention = ["attention", *dtype, "--direction", "fwd", "bwd", *sizes, "--time-limit", "0.3s"]
-        yield self._resumed("kernels", *attention, *([] if self._has_log("kernels") else ceiling))
-        if kernels := self._kernels_to_count():
-            yield self._resumed("counters", "counters", *kernels)
+        yield self._make_resumable_command("kernels", *attention, *([] if self._has_log("kernels") else ceiling))
+        if kernels := self._choose_kernels_to_count():
+            yield self._make_resumable_command("counters", "counters", *kernels)
         if not self._has_log("step"):
             count = ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
             log = ["--output", str(self.folder / "step.jsonl")]
-            yield "step.jsonl", ["profile", *count, *self._ceiling(SUSTAINED), *log, *self._device, *self._model_step()]
+            yield (
+                "step.jsonl",
+                [
+                    "profile",
+                    *count,
+                    *self._make_ceiling_option(SUSTAINED),
+                    *log,
+                    *self._device,
+                    *self._make_step_command(),
+                ],
+            )
         for name in ("ceilings", "kernels"):
             if self._has_log(name):
                 picture = str(self.folder / f"{name}.png")
@@ -134,7 +146,7 @@ class Commands:
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
         if nsys is None or not self.backend.is_accelerator or report.exists():
             return
-        profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._model_step()]
+        profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._make_step_command()]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
         say(f"-- {shlex.join(command)}")
         if code := subprocess.run(command, check=False).returncode:
@@ -143,19 +155,19 @@ class Commands:
     def _has_log(self, name: str) -> bool:
         return (self.folder / f"{name}.jsonl").exists()
 
-    def _resumed(self, name: str, *command: str) -> tuple[str, list[str]]:
+    def _make_resumable_command(self, name: str, *command: str) -> tuple[str, list[str]]:
         budget = f"{self._budget * _SHARES[name]:.0f}s"
         log = f"{name}.jsonl"
         return log, [*command, *self._device, "--budget", budget, "--requeue", str(self.folder / log)]
 
-    def _ceiling(self, regime: str) -> list[str]:
+    def _make_ceiling_option(self, regime: str) -> list[str]:
         """Return the option that gives the folder's ceilings, or nothing if it has none for this regime."""
         from mamf.logs.run_log import read_run_log
 
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
-    def _kernels_to_count(self) -> list[str]:
+    def _choose_kernels_to_count(self) -> list[str]:
         """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_options
@@ -176,7 +188,7 @@ class Commands:
         names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED]]
         return [*names, *make_options(most.problem, most.shape)]
 
-    def _model_step(self) -> list[str]:
+    def _make_step_command(self) -> list[str]:
         """Return the command that runs training steps of GPT-2 small, on a CPU with only two layers."""
         on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
@@ -185,20 +197,20 @@ class Commands:
         return [*script, *device, *(sizes if self.backend.is_accelerator else on_cpu)]
 
 
-def summary(folder: Path, left_out: Mapping[str, str]) -> str:
+def make_summary(folder: Path, left_out: Mapping[str, str]) -> str:
     """Return the first table and the answer of each report as markdown. ``left_out``: the reasons why logs are missing,
     by name.
     """
-    return "\n".join(f"{part.rstrip()}\n" for part in _parts(folder, left_out))
+    return "\n".join(f"{part.rstrip()}\n" for part in _format_parts(folder, left_out))
 
 
-def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
-    from mamf.cli.commands.show import document_of
+def _format_parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
+    from mamf.cli.commands.show import make_log_document
     from mamf.report import document as documents
     from mamf.report.formats import markdown
 
     logs = (folder / name for name in LOGS)
-    name, machine = next((_device(path) for path in logs if path.exists()), ("This device", ""))
+    name, machine = next((_read_device(path) for path in logs if path.exists()), ("This device", ""))
     yield f"# {escape_markdown(name)}: what it can do, and what kernels reach"
     if machine:
         yield escape_markdown(machine)
@@ -206,9 +218,9 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             shown = [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
-            report = document_of(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
+            report = make_log_document(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
             blocks = [
-                *_essential_blocks(report),
+                *_choose_essential_blocks(report),
                 *shown,
                 documents.Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
@@ -217,7 +229,7 @@ def _parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
         yield f"## {title}\n\n{markdown(documents.Document(title, blocks))}"
 
 
-def _essential_blocks(report: Document) -> Iterator[Block]:
+def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of a report, without columns that do not fit, and the report's answer."""
     from mamf.report.document import Answer, Table
     from mamf.report.formats import fitting
@@ -228,7 +240,7 @@ def _essential_blocks(report: Document) -> Iterator[Block]:
     yield from (each for each in blocks if isinstance(each, Answer))
 
 
-def _device(path: Path) -> tuple[str, str]:
+def _read_device(path: Path) -> tuple[str, str]:
     """Return the name of the device of a log, and a line about the machine if the log has one."""
     from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none

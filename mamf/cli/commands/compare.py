@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import as_file, read_log
+    from mamf.cli.reading import ensure_local_file, read_log
     from mamf.logs.compare import compare
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.report.comparison import comparison_document
@@ -62,17 +62,19 @@ def run(options: argparse.Namespace) -> int:
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
-        files = [[opened.enter_context(as_file(path)) for path in side] for side in sides]
+        files = [[opened.enter_context(ensure_local_file(path)) for path in side] for side in sides]
         imported = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
         if any(imported):
-            return _print_beside(options, [path for side in files for path in side], imported)
+            return _print_side_by_side(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, comparison_document(comparison, options.tolerance, options.top))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0
 
 
-def _print_beside(options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]) -> int:
+def _print_side_by_side(
+    options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]
+) -> int:
     """Print the figures of a mamf-finder log next to those of another log."""
     from mamf.cli.reading import read_log
     from mamf.report.imported import beside_document, shown_log, shown_run

@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import find_ncu
 
     options.ncu = find_ncu(options.ncu)
-    return run_kernels(options, CountersSession, _operation(options))
+    return run_kernels(options, CountersSession, _choose_operation(options))
 
 
-def _operation(options: argparse.Namespace) -> AnyOperation:
+def _choose_operation(options: argparse.Namespace) -> AnyOperation:
     from mamf.logs.run_log import read_run_log
     from mamf.plugins.discovery import find_operation, make_operation
 
@@ -84,22 +84,22 @@ class CountersSession(Session):
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
-    def strategy(self, setup: Setup) -> CountingStrategy:
+    def make_strategy(self, setup: Setup) -> CountingStrategy:
         from mamf.profiling.counters.counting import CountingStrategy
 
         return CountingStrategy(setup, self.counted, self.ncu)
 
     def say_plan(self) -> None:
         super().say_plan()
-        for _, problem, shape, kernel in self.driven.steps:
+        for _, problem, shape, kernel in self.measured_run.steps:
             say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
-    def has_all(self) -> bool:
+    def is_complete(self) -> bool:
         from mamf.profiling.counters.counting import find_uncounted
 
-        return super().has_all() and not find_uncounted(self.driven.rows, self.counted)
+        return super().is_complete() and not find_uncounted(self.measured_run.rows, self.counted)
 
-    def judge(self, code: int) -> int:
+    def choose_exit_code(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)
 
     def document(self, log: RunLog) -> Document:

@@ -77,32 +77,34 @@ class ExplainSession(Session):
         if options.shape:
             return problem, MatmulShape.parse(options.shape), asked or choose_matmul_kernel(backend, problem).name
         given, dtype = options.ceiling, options.dtype and problem.dtype
-        best = _ceiling_of(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)
+        best = (
+            _read_burst_ceiling(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)
+        )
         if best is None:
             raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
         if not given:
             warn(f"explaining {best.shape} by {best.kernel}, the best result of 'mamf find' on {best.date[:10]}")
         return replace(best.problem, data=DATA[0]), best.shape, asked or get_installed_kernel(best.kernel).name
 
-    def asked_kernels(self) -> Sequence[str]:
+    def list_requested_kernels(self) -> Sequence[str]:
         return [self.product[2]]
 
-    def new_plan(self) -> Plan:
+    def make_new_plan(self) -> Plan:
 
         problem, shape, kernel = self.product
         problems = [replace(problem, data=data) for data in DATA]
         budget = self.options.budget or _SECONDS
         return make_operation_plan(self.of, [kernel], problems, [shape], CEILINGS, EXPLAIN, budget_seconds=budget)
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
-    def report(self, log: RunLog) -> int:
+    def print_report(self, log: RunLog) -> int:
         from mamf.kinds.kind import Drawing
         from mamf.kinds.registry import get_kind
         from mamf.report.charts.picture import draw, save
 
-        code = super().report(log)
+        code = super().print_report(log)
         if self.options.picture and log.measurements:
             chart = get_kind(log.plan).chart(log, Drawing())
             save(draw(chart), self.options.picture, self.options.overwrite)
@@ -110,7 +112,7 @@ class ExplainSession(Session):
         return code
 
 
-def _ceiling_of(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
+def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
     """Return the burst ceiling in a log, that of ``dtype`` if it has several. Raises UsageError if it has none."""
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     """Search for the ceilings of one dtype after the other; return the highest exit code."""
-    from mamf.cli.resuming import interruptible
+    from mamf.cli.resuming import run_interruptible
 
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
@@ -118,7 +118,7 @@ def _search(options: argparse.Namespace) -> int:
                 break
         return int(max(options.codes))
 
-    return interruptible(options, work)
+    return run_interruptible(options, work)
 
 
 class _SearchSession(Session):
@@ -156,16 +156,16 @@ class _SearchSession(Session):
             zip(before.kernels, choose_search_kernels(self.backend, before.problem, before.kernels), strict=True)
         )
 
-    def new_plan(self) -> Plan:
+    def make_new_plan(self) -> Plan:
         return self._search
 
     def plan_to_compare(self, before: Plan) -> Plan:
         """Make the plan of the options with the log's grid, which depends on the measured speed of the device."""
-        from mamf.cli.resuming import contradiction
+        from mamf.cli.resuming import make_contradiction_error
 
         options = self.options
         if bool(options.quick) != before.options.is_quick:
-            raise contradiction(options, "quick", before.options.is_quick, bool(options.quick))
+            raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
         regimes, precision = asked_regimes(options.regime, CEILINGS), options.precision or Plan.precision
         return replace(before, problems=self._problems(), regimes=regimes, precision=precision)
 
@@ -177,17 +177,17 @@ class _SearchSession(Session):
         say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
         say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         return str(self.plan.problem.dtype)
 
-    def count_due(self) -> None:
+    def count_remaining(self) -> None:
         return None
 
-    def report(self, log: RunLog) -> int:
+    def print_report(self, log: RunLog) -> int:
         from mamf.contribution.known_ceilings import place_among_known
         from mamf.logs.found import cache_ceiling
 
-        code = super().report(log)
+        code = super().print_report(log)
         for ceiling in log.all_ceilings.values():
             if known := place_among_known(ceiling, log.header["device"]):
                 say(f"{ceiling.regime}, {known}", note_stream(self.options))
@@ -200,8 +200,8 @@ class _KernelsFindSession(Session):
 
     kind = FIND
 
-    def new_plan(self) -> Plan:
-        plan = super().new_plan()
+    def make_new_plan(self) -> Plan:
+        plan = super().make_new_plan()
         regimes = asked_regimes(self.options.regime, CEILINGS)
         budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
         return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
@@ -231,5 +231,5 @@ class _KernelsFindSession(Session):
             f"ceiling: measure them with 'mamf sweep --operation {self.of.name}'"
         )
 
-    def count_due(self) -> None:
+    def count_remaining(self) -> None:
         return None

@@ -161,10 +161,10 @@ class _GuardSession(Session):
         if self.baseline:
             self._require_comparable(self.baseline)
 
-    def new_plan(self) -> Plan:
-        return replace(super().new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
+    def make_new_plan(self) -> Plan:
+        return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
 
-    def strategy(self, setup: Setup) -> GuardStrategy:
+    def make_strategy(self, setup: Setup) -> GuardStrategy:
         from mamf.engine.strategies.studies import GuardStrategy
         from mamf.logs.judging import guarded_entries
 
@@ -178,7 +178,7 @@ class _GuardSession(Session):
         from mamf.logs.entries import fields_of
         from mamf.logs.judging import BY_CYCLES, guarded_entries
 
-        here = self.log.header if self.log else self.driven.build_header()
+        here = self.log.header if self.log else self.measured_run.build_header()
         found = blocking_differences(baseline.header, here)
         if self.guarded.by == BY_CYCLES:
             found = [each for each in found if not each.is_of_card]
@@ -193,7 +193,7 @@ class _GuardSession(Session):
         ):
             raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
 
-    def judge(self, code: int) -> int:
+    def choose_exit_code(self, code: int) -> int:
         if self.options.update or code not in (0, NOTHING_MEASURED):
             return code or self.refused
         if self.found is None:
@@ -201,19 +201,19 @@ class _GuardSession(Session):
         is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
         return _REGRESSION if is_failed else 0 if self.found.is_finished else NOTHING_MEASURED
 
-    def document(self, log: RunLog) -> Document:
+    def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import guard_document
 
-        return super().document(log) if self.found is None else guard_document(self.found)
+        return super().make_document(log) if self.found is None else guard_document(self.found)
 
-    def report(self, log: RunLog) -> int:
+    def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard
         from mamf.report.comparison import verdict_line
 
         if self.baseline:
             self.found = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
             self._write_files(self.found, log.summary)
-        code = super().report(log)
+        code = super().print_report(log)
         if self.found and not is_for_people(self.options):
             say(verdict_line(self.found), sys.stderr)
         if self.options.update:

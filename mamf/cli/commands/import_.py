@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import reading
+    from mamf.cli.reading import show_reading_progress
     from mamf.logs.finder import read_finder_logs
     from mamf.logs.legacy import write_legacy_log
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     written: list[Path] = []
     with Interruption():
         # Read all files before writing any, so that either all are written or none.
-        with reading(paths) as seen:
+        with show_reading_progress(paths) as seen:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, seen)]
         targets = _targets((path for path, _ in runs), options.output_folder)
         try:

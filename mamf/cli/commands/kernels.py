@@ -20,7 +20,7 @@ EXAMPLES = """examples:
   mamf kernels --backend cpu            the kernels for another device
 """
 # The best-known operations come first.
-_FIRST = ("matmul", "attention")
+_FIRST_OPERATIONS = ("matmul", "attention")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,30 +36,30 @@ def run(options: argparse.Namespace) -> int:
     if options.operation:
         make_operation(options.operation)  # report an unknown name before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
-    names = [options.operation] if options.operation else sorted(find_registered(OPERATIONS), key=_place)
+    names = [options.operation] if options.operation else sorted(find_registered(OPERATIONS), key=_get_sort_key)
     head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
-    print_document(options, Document("Kernels", [head, *(kernels_of(name, backend) for name in names)]))
+    print_document(options, Document("Kernels", [head, *(make_kernel_table(name, backend) for name in names)]))
     return 0
 
 
-def _place(name: str) -> tuple[int, str]:
-    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
+def _get_sort_key(name: str) -> tuple[int, str]:
+    return (_FIRST_OPERATIONS.index(name) if name in _FIRST_OPERATIONS else len(_FIRST_OPERATIONS), name)
 
 
-def kernels_of(name: str, backend: Backend) -> Block:
+def make_kernel_table(name: str, backend: Backend) -> Block:
     """Return a table of the kernels of an operation, or the reason why the operation cannot be loaded."""
     from mamf.plugins.discovery import list_kernel_names, make_operation
     from mamf.report.document import Lines, text_table
 
     try:
         of = make_operation(name)
-        rows = [(each, _availability(of, each, backend)) for each in list_kernel_names(of)]
+        rows = [(each, _describe_availability(of, each, backend)) for each in list_kernel_names(of)]
     except MamfError as error:
         return Lines([str(error)], f"{name}:")
     return replace(text_table(("kernel", "on this device"), rows), title=f"{name}:")
 
 
-def _availability(of: AnyOperation, name: str, backend: Backend) -> str:
+def _describe_availability(of: AnyOperation, name: str, backend: Backend) -> str:
     from mamf.plugins.discovery import make_kernel
 
     try:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.cli import call
+from mamf.cli import run_command
 from mamf.cli.planning import add_parameters, request_of
 from mamf.cli.session import Session, run_kernels
 from mamf.cli.terminal import add, add_session_options, say_memory, warn
@@ -88,16 +88,16 @@ def _profile(options: argparse.Namespace) -> int:
     device = ["--backend", backend.name, "--device", str(backend.index)]
     launch = ["-m", "mamf", "run", kernel, *make_options(problem, shape), *device, "--no-verify"]
     steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
-    return call(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
+    return run_command(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
 
 
 def kernels(options: argparse.Namespace) -> list[str] | None:
     """Return the kernel names: the model with each attention kernel, eager and, on request, compiled. None if the
     resumed log decides.
     """
-    from mamf.cli.resuming import asks_for_plan
+    from mamf.cli.resuming import has_plan_options
 
-    if options.resume and not asks_for_plan(options):
+    if options.resume and not has_plan_options(options):
         return None
     ways = ("torch", "compiled") if options.compile else ("torch",)
     return [f"{way}[{name}]" for name in options.attention or ("sdpa",) for way in ways]
@@ -108,18 +108,18 @@ class ModelSession(Session):
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_given
-        from mamf.cli.ceilings import given_ceilings, wanted_ceilings
-        from mamf.cli.resuming import contradiction
+        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
+        from mamf.cli.resuming import make_contradiction_error
         from mamf.logs.records import known_ceiling_record
 
         super().__init__(*arguments)
-        wanted = wanted_ceilings(self.plan)
+        wanted = list_needed_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
-        for key, each in given_ceilings(self.options, wanted, self.backend).items():
+        for key, each in read_given_ceilings(self.options, wanted, self.backend).items():
             ceiling, before = mark_as_given(each), self.known_ceilings.get(key)
             if before and known_ceiling_record(before) != known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
-                raise contradiction(self.options, "ceiling", then, self.options.ceiling)
+                raise make_contradiction_error(self.options, "ceiling", then, self.options.ceiling)
             if any(find_rate({key: ceiling}, *each) for each in wanted):
                 self.known_ceilings[key] = ceiling
 
@@ -131,7 +131,7 @@ class ModelSession(Session):
         from mamf.engine.estimate import probe_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
-        _, problem, shape, _ = self.driven.steps[0]
+        _, problem, shape, _ = self.measured_run.steps[0]
         # The reference of its results is in float32, whatever its own dtype.
         flops = probe_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_LAUNCHES * problem.flop(shape) / flops
@@ -143,17 +143,17 @@ class ModelSession(Session):
 
     def say_plan(self) -> None:
         super().say_plan()
-        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.driven.steps), default=0)
+        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.steps), default=0)
         say_memory(needed, "the largest row, without its activations", self.backend)
 
-    def strategy(self, setup: Setup) -> RowsStrategy:
-        from mamf.cli.ceilings import wanted_ceilings
+    def make_strategy(self, setup: Setup) -> RowsStrategy:
+        from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import Record
         from mamf.logs.records import known_ceiling_record
 
-        missing = [key for key in wanted_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
-        self.known_ceilings |= known_here(self.backend, missing)
+        missing = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
+        self.known_ceilings |= find_known_ceilings(self.backend, missing)
         logged = self.log.known_ceilings if self.log else {}
         new = [
             Record("known_ceiling", known_ceiling_record(each))
@@ -163,7 +163,7 @@ class ModelSession(Session):
         return RowsStrategy(setup, records=new)
 
 
-def known_here(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
+def find_known_ceilings(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
     """Return the ceilings that were measured on this device or contributed for its model. Warn of missing ones."""
     from mamf.contribution.known_ceilings import measured_peak
 

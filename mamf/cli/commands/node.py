@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli import call
+from mamf.cli import run_command
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add, duration, index, print_document, say, warn
 from mamf.cli.watching import EXIT_CODE
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     if not run.is_over:
         return EXIT_CODE
     if options.overlap:
-        call(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
+        run_command(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
     return code
 
 
@@ -110,12 +110,12 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
 def _print_verdict(
     options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
 ) -> int:
-    from mamf.node.logs import contributed_baseline
-    from mamf.node.verdict import judge, node_document
+    from mamf.node.logs import make_contributed_baseline
+    from mamf.node.verdict import judge, make_node_document
     from mamf.report.formats import TABLE_ALONE
 
-    verdict = judge(devices, baseline or contributed_baseline(devices), must_fit=baseline is not None)
-    print_document(options, node_document(devices, verdict, not_together))
+    verdict = judge(devices, baseline or make_contributed_baseline(devices), must_fit=baseline is not None)
+    print_document(options, make_node_document(devices, verdict, not_together))
     if options.format in TABLE_ALONE:
         say(verdict.reason, sys.stderr)
     return verdict.exit_code

@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   mamf overlap --beside to_host copy               on one device
   mamf overlap --resume LOG                        continue after Ctrl-C or kill
 """
-_OF_RANKS, _OF_ONE = ("all_reduce", "all_gather", "reduce_scatter"), ("to_host", "to_device", "copy")
+_WORK_OF_SEVERAL, _WORK_OF_ONE = ("all_reduce", "all_gather", "reduce_scatter"), ("to_host", "to_device", "copy")
 _PATIENCE_SECONDS = 120.0
 
 
@@ -88,23 +88,23 @@ def run(options: argparse.Namespace) -> int:
     step = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step) == 1 or not all(0 < each < math.inf for each in step):
         raise UsageError("--flop and --bytes describe one step: give both, each above 0")
-    own, name = find_rank_place(os.environ), options.backend or find_first_backend()
+    place, name = find_rank_place(os.environ), options.backend or find_first_backend()
     count = load_backend_class(name).device_count()
-    beside = options.beside or (_OF_RANKS if own or count > 1 else _OF_ONE)
+    beside = options.beside or (_WORK_OF_SEVERAL if place or count > 1 else _WORK_OF_ONE)
     collectives = [each for each in beside if each in COLLECTIVES]
     is_over = options.resume and read_run_log(options.resume).tier == "complete"
-    if collectives and own is None and count < 2 and not is_over:
+    if collectives and place is None and count < 2 and not is_over:
         raise UsageError(f"{collectives[0]} needs several devices, but {name} has {count}: use --beside to_host copy")
-    if collectives and own is None and not (is_over or options.dry_run):
+    if collectives and place is None and not (is_over or options.dry_run):
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
         import subprocess
 
         return subprocess.call([sys.executable, *ranks, *options.typed], stdout=stdout())
-    if own is not None:
+    if place is not None:
         # A launcher may hide the devices of the other ranks.
-        options.backend, options.device = name, own.index % max(count, 1)
-    if own is not None and own.rank:
-        return 0 if list(ranked(OverlapStrategy(open_backend(name, options.device), Pair(), ()), own)) else 1
+        options.backend, options.device = name, place.index % max(count, 1)
+    if place is not None and place.rank:
+        return 0 if list(measure_as_rank(OverlapStrategy(open_backend(name, options.device), Pair(), ()), place)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [
@@ -114,48 +114,48 @@ def run(options: argparse.Namespace) -> int:
     return run_kernels(options, OverlapSession)
 
 
-def ranked(run: OverlapStrategy, own: RankPlace | None) -> Iterator[Measurement]:
+def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
     """Yield the rows of a run. If a launcher started several ranks, this is one rank, and all measure rank 0's plan."""
     from mamf.node.group import gather_all, join_group
 
-    if own is None:
+    if place is None:
         yield from run.results()
         return
-    with join_group(own, run.backend, _PATIENCE_SECONDS):
+    with join_group(place, run.backend, _PATIENCE_SECONDS):
         run.gather_from_ranks = gather_all
         run.cells, run.seconds, run.budget_seconds = gather_all((run.cells, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 
 
 @dataclass
-class _Ranked:
-    """A run as rank 0 of its group, or without a group. ``held``: the steps that the log already has."""
+class _RankRun:
+    """A run as rank 0 of its group, or without a group. ``logged_steps``: the steps that the log already has."""
 
     run: OverlapStrategy
-    own: RankPlace | None
-    held: Collection[StepKey]
+    place: RankPlace | None
+    logged_steps: Collection[StepKey]
 
     @property
     def left_out(self) -> int:
         return self.run.left_out
 
     def results(self) -> Iterator[Measurement]:
-        return (row for row in ranked(self.run, self.own) if row.step not in self.held)
+        return (row for row in measure_as_rank(self.run, self.place) if row.step not in self.logged_steps)
 
 
 class OverlapSession(Session):
     kind = OVERLAP
 
-    def new_plan(self) -> Plan:
-        return replace(super().new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
+    def make_new_plan(self) -> Plan:
+        return replace(super().make_new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.node.group import find_rank_place
 
-        run: Any = super().strategy(setup)
-        return _Ranked(run, find_rank_place(os.environ), [row.step for row in setup.answers.values()])
+        run: Any = super().make_strategy(setup)
+        return _RankRun(run, find_rank_place(os.environ), [row.step for row in setup.answers.values()])
 
-    def document(self, log: RunLog) -> Document:
+    def make_document(self, log: RunLog) -> Document:
         from mamf.report.studies import overlap_document
 
         step = self.options.flop and (self.options.flop, self.options.bytes)

@@ -41,11 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.name is not None and (options.backend or options.device is not None):
         raise UsageError("--name cannot be combined with --backend or --device: it names any device, present or not")
-    print_document(options, _answer(options))
+    print_document(options, _make_answer(options))
     return 0
 
 
-def _answer(options: argparse.Namespace) -> Document:
+def _make_answer(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import peak, peaks_by_name
     from mamf.plugins.discovery import open_backend
     from mamf.report.document import Answer, Column, Document, Table, interval_cell, significant
@@ -66,10 +66,10 @@ def _answer(options: argparse.Namespace) -> Document:
     table = Table(columns, known, key="known", shown=known if len(known) > 1 else [])
     best = known[0]
     origin = [] if best.reference in best.description else [f"from: {best.reference}"]
-    return Document("Peak", [table, Answer([_line(best), best.description, *origin])], _record(best))
+    return Document("Peak", [table, Answer([_format_rate(best), best.description, *origin])], _make_record(best))
 
 
-def _record(known: Rate) -> dict[str, Any]:
+def _make_record(known: Rate) -> dict[str, Any]:
     """Return the answer for --format json. ``flops`` and the interval are in FLOP/s."""
     names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = known.interval and [known.interval.low * TERA, known.interval.high * TERA, known.interval.coverage]
@@ -80,7 +80,7 @@ def _record(known: Rate) -> dict[str, Any]:
     }
 
 
-def _line(known: Rate) -> str:
+def _format_rate(known: Rate) -> str:
     from mamf.report.document import WHY_UNKNOWN, rate_text, significant
 
     kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)

@@ -52,40 +52,40 @@ def run(options: argparse.Namespace) -> int:
     file_type(path)
     if path.exists() and not options.overwrite:
         raise exists(path)
-    save(draw(_picture(options)), path, options.overwrite)
+    save(draw(_make_picture(options)), path, options.overwrite)
     say(f"figure: {path}")
     return 0
 
 
-def _picture(options: argparse.Namespace) -> Picture:
+def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.cli.reading import read_log
     from mamf.kinds.registry import make_log_chart
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.logs.shared_runs import is_shared_folder
-    from mamf.node.logs import contributed_baseline, read_nodes
-    from mamf.node.verdict import judge, node_chart
+    from mamf.node.logs import make_contributed_baseline, read_nodes
+    from mamf.node.verdict import judge, make_node_chart
     from mamf.report.charts.clocks import clock_chart
     from mamf.report.imported import beside_chart, shown_log, shown_run
 
     if options.cycles:
-        _require_no_choice(options, "a picture of cycles")
+        _refuse_choice(options, "a picture of cycles")
         return clock_chart(read_log(*options.logs))
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
-        _require_no_choice(options, "a node")
+        _refuse_choice(options, "a node")
         _, devices = read_nodes(options.logs)
-        return node_chart(devices, judge(devices, contributed_baseline(devices)))
+        return make_node_chart(devices, judge(devices, make_contributed_baseline(devices)))
     if folders:
         raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw it without the other logs")
     imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
-        _require_no_choice(options, "a log of mamf-finder")
+        _refuse_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return beside_chart([shown_run(path.stem, run) if run else shown_log(read_log(path)) for path, run in named])
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 
-def _require_no_choice(options: argparse.Namespace, what: str) -> None:
+def _refuse_choice(options: argparse.Namespace, what: str) -> None:
     for given in ("regime", "direction"):
         if getattr(options, given):
             raise UsageError(f"--{given} cannot be combined with {what}, which has no {given}")

@@ -57,7 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=size,
         default=5,
         metavar="N",
-        help="number of steps before those (default: 5); as many after them are timed without the profiler",
+        help="number of steps before the profiled ones (default: 5); the same number of steps after them is timed "
+        "without the profiler",
     )
     parser.add_argument(
         "--calls",
@@ -107,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
     options.command_line = quote_command_line()  # sys.argv will be the script's
     if options.source is not None:
-        return _read(options)
+        return _profile_trace(options)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace with --from")
     # Take the script's arguments as typed: the underscores in mamf's options were replaced.
@@ -119,15 +120,17 @@ def run(options: argparse.Namespace) -> int:
     if get_rank() and options.ranks == "first" and not options.stop:
         with program.prepare_interpreter():
             return program.run()
-    options.output, options.trace, options.memory = (_place(options, name) for name in ("output", "trace", "memory"))
+    options.output, options.trace, options.memory = (
+        _choose_output_path(options, name) for name in ("output", "trace", "memory")
+    )
     folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which a forked child would remove at its exit
     try:
-        return _profile(options, program, folder)
+        return _profile_script(options, program, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _place(options: argparse.Namespace, option: str) -> Path | None:
+def _choose_output_path(options: argparse.Namespace, option: str) -> Path | None:
     """Return the absolute path of this rank's output file, or None if this rank writes none.
 
     Raises UsageError before the script runs for hours. The path is absolute because a script may change its folder.
@@ -148,7 +151,7 @@ def _place(options: argparse.Namespace, option: str) -> Path | None:
     return path.absolute()
 
 
-def _read(options: argparse.Namespace) -> int:
+def _profile_trace(options: argparse.Namespace) -> int:
     from mamf.profiling.profile import make_profile
     from mamf.profiling.traces import read_trace
 
@@ -156,13 +159,15 @@ def _read(options: argparse.Namespace) -> int:
         if getattr(options, name):
             what = "a SCRIPT" if name == "script" else f"--{name}"
             raise UsageError(f"--from cannot be combined with {what}: it reads an existing trace")
-    options.output = _place(options, "output")
+    options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
-    _keep(options, options.source.name, make_profile(trace, _ceilings(options, trace.is_of_device)))
+    _write_and_print(
+        options, options.source.name, make_profile(trace, _make_ceiling_lookup(options, trace.is_of_device))
+    )
     return 0
 
 
-def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int:
+def _profile_script(options: argparse.Namespace, program: Program, folder: Path) -> int:
     from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
     from mamf.profiling.profile import make_profile
@@ -170,18 +175,18 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
-    ranges = ModuleRanges(lambda: resolve_backend(_device(options))) if options.nvtx else None
+    ranges = ModuleRanges(lambda: resolve_backend(_name_device(options))) if options.nvtx else None
     spans = ModuleRanges(lambda: make_ranges(memory.record_span)) if memory else None
     watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(make_trace_ranges)) if each is not None]
     profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
     if running.get_rank() and options.ranks == "first":  # this rank only has to end when the first one does
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # report wrong logs before the script runs
-        _ceilings(options)
+        _make_ceiling_lookup(options)
     terminal, is_kept = sys.stdout, False  # a script may replace sys.stdout
     process, printed = os.getpid(), folder / "printed"
 
-    def keep(code: int = 0) -> None:
+    def write_profile_once(code: int = 0) -> None:
         nonlocal is_kept
         folder.mkdir(parents=True, exist_ok=True)  # a script may remove temporary files
         trace = profiler.read_trace(options.trace or folder / "trace.json")
@@ -190,26 +195,28 @@ def _profile(options: argparse.Namespace, program: Program, folder: Path) -> int
         if trace is None:
             raise NothingProfiledError(profiler.explain_no_profile(options.calls), code)
         with running.restore_device(), contextlib.redirect_stdout(terminal):
-            profile = make_profile(trace, _ceilings(options, trace.is_of_device), profiler.unprofiled_step_seconds)
+            profile = make_profile(
+                trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
+            )
             profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
-            _keep(options, Path(program.name).name, profile)
+            _write_and_print(options, Path(program.name).name, profile)
         is_kept = True
         if os.getpid() == process:
             shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
         else:
             printed.touch()
 
-    profiler.on_profiled = keep
+    profiler.on_profiled = write_profile_once
     code = running.profile_program(program, profiler, options.calls)
     if not is_kept:
-        keep(code)
+        write_profile_once(code)
     for watch in watches:
         if watch.remark:
             warn(watch.remark)
     return code
 
 
-def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
+def _write_and_print(options: argparse.Namespace, name: str, profile: Profile) -> None:
     """Write the log, and print the report on the first rank. ``name``: the script's file name."""
     from mamf.profiling.log import make_profile_document, write_profile
     from mamf.profiling.running import get_rank
@@ -225,7 +232,7 @@ def _keep(options: argparse.Namespace, name: str, profile: Profile) -> None:
         stdout().flush()
 
 
-def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
+def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
     """Return a function that gives the sustained ceiling of a dtype, for MAMFU: training is continuous load.
 
     The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
@@ -235,7 +242,7 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
-        return functools.partial(known_here, _device(options, is_of_device))
+        return functools.partial(find_known_ceiling, _name_device(options, is_of_device))
     given: dict[tuple[str, str], Rate] = {}
     for path in options.ceiling:
         log = read_run_log(path)
@@ -247,7 +254,7 @@ def _ceilings(options: argparse.Namespace, is_of_device: bool = True) -> Ceiling
 
 
 @functools.cache
-def known_here(device: str | None, dtype: str) -> Rate | None:
+def find_known_ceiling(device: str | None, dtype: str) -> Rate | None:
     """Return the sustained ceiling that was measured here or contributed, or None. A datasheet's peak is no ceiling."""
     from mamf.contribution.known_ceilings import measured_peak
 
@@ -257,7 +264,7 @@ def known_here(device: str | None, dtype: str) -> Rate | None:
         return None
 
 
-def _device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
+def _name_device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
     """Return the device of --backend and --device as ``peak`` names it. Without either, return None for the default
     device, or ``cpu`` if the trace has no device work.
     """

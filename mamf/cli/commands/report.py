@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import as_file
+    from mamf.cli.reading import ensure_local_file
     from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.report import make_report
     from mamf.report.charts.picture import exists
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output.exists() and not options.overwrite:
         raise exists(options.output)
     with ExitStack() as opened, disable_garbage_collection():
-        paths = [path if path.is_dir() else opened.enter_context(as_file(path)) for path in options.logs]
+        paths = [path if path.is_dir() else opened.enter_context(ensure_local_file(path)) for path in options.logs]
         page = render_page(make_report(paths))
     (write_atomically if options.overwrite else create_atomically)(options.output, page)
     say(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")

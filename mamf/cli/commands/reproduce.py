@@ -90,20 +90,20 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
     or RunLogError.
     """
-    from mamf.cli.reading import as_file, read_log
+    from mamf.cli.reading import ensure_local_file, read_log
     from mamf.logs.judging import make_claims
 
     if options.claim:
-        claims = [_claim_in_words(text) for text in options.claim]
+        claims = [_parse_claim(text) for text in options.claim]
         if len({name for name, _ in claims}) > 1:
             raise UsageError("the claims are about several operations: reproduce one operation at a time")
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
-    with as_file(options.source) as file:
+    with ensure_local_file(options.source) as file:
         log = read_log(file)
         return log.plan.operation, make_claims(log, options.top), log
 
 
-def _claim_in_words(text: str) -> tuple[str, Claim]:
+def _parse_claim(text: str) -> tuple[str, Claim]:
     """Return the name of the operation and the claim. Raises UsageError for text that is not a claim."""
     from mamf.cli.planning import read_fields
 
@@ -112,10 +112,10 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
         form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
         raise UsageError(f"{shorten(text)!r} is not a claim: write {form}")
     number, decimals, unit, kernel, written, words = parts.groups()
-    of = _operation_of(kernel, written)
+    of = _find_operation(kernel, written)
     if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
         raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {counted}")
-    fields = [word if "=" in word else f"{_field_of(word, of)}={word}" for word in words.split()]
+    fields = [word if "=" in word else f"{_find_field(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
     asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
@@ -123,7 +123,7 @@ def _claim_in_words(text: str) -> tuple[str, Claim]:
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
 
 
-def _field_of(word: str, of: AnyOperation) -> str:
+def _find_field(word: str, of: AnyOperation) -> str:
     """Return the name of the field that a word of a claim sets: the one that allows this value, or else the dtype."""
     from mamf.operation import get_field_parameters
 
@@ -132,7 +132,7 @@ def _field_of(word: str, of: AnyOperation) -> str:
     return next((each.name for each in get_field_parameters(of).values() if word in each.choices), "dtype")
 
 
-def _operation_of(kernel: str, shape: str) -> AnyOperation:
+def _find_operation(kernel: str, shape: str) -> AnyOperation:
     """Return the operation that can read the shape and has the kernel. A kernel given by path may be of any operation.
 
     Raises UsageError if no operation reads the shape, and UnknownNameError if none of those that do has the kernel.
@@ -178,7 +178,8 @@ class ReproduceSession(Session):
             return choose_kernels(self.of, self.backend, self.before.kernels)
         given = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
         opened = {
-            name: next((each for each in given if name in (each[0], each[1].name)), None) or self._installed(name)
+            name: next((each for each in given if name in (each[0], each[1].name)), None)
+            or self._open_installed_kernel(name)
             for name in dict.fromkeys(claim.step[3] for claim in self.asked.claims)
         }
         header = self.source.header if self.source else {}
@@ -196,7 +197,7 @@ class ReproduceSession(Session):
         self.asked = replace(self.asked, claims=tuple(claims))
         return list({each[1].name: each for each in opened.values() if each}.values())
 
-    def _installed(self, name: str) -> tuple[str, AnyKernel] | None:
+    def _open_installed_kernel(self, name: str) -> tuple[str, AnyKernel] | None:
         """Return the installed kernel with this name; warn and return None if it cannot run here.
 
         Nothing is imported only because a log names it: the user must give paths with --kernel.
@@ -213,7 +214,7 @@ class ReproduceSession(Session):
             warn(f"{error}; its claims are left out")
             return None
 
-    def new_plan(self) -> Plan:
+    def make_new_plan(self) -> Plan:
         from mamf.operation import make_operation_plan
 
         asked, before, steps = self.options, self.source and self.source.plan, [each.step for each in self.asked.claims]
@@ -238,16 +239,16 @@ class ReproduceSession(Session):
     def say_plan(self) -> None:
         from mamf.logs.judging import judge_claims
 
-        judged = judge_claims(self.plan.options, self.driven.rows)
+        judged = judge_claims(self.plan.options, self.measured_run.rows)
         say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
 
-    def count_due(self) -> int | None:
-        return self.driven.kind.count_left(self.driven) or None
+    def count_remaining(self) -> int | None:
+        return self.measured_run.kind.count_left(self.measured_run) or None
 
-    def judge(self, code: int) -> int:
+    def choose_exit_code(self, code: int) -> int:
         from mamf.logs.judging import NOT_MEASURED, judge_claims
 
-        judged = judge_claims(self.plan.options, self.driven.rows)
+        judged = judge_claims(self.plan.options, self.measured_run.rows)
         if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)
         return _SLOWER

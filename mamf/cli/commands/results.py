@@ -88,7 +88,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 def _review_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder. In results/, also check their places, duplicates, and files that are not logs."""
-    from mamf.cli.reading import reading
+    from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log, review_results, review_strays
 
     files = list(itertools.islice(folder.rglob("*"), _MAX_FILES + 1))
@@ -98,7 +98,7 @@ def _review_folder(folder: Path) -> list[Review]:
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
         raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")
-    with reading(logs) as seen:
+    with show_reading_progress(logs) as seen:
         if not (folder / "README.md").exists():
             return [review_log(path, seen) for path in logs]
         return [*review_results(folder, logs, seen), *review_strays(folder, files)]
@@ -106,13 +106,13 @@ def _review_folder(folder: Path) -> list[Review]:
 
 def _review_file(path: Path) -> Review:
     """Review one log. Raises UsageError unless it is a regular file."""
-    from mamf.cli.reading import reading
+    from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log
 
     if not path.is_file():
         problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"
         raise UsageError(f"{path} {problem}")
-    with reading([path]) as seen:
+    with show_reading_progress([path]) as seen:
         return review_log(path, seen)
 
 
@@ -120,7 +120,7 @@ def run_submit(options: argparse.Namespace) -> int:
     from mamf.logs.shared_runs import find_shared_logs
 
     if not options.dry_run:
-        _folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
+        _require_folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
     paths = find_shared_logs(options.log) if options.log.is_dir() else [options.log]
     return max((_submit(options, path) for path in paths), default=_REJECTED)
 
@@ -142,7 +142,7 @@ def _submit(options: argparse.Namespace, path: Path) -> int:
         return 0
     make_folder(target.parent)
     create_atomically(target, content)
-    log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _contributed_file(root), root))
+    log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _get_contributed_file(root), root))
     say_lines(f"""
 look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
 then, in a clone of your fork:
@@ -161,7 +161,7 @@ def run_table(options: argparse.Namespace) -> int:
     from mamf.contribution.review import format_findings, review_results
     from mamf.contribution.tables import contributed_csv, results_pages
 
-    root = _folder(options.results)
+    root = _require_folder(options.results)
     logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
     if not logs:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
@@ -172,7 +172,7 @@ def run_table(options: argparse.Namespace) -> int:
             raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
     collection = read_collection(root, logs)
     pages = {root / path: page for path, page in results_pages(collection).items()}
-    if (ceilings := _contributed_file(root)).exists():
+    if (ceilings := _get_contributed_file(root)).exists():
         pages[ceilings] = contributed_csv(collection)
     if options.check:
         stale = {path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page}
@@ -191,20 +191,20 @@ def run_site(options: argparse.Namespace) -> int:
     from mamf.report.document import counted
 
     with disable_garbage_collection():
-        data = build_site(_folder(options.results), options.output, options.logs)
+        data = build_site(_require_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
     say(f"written: {options.output / INDEX} ({counted(len(data.runs), 'log')} of {counted(devices, 'device')})")
     return 0
 
 
-def _contributed_file(root: Path) -> Path:
+def _get_contributed_file(root: Path) -> Path:
     """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
     from mamf.peaks import CONTRIBUTED_FILE
 
     return root.parent / "mamf" / CONTRIBUTED_FILE
 
 
-def _folder(path: Path, advice: str = ", or name it with --results") -> Path:
+def _require_folder(path: Path, advice: str = ", or name it with --results") -> Path:
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}: run this in a clone of the project{advice}")
     return path

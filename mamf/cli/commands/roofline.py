@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.backend import MIB, Backend
-from mamf.cli import call
+from mamf.cli import run_command
 from mamf.cli.terminal import (
     add,
     add_device_options,
@@ -38,15 +38,15 @@ EXAMPLES = """examples:
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
 #: Passes of a launch over arrays that fit in the cache. Only the first reads memory, a few percent of the total.
-_PASSES, _PASSES_OF_CPU = 32, 8
+_PASSES, _CPU_PASSES = 32, 8
 #: The time for each of memory and cache, relative to the time for a dtype.
-_PART_OF_BANDWIDTH = 0.75
+_BANDWIDTH_BUDGET_SHARE = 0.75
 #: With fewer seconds a matmul search runs as --quick: a thorough one would end before its sustained ceiling.
 _MIN_THOROUGH_SECONDS = 40.0
 #: Sizes of the arrays, as fractions and multiples of the cache. More multiples would take minutes on a CPU.
-_OF_CACHE, _CACHES, _CACHES_OF_CPU = (4, 2), (16, 256), (16,)
+_CACHE_DIVISORS, _CACHE_MULTIPLES, _CPU_CACHE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: An array takes at most 1/4 of the free memory; the memory of a device that does not report it.
-_PART_OF_MEMORY, _MEMORY_BYTES = 4, 8 * 1024 * MIB
+_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
-    from mamf.cli.resuming import flag
+    from mamf.cli.resuming import format_flag
     from mamf.logs.compare import build_log_roofs, require_same_card
     from mamf.report.charts.picture import draw, exists, file_type, save
     from mamf.report.document import machine_line
@@ -91,9 +91,9 @@ def run(options: argparse.Namespace) -> int:
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
-            raise UsageError(f"--ceiling cannot be combined with {flag(option)}, because it measures nothing")
+            raise UsageError(f"--ceiling cannot be combined with {format_flag(option)}, because it measures nothing")
     if options.ceiling is None:
-        options.ceiling, code = _measure(options)
+        options.ceiling, code = _find_ceilings(options)
         if options.dry_run:
             return code
     logs = [read_log(path) for path in options.ceiling]
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
+def _find_ceilings(options: argparse.Namespace) -> tuple[list[Path], int]:
     """Run or continue the searches, each with its log in the output folder. Return the logs that have a ceiling, and
     the exit code. Raises UsageError if no log has one.
     """
@@ -134,11 +134,11 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     if not options.dry_run:
         make_folder(folder)
     with reports_to(sys.stderr):
-        for name, arguments in _finds(options, backend):
+        for name, arguments in _list_searches(options, backend):
             logs.append(folder / f"{name}.jsonl")
             typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
             say(f"-- mamf {shlex.join(typed)}")
-            code = max(code, call(typed))
+            code = max(code, run_command(typed))
             if code == EXIT_CODE:
                 break
     found = []
@@ -152,7 +152,7 @@ def _measure(options: argparse.Namespace) -> tuple[list[Path], int]:
     return found, code
 
 
-def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
+def _list_searches(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
     """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
     that do not fit in the last-level cache, and the cache, with arrays that do.
     """
@@ -162,23 +162,23 @@ def _finds(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str,
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
     part = DEFAULT_BUDGET_SECONDS
     if options.budget:
-        part = options.budget / (len(dtypes) + 2 * _PART_OF_BANDWIDTH)
+        part = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
     shared = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]
     shared += ["--regime", *(options.regime or CEILINGS), *(["--notes", options.notes] if options.notes else [])]
     quick = ["--quick"] if part < _MIN_THOROUGH_SECONDS else []
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]
     cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    largest = (backend.free_memory() or backend.info.memory_bytes or _MEMORY_BYTES) // _PART_OF_MEMORY
-    multiples, passes = (_CACHES, _PASSES) if backend.is_accelerator else (_CACHES_OF_CPU, _PASSES_OF_CPU)
+    largest = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _MEMORY_DIVISOR
+    multiples, passes = (_CACHE_MULTIPLES, _PASSES) if backend.is_accelerator else (_CPU_CACHE_MULTIPLES, _CPU_PASSES)
     large = [
         min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(largest)) for multiple in multiples
     ]
-    small = [floor_to_power_of_two(cache // part) for part in _OF_CACHE]
+    small = [floor_to_power_of_two(cache // part) for part in _CACHE_DIVISORS]
     levels = [("memory", 1, list(dict.fromkeys(large)))]
     if backend.info.cache_bytes:
         levels.append(("cache", passes, small))
     for name, warm, sizes in levels:
         shapes = (str(BandwidthShape(size)) for size in sizes)
         what = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={warm}", "--shapes", *shapes]
-        yield name, [*what, "--budget", f"{_PART_OF_BANDWIDTH * part}s", *shared]
+        yield name, [*what, "--budget", f"{_BANDWIDTH_BUDGET_SHARE * part}s", *shared]

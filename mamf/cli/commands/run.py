@@ -67,12 +67,12 @@ def run(options: argparse.Namespace) -> int:
     request = request_of(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
-    shape = _only_one("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
-    problem = _only_one("problem", request.make_problems(backend), "each value once")
+    shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
+    problem = _require_single("problem", request.make_problems(backend), "each value once")
     if options.parts:
         from mamf.engine.launching import time_parts
 
-        for line in _part_lines(time_parts(kernel, problem, shape, backend, options.launches)):
+        for line in _format_parts(time_parts(kernel, problem, shape, backend, options.launches)):
             say(line)
         return 0
     watch = list_device_kernels if options.kernel_names else None
@@ -80,21 +80,21 @@ def run(options: argparse.Namespace) -> int:
     launched = launch_in_window(kernel, problem, shape, backend, asked)
     words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
-    lines = [title, *_lines(launched, problem.work(shape))]
+    lines = [title, *_format_launches(launched, problem.work(shape))]
     lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
     for line in lines:
         say(line)
     return 0
 
 
-def _only_one(what: str, found: tuple[Any, ...], example: str) -> Any:
+def _require_single(what: str, found: tuple[Any, ...], example: str) -> Any:
     """Return the only element. Raises UsageError if there are several or none."""
     if len(found) != 1:
         raise UsageError(f"'mamf run' takes one {what}, not {len(found)}: give {example}")
     return found[0]
 
 
-def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
+def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of a kernel's parts."""
     from mamf.report.document import significant
 
@@ -107,7 +107,7 @@ def _part_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
-def _lines(launched: LaunchResult, work: Work) -> Iterator[str]:
+def _format_launches(launched: LaunchResult, work: Work) -> Iterator[str]:
     from mamf.report.document import rate_text, significant
 
     if launched.verdict is None:

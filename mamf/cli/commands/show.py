@@ -34,49 +34,49 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import as_file, read_log
+    from mamf.cli.reading import ensure_local_file, read_log
     from mamf.logs.shared_runs import is_shared_folder
 
     path, *others = options.logs
     if others or is_shared_folder(path):
-        print_document(options, _document_of_run(read_log(*options.logs), options))
+        print_document(options, _make_run_document(read_log(*options.logs), options))
     elif path.is_dir():
-        print_document(options, _folder_document(path))
+        print_document(options, _make_folder_document(path))
     else:
-        with as_file(path) as file:
-            print_document(options, document_of(file, options))
+        with ensure_local_file(path) as file:
+            print_document(options, make_log_document(file, options))
     return 0
 
 
-def _folder_document(folder: Path) -> Document:
+def _make_folder_document(folder: Path) -> Document:
     """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
-    from mamf.node.logs import contributed_baseline, is_node_folder, read_nodes
-    from mamf.node.verdict import judge, node_document
+    from mamf.node.logs import is_node_folder, make_contributed_baseline, read_nodes
+    from mamf.node.verdict import judge, make_node_document
     from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
     not_together, devices = read_nodes([folder])
-    return node_document(devices, judge(devices, contributed_baseline(devices)), not_together)
+    return make_node_document(devices, judge(devices, make_contributed_baseline(devices)), not_together)
 
 
-def document_of(path: Path, options: argparse.Namespace) -> Document:
+def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
-    from mamf.cli.reading import read_log, reading
+    from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import finder_document
 
-    with reading([path]) as seen:
+    with show_reading_progress([path]) as seen:
         imported = read_legacy_or_none(path, seen)
     if imported:
         return finder_document(imported, options.top)
     if (profiled := read_profile_or_none(path)) is not None:
         return make_profile_document(*profiled, options.top)
-    return _document_of_run(read_log(path), options)
+    return _make_run_document(read_log(path), options)
 
 
-def _document_of_run(log: RunLog, options: argparse.Namespace) -> Document:
+def _make_run_document(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import View
     from mamf.kinds.registry import get_kind

@@ -125,7 +125,7 @@ class _OneKernelSession(Session):
             raise UnsupportedError(reason)
         return [(planned, kernel)]
 
-    def new_plan(self) -> Plan:
+    def make_new_plan(self) -> Plan:
         given = {field: getattr(self.options, option) for field, option in _HOW.items()}
         given["reference"] = self.options.reference and self.of.parse_shape(self.options.reference)
         how = replace(SweepOptions(SHUFFLED), **{field: each for field, each in given.items() if each is not None})
@@ -136,7 +136,7 @@ class _OneKernelSession(Session):
         from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
-        steps = self.driven.steps
+        steps = self.measured_run.steps
         needed = sum(buffer.nbytes for buffer in compute_largest_buffers(plan, backend.info.cache_bytes).values())
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)
@@ -145,8 +145,8 @@ class _OneKernelSession(Session):
         say_memory(needed, "the largest shape", backend)
         say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def view(self) -> View:
-        return replace(super().view(), roofs=self.roofs)
+    def make_view(self) -> View:
+        return replace(super().make_view(), roofs=self.roofs)

@@ -74,7 +74,7 @@ class _VerifySession(Session):
             require_same_kernels(self.options, before.kernels, choose_kernels_to_verify(self.backend, asked))
         return list(choose_kernels_to_verify(self.backend, before.kernels if before else asked).items())
 
-    def new_plan(self) -> Plan:
+    def make_new_plan(self) -> Plan:
         from mamf.engine.strategies.studies import make_verify_plan
 
         asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
@@ -86,17 +86,17 @@ class _VerifySession(Session):
         plan = self.plan
         say(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
 
-    def label(self) -> str:
+    def make_label(self) -> str:
         return f"device{self.backend.index}"
 
-    def count_due(self) -> None:
+    def count_remaining(self) -> None:
         return None
 
-    def has_all(self) -> bool:
+    def is_complete(self) -> bool:
         return self.options.budget is None
 
-    def judge(self, code: int) -> int:
+    def choose_exit_code(self, code: int) -> int:
         from mamf.cli.devices import WRONG
         from mamf.report.verification import counts
 
-        return WRONG if counts(self.driven.rows)["wrong"] else code
+        return WRONG if counts(self.measured_run.rows)["wrong"] else code

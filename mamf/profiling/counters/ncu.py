@@ -155,16 +155,16 @@ def _make_median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
     return DeviceKernel(first.name, first.grid, first.block, medians)
 
 
-def get_step(of: Counts | Measurement) -> CountedStep:
-    return of.kernel, of.problem, of.shape
+def get_step(row: Counts | Measurement) -> CountedStep:
+    return row.kernel, row.problem, row.shape
 
 
 def record_counts(counts: Counts) -> dict[str, Any]:
-    of = get_operation(counts.problem.operation)
+    operation = get_operation(counts.problem.operation)
     return {
-        "operation": of.name,
-        "shape": of.shape_record(counts.shape),
-        "problem": of.problem_record(counts.problem),
+        "operation": operation.name,
+        "shape": operation.shape_record(counts.shape),
+        "problem": operation.problem_record(counts.problem),
         "kernel": counts.kernel,
         "kernels": [asdict(each) for each in counts.kernels],
         "cycles": list(counts.cycles),
@@ -182,13 +182,13 @@ def read_counts(log: RunLog) -> dict[CountedStep, Counts]:
 
 
 def _read_counts_record(record: Mapping[str, Any]) -> Counts:
-    of = get_operation(record["operation"], record)
+    operation = get_operation(record["operation"], record)
     if any(cycles <= 0 for cycles in record["cycles"]):
         raise ValueError("the cycles of a launch must be above 0")
     return Counts(
         record["kernel"],
-        of.problem_from_record(record["problem"]),
-        of.shape_from_record(record["shape"]),
+        operation.problem_from_record(record["problem"]),
+        operation.shape_from_record(record["shape"]),
         tuple(DeviceKernel(**each) for each in record["kernels"]),
         tuple(map(float, record["cycles"])),
         record["reason"],
@@ -206,7 +206,7 @@ _SHORT_SECONDS = 5e-6
 _FEW_WAVES = 0.5
 # If kernels run for less than this share of the launch's time in burst, the gaps between them bound the launch.
 _MIN_RUNNING_SHARE = 0.7
-# If the longest kernel takes at least this share of a launch's cycles, its bound is reported as that of the launch.
+# If the longest kernel takes at least this share of a launch's cycles, its bound is reported as the launch's bound.
 _WHOLE_LAUNCH_SHARE = 0.98
 _MAX_NAME_LENGTH = 48
 
@@ -338,10 +338,10 @@ class Ncu:
 
 def make_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
-    of = get_operation(problem.operation)
-    fields = {name: value for name, value in of.problem_record(problem).items() if name != "dtype"}
+    operation = get_operation(problem.operation)
+    fields = {name: value for name, value in operation.problem_record(problem).items() if name != "dtype"}
     texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
-    return ["--operation", of.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
+    return ["--operation", operation.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
 
 
 def find_ncu(name: str | None) -> str:
@@ -358,23 +358,25 @@ def find_ncu(name: str | None) -> str:
 
 def explain_failure(output: str, errors: str) -> str:
     """Say in one line why ncu counted nothing: the error of the profiled program, else ncu's own error."""
-    own = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
-    said = [line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)]
-    return " / ".join([*own[-1:], *said[:1]]) or "ncu counted no kernel and does not say why"
+    program_errors = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
+    ncu_errors = [
+        line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)
+    ]
+    return " / ".join([*program_errors[-1:], *ncu_errors[:1]]) or "ncu counted no kernel and does not say why"
 
 
 def read_kernels(output: str) -> list[DeviceKernel]:
     """Read the kernels that ncu counted, in the order they ran; empty if it printed no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
-    begun = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    head, *rows = [*csv.reader(lines[begun:])] or [[]]
-    found: dict[str, DeviceKernel] = {}
+    header = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    head, *rows = [*csv.reader(lines[header:])] or [[]]
+    kernels: dict[str, DeviceKernel] = {}
     metrics: dict[str, dict[str, float | None]] = {}
     for cell in (dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)):
         values = metrics.setdefault(cell["ID"], {})
         values[cell["Metric Name"]] = parse_number(cell["Metric Value"])
-        found.setdefault(cell["ID"], DeviceKernel(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values))
-    return list(found.values())
+        kernels.setdefault(cell["ID"], DeviceKernel(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values))
+    return list(kernels.values())
 
 
 def parse_number(text: str) -> float | None:

@@ -106,8 +106,10 @@ def _make_lines(row: Measurement, counts: Counts | None, base: float | None) -> 
 
 def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
     """Return the columns. csv and json have all metrics, by ncu's names."""
-    of = get_operation(lines[0].row.operation)
-    others = dict.fromkeys(name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS)
+    operation = get_operation(lines[0].row.operation)
+    further_metrics = dict.fromkeys(
+        name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS
+    )
 
     def get_rate(line: Line) -> float | None:
         return line.row.best_rate if line.is_launch and line.row.ok else None
@@ -123,7 +125,7 @@ def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
             1,
         ),
         Column("operation", "", attrgetter("row.operation")),
-        *columns_from(lines, lambda line: of.problem_record(line.row.problem), titled=False),
+        *columns_from(lines, lambda line: operation.problem_record(line.row.problem), titled=False),
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
@@ -141,7 +143,7 @@ def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
         *(Column(name, title, _make_reader(name), form, rank) for name, (title, form, rank) in _METRIC_COLUMNS.items()),
         Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
         Column("limited_by", "limited by", lambda line: ", ".join(line.kernel.limiters) or None, str, 6, left=True),
-        *(Column(name, "", _make_reader(name)) for name in others),
+        *(Column(name, "", _make_reader(name)) for name in further_metrics),
         Column("", "ran", _describe_device_kernels, importance=9, left=True),
     ]
 

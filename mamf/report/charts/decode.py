@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mamf.ceilings.roof import MEMORY, Roofs
+from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
+from mamf.ceilings.roof import COMPUTE, MEMORY, Roofs
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, label_ticks
@@ -19,8 +20,10 @@ _MAX_ACROSS = 4
 def decode_chart(
     rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw one regime of a run, by default the first of the log; the share of the read bandwidth is MBU. Rows that
-    differ in the cache length alone are joined, or in the queries if all caches are equally long.
+    """Draw one regime of a run, by default the first of the log, under the read bandwidth (the share of it is MBU). If
+    compute limits all rows, as in chunks of a prompt, draw TFLOPS under the compute ceiling.
+
+    Rows that differ only in the cache length are joined, or in the queries if all caches are equally long.
     """
     regime = chosen_regimes(rows, regime)[0]
     kept = [row for row in rows if row.regime == regime and not row.is_reference]
@@ -41,16 +44,22 @@ def decode_chart(
             filter(None, [heads, "" if by_queries else queries, cache, lengths, *of.describe_problem(row.problem)])
         )
 
-    memory = roofs and roofs.bandwidth.get((MEMORY, regime))
+    compute = find_compute_limit(measured, roofs)
+    limit, unit = compute or (roofs and roofs.bandwidth.get((MEMORY, regime))), "TFLOPS" if compute else "TB/s"
     panels = []
     for title, same in group_pairs((panel_of(row), row) for row in measured).items():
         by_kernel = group_pairs((row.kernel, row) for row in sorted(same, key=position))
-        lines = tuple(Line(name, tuple(point(row, position(row)) for row in own)) for name, own in by_kernel.items())
-        panels.append(Panel(title, lines, memory.rate if memory else None, "TB/s"))
+        lines = (
+            Line(name, tuple(point(row, position(row), flop_per_byte(row) if compute else 1.0) for row in own))
+            for name, own in by_kernel.items()
+        )
+        panels.append(Panel(title, tuple(lines), limit.rate if limit else None, unit))
     notes = failures(kept, {row.kernel for row in measured})
-    if memory:
-        source = f"the read bandwidth ({memory.shape}, {memory.kernel})"
-        notes = [f"ceiling: {memory.rate:.4g} TB/s, {source}; % MBU is the share of it", *notes]
+    if limit:
+        source = (
+            f"{limit.rate:.4g} {unit}, the {'matmul' if compute else 'read bandwidth'} ({limit.shape}, {limit.kernel})"
+        )
+        notes = [f"ceiling: {source}; % {'MAMFU' if compute else 'MBU'} is the share of it", *notes]
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",
         machine(header),
@@ -59,3 +68,14 @@ def decode_chart(
         palette=tuple(dict.fromkeys(row.kernel for row in measured)),
         notes=tuple(notes),
     )
+
+
+def find_compute_limit(rows: Sequence[Measurement], roofs: Roofs | None) -> Ceiling | None:
+    """Return the compute ceiling of these rows if compute limits each of them, else None."""
+    limits = [roofs.limit(row) if roofs else None for row in rows]
+    is_compute = all(limit is not None and limit[1] == COMPUTE for limit in limits)
+    return find_row_ceiling(rows[0], roofs.compute) if roofs and is_compute else None
+
+
+def flop_per_byte(row: Measurement) -> float:
+    return row.work.flop / row.work.nbytes

@@ -158,7 +158,7 @@ def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> A
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
-    """Time launches with this process's clock. Compare with ``seconds`` per launch, which the other process measured."""
+    """Time launches with this process's clock. Compare with ``seconds`` per launch from the other process."""
     launches = min(_MAX_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
     most = _TRIAL_SECONDS + launches * (_HOST_SECONDS + _MAX_SLOWDOWN * seconds)
     taken = math.inf

@@ -238,7 +238,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """A way to run a training step. ``dtypes``: the dtypes that it supports. float16 is not one: it needs loss scaling."""
+    """A way to run a training step. ``dtypes``: the supported dtypes, without float16, which needs loss scaling."""
 
     operation = "model"
     reports_memory = True

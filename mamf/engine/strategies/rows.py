@@ -68,15 +68,15 @@ class RowsStrategy(PlanStrategy):
     def steps(self) -> Steps:
         for name, steps in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
             yield from self.measure_rows(
-                self.run.start_regime(self.make_regime(name)), self._order_by_shape(list(steps))
+                self.run.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
             )
 
-    def _order_by_shape(self, steps: list[StepKey]) -> list[StepKey]:
-        """Order steps so that under a budget each problem has rows of one shape before any has rows of the next."""
+    def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
+        """Order steps so that under a budget all problems have a row of a shape and kernel before any has the next."""
         if self.plan.budget_seconds is None:
             return steps
         places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
-        return sorted(steps, key=lambda step: places[step.shape])
+        return sorted(steps, key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Measure these steps, all of one regime."""

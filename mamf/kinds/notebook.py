@@ -18,7 +18,6 @@ from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.kernels import make_group_table
 from mamf.report.page import render_fragment
-from mamf.report.rows import describe_failures
 from mamf.report.shares import Shares, ceiling_table
 
 #: The most rows of a table, best first, and of all tables of a log.
@@ -30,23 +29,25 @@ def render_html(shown: object) -> str:
     raise TypeError(f"a {type(shown).__name__} has no table")
 
 
-def _header(device: str) -> dict[str, Any]:
+def _make_header(device: str) -> dict[str, Any]:
     """Return a header for rows and ceilings that belong to no log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
 
-def _html(*blocks: Block) -> str:
+def _render_blocks(*blocks: Block) -> str:
     return render_fragment(Document("", blocks))
 
 
 @render_html.register
 def _(row: Measurement) -> str:
-    return _html(make_group_table([row], Shares(_header("unknown")), lambda row: None), Lines(describe_failures([row])))
+    return _render_blocks(
+        make_group_table([row], Shares(_make_header("unknown")), lambda row: None), Lines(describe_failures([row]))
+    )
 
 
 @render_html.register
 def _(ceiling: Ceiling) -> str:
-    return _html(Lines([ceiling.device]), ceiling_table([ceiling], _header(ceiling.device)))
+    return _render_blocks(Lines([ceiling.device]), ceiling_table([ceiling], _make_header(ceiling.device)))
 
 
 @render_html.register
@@ -63,4 +64,4 @@ def _(log: RunLog) -> str:
         if room >= 0 or not isinstance(block, Table):
             shown.append(block)
     more = [Lines(["more tables: 'mamf show' prints all, 'mamf report' writes a page"])] if room < 0 else []
-    return _html(Lines([str(log.path)]), *shown, *more)
+    return _render_blocks(Lines([str(log.path)]), *shown, *more)

@@ -30,7 +30,7 @@ def little(patch):
     library.install(patch)
     patch.setattr(grid, "plan_search", library.short(grid.plan_search, (8192, 16384)))
     patch.setattr(roofline, "_PASSES", 256)  # long launches are few
-    patch.setattr(roofline, "_CACHES", (64, 128))
+    patch.setattr(roofline, "_CACHE_MULTIPLES", (64, 128))
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_attention_is_placed_too(run, here):
 
 def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
     began = []
-    monkeypatch.setattr(roofline, "call", lambda typed: began.append(typed) or 130)
+    monkeypatch.setattr(roofline, "run_command", lambda typed: began.append(typed) or 130)
     code, out, _ = run("roofline", "--output-folder", "roofs")
     assert (code, len(began)) == (130, 1) and "bfloat16" in out
 

@@ -40,7 +40,7 @@ _MISSING_FUNCTION_ERRORS = (
 )
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
-# Events and the host clock are compared on a load that is long enough to ignore the overhead of launches.
+# The load on which events and the host clock are compared. It is so long that the overhead of launches does not count.
 _LOAD_SECONDS, _LOAD_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
 # Number of comparisons, because a busy host may delay one of them.
 _COMPARISONS = 3

@@ -22,7 +22,7 @@ _NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
-# Counters that increase while the clock is throttled, on MI300 and newer, with the reason.
+# The reasons for throttling, by the counter that increases meanwhile, on MI300 and newer.
 _REASON_BY_RESIDENCY = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
@@ -30,7 +30,7 @@ _REASON_BY_RESIDENCY = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
-# Libraries that mark ranges for profilers: first that of rocprofv3, which can also pause it, then that of older tools.
+# Libraries that mark ranges for profilers: the library of rocprofv3, which can also pause it, and the older library.
 _MARKER_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
 # Fields that the device does not support have all bits set. amdsmi reports "N/A" only for some widths.

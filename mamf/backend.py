@@ -173,16 +173,16 @@ class Backend(ABC):
 
     name: ClassVar[str]
     is_accelerator: ClassVar[bool] = True
-    #: Serves devices of any kind: 'auto' prefers every other available adapter of accelerators.
+    #: Whether it serves devices of any kind. 'auto' prefers other available adapters of accelerators to it.
     is_generic: ClassVar[bool] = False
-    #: "device events", or "host clock" where the vendor's events are missing or cannot be trusted.
+    #: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
-    #: Calibrated for the adapter's devices, or assumed: runs measure assumed traits (mamf.engine.traits).
+    #: How its devices react to load, calibrated or assumed. Runs measure assumed traits (mamf.engine.traits).
     burst_traits: BurstTraits = BurstTraits(remark=ASSUMED)
     sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED)
     default_dtype: str = "bfloat16"
-    #: The runtime whose code the device runs: cuda, hip, sycl, synapse, metal or host. Libraries ship kernels per
-    #: runtime, not per vendor.
+    #: The runtime that the device's code is compiled for: cuda, hip, sycl, synapse, metal or host. Libraries ship
+    #: kernels per runtime, not per vendor.
     runtime: ClassVar[str] = ""
     #: Environment variables that this vendor's libraries read and that change results.
     environment_variables: ClassVar[tuple[str, ...]] = ()

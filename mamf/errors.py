@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: How the reason of a failed row begins if its launch ended the process or lost the device.
+#: The beginnings of the reason of a failed row if its launch ended the process or lost the device.
 CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
 _MAX_LINE_LENGTH = 1000
 #: The names of the signals of a crash, by exit code.
@@ -168,7 +168,7 @@ LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that lon
 _MAX_DIGITS = len(str(MAX_SEED))
 #: The most steps (combinations of kernel, problem, shape and regime) of a run.
 MAX_STEPS = 1_000_000
-# The number of characters that an error shows of a long value.
+# An error shows this many characters of a long value.
 _MAX_CHARACTERS = 24
 
 
@@ -304,7 +304,7 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 EXPORT_FORMATS = ("tracelens",)
 #: A row that is slower by more than this share counts as a regression.
 DEFAULT_TOLERANCE = 0.01
-#: A device that shares a run counts as hung after this many silent seconds; compiling a kernel can take minutes.
+#: A device that shares a run counts as hung if it reports nothing for this long. Compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: Exit codes of the verdict on a node.

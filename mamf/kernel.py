@@ -43,9 +43,9 @@ class Work:
         return float(self.flop if self.unit == "TFLOPS" else self.nbytes)
 
 
-#: Rows and columns of a cell.
+#: The number of rows, and of columns, in a cell of wrong values.
 CELL = 64
-# Cells along a side of a tile, the fewest tiles that show a period, and how many tiles are named.
+# Possible numbers of cells along a side of a tile, the fewest tiles that show a period, and how many tiles to name.
 _SIDES, _MIN_FOR_PERIOD, _MAX_NAMED = (4, 2, 1), 3, 4
 
 
@@ -246,7 +246,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     reports_reserved: ClassVar[bool] = False
     #: Whether burst refuses a launch that is longer than a train, instead of measuring trains of a single launch.
     must_fit_a_train: ClassVar[bool] = False
-    #: What its class takes as an argument in brackets after the name, such as ``an attention kernel``. Empty: nothing.
+    #: The argument that its class takes in brackets after the name, such as ``an attention kernel``; empty if none.
     takes: ClassVar[str] = ""
     #: Operand dtypes that it supports; empty if ``unsupported`` does not depend on this list.
     dtypes: ClassVar[tuple[str, ...]] = ()

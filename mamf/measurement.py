@@ -30,9 +30,9 @@ from mamf.statistics import (
     widen,
 )
 
-#: No figure is more accurate than this, as a share: long launches have other errors than the overhead.
+#: The smallest relative error of a figure, because long launches have errors other than the overhead.
 MIN_RELATIVE_ACCURACY = 0.005
-#: No timer has been shown to be more accurate than this, in seconds.
+#: The smallest error in seconds that was shown for a timer.
 MIN_ACCURACY_SECONDS = 1e-6
 #: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
 MAX_OVERHEAD_SECONDS = 20e-6
@@ -131,8 +131,8 @@ class Tabular:
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 TERA = 1e12
-#: Details of verified rows: where the output is wrong; the number of launches and of output values that were checked;
-#: the bound of the error; launches with different bits, of kernels that do not promise equal ones; and outputs that
+#: Names of the details of verified rows: where the output is wrong; the number of checked launches and output values;
+#: the bound of the error; launches with different bits, if the kernel does not promise equal bits; and outputs that
 #: lost the NaN of an operand.
 WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES = "wrong tiles", "checked launches", "checked values"
 BOUND, OTHER_BITS, LOST_NAN = "bound", "other bits", "lost NaN"

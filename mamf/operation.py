@@ -269,7 +269,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     has_shares: ClassVar[bool] = False
     #: Whether such a run also finds the read bandwidth of memory, because either one may limit a row.
     has_memory_shares: ClassVar[bool] = False
-    #: The regimes that its rows can be measured in, and the default.
+    #: The regimes in which its rows can be measured, and the default one.
     regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
     default_regime: ClassVar[str] = BURST
     #: Whether it counts a model's FLOP, so that shares of the datasheet and of the ceiling are called MFU and MAMFU.
@@ -284,11 +284,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameter: ClassVar[Parameter] = Parameter(
         "preset", str, "predefined shapes; other options override their sizes"
     )
-    #: What verification compares outputs with, for the report of ``mamf verify``.
+    #: The reference that verification compares outputs with, as the report of ``mamf verify`` names it.
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether a launch returns or writes tensors, so that another process can check them.
     gives_tensors: ClassVar[bool] = False
-    #: The names of its kernels that approximate, because reading a log must not import kernels.
+    #: The names of its kernels that approximate. They are listed here because reading a log must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

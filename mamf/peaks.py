@@ -27,7 +27,7 @@ CONTRIBUTED_FILE = "contributed.csv"
 # Headroom above the datasheet's peak if its clock is not listed: boards run faster than their datasheet (an RTX 4090
 # reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
 HEADROOM_UNKNOWN_CLOCK = 1.25
-# Headroom if it is listed, because clocks are read and set in steps of 15 MHz or more.
+# Headroom if the datasheet's clock is listed, because clocks are read and set in steps of 15 MHz or more.
 _HEADROOM_KNOWN_CLOCK = 1.02
 # Headroom above the peak at the clock that was read during a row, and if that clock may have fallen during the row (see
 # compute_max_flops_at_clock).

@@ -65,7 +65,7 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     between clocks faster than sensors are read, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
-    # In burst the units' true clock is far below the one that sensors read.
+    # In burst the true clock of the units is far below the clock that sensors read.
     clock = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:

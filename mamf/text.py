@@ -21,8 +21,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IG
 # GitHub markup at any position. Plain addresses stay as they are.
 _INLINE_MARKUP = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
-    r"|\*(?=\S)"  # an emphasis that is never opened needs no escape at its end
-    r"|(?<![^\W_])_+|_+(?![^\W_])"  # within a word it is no markup
+    r"|\*(?=\S)"  # emphasis that is not opened needs no escape at its end
+    r"|(?<![^\W_])_+|_+(?![^\W_])"  # an underscore within a word is not markup
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )
 _ENTITY = re.compile(r"&(?=#?\w+;)")

@@ -205,7 +205,7 @@ class CeilingSearch:
     @property
     def ceilings(self) -> dict[str, Ceiling]:
         """The ceilings that the rows so far confirm, by regime."""
-        return {regime: ceiling for (_, regime), ceiling in self._run.confirmed.items()}
+        return {regime: ceiling for (_, regime), ceiling in self._run.confirmed_ceilings.items()}
 
     @property
     def ceiling(self) -> Ceiling:

@@ -27,7 +27,7 @@ from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import get_resume_command
 from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
-from mamf.engine.runner import find_crashes
+from mamf.engine.runner import get_crashes
 from mamf.engine.traits import fit_traits
 from mamf.errors import (
     DeviceError,
@@ -453,7 +453,9 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     backend = open_backend(options.backend, index)
     fit_traits(backend)
     # Before each launch, so that a crash names its kernel; None after the last one.
-    find_crashes(backend).keep = lambda row: send({PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"})
+    get_crashes(backend).set_pending_row = lambda row: send(
+        {PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"}
+    )
     send({ADDRESS: backend.bus_address()})
 
     def wait_for_others() -> bool:

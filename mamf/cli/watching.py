@@ -39,7 +39,8 @@ _SAME_EVENT_SECONDS = 0.3
 class Interruption:
     """Within this context the first signal raises Interrupted (a KeyboardInterrupt) in the main thread.
 
-    Python raises it between bytecodes, so a call into a vendor's library returns first. So does a ``shielded`` block.
+    Python raises it between bytecodes, so a call into a vendor's library returns first. So does a block
+    within ``shield_from_signals``.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Interruption:
             signal.default_int_handler(number, frame)
 
     @contextmanager
-    def shielded(self) -> Iterator[None]:
+    def shield_from_signals(self) -> Iterator[None]:
         """Let a block finish before a first signal that arrives meanwhile is raised."""
         before = self.is_requested
         self._is_shielded = True

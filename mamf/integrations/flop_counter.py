@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mamf.profiling.flops import count_matmul_flop
 
-#: By operation: the index of the argument that is its first operand.
+#: The index of the argument that is the first operand, by operation.
 _FIRST_OPERANDS = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
 _FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",

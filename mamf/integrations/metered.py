@@ -31,7 +31,7 @@ from mamf.text import escape_invisible
 _FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that a callback does not take, because it finds the values itself.
 _OPTIONS_OF_CALLBACK = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: How many steps torch counts at most; the relative difference below which two lengths count as the same.
+#: The maximum number of steps that torch counts; the relative difference below which two lengths count as equal.
 _MAX_COUNTS, _SAME_LENGTH = 8, 0.01
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mamf.errors import UnsupportedError, is_number, shorten
 
-#: By layer type: the field of a configuration with the number of keys that such a layer sees.
+#: The field of a configuration with the number of keys that a layer sees, by type of layer.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 

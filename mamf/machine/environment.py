@@ -17,7 +17,7 @@ from typing import Any
 
 from mamf.backend import Advice, Backend
 
-# Environment variables that torch reads for every device. Each backend adds those of its vendor.
+# Environment variables that torch reads for every device. Each backend adds the variables of its vendor.
 _ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 

@@ -49,7 +49,7 @@ class Bmm(TorchBatched):
 
 
 class BatchedMatmul(TorchBatched):
-    """torch.matmul, which reshapes its operands and then calls the same library."""
+    """torch.matmul, which reshapes its operands and then calls the same library as torch.bmm."""
 
     name = "torch.matmul"
 

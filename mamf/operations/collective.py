@@ -82,10 +82,10 @@ class CollectiveProblem(DeclaredProblem):
 
 
 class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
-    """A library's collectives. ``dtypes``: those that it supports.
+    """The collectives of a library. ``dtypes``: the dtypes that it supports.
 
-    All ranks prepare, launch and verify in the same order. An error on one rank counts for all, so that they stop
-    together.
+    All ranks prepare, launch and verify in the same order. If one rank has an error, all ranks report it, so that they
+    stop together.
     """
 
     operation = "collective"
@@ -113,7 +113,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
-        """1 MiB to 4 GiB, limited by memory; for CPUs up to 16 MiB."""
+        """Return sizes from 1 MiB to 4 GiB, as far as memory allows, or up to 16 MiB for CPUs."""
         if not backend.is_accelerator:
             return _SIZES[:2]
         free = backend.free_memory()
@@ -121,7 +121,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return [size for size in _SIZES if most is None or size == _SIZES[0] or size.nbytes <= most]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
-        """As in Operation; ``ranks`` defaults to the size of this process's group."""
+        """Return the problem, as in Operation. ``ranks`` defaults to the size of this process's group."""
         ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
         return super().problem_for(backend, {**asked, "ranks": ranks})
 

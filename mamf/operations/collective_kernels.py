@@ -1,6 +1,6 @@
 """Collectives of torch.distributed: NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
 
-Results are compared with samples of what the ranks sent, which the host reduces in float64. Ranks exchange samples and
+Results are compared with samples of the sent data, which the host reduces in float64. Ranks exchange samples and
 verdicts as Python objects.
 """
 
@@ -86,7 +86,7 @@ def take_transfer_buffers(
 def make_block_group(blocks: int, device_type: str) -> Any:
     """Make a group of all ranks that communicates with this many blocks; None, the default group, for 0.
 
-    All ranks must call this with the same number. Raises UnsupportedError if the library does not let one choose it.
+    All ranks must call this with the same number. Raises UnsupportedError if the library has no setting for it.
     """
     if not blocks:
         return None
@@ -152,7 +152,7 @@ class Exchange:
         return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
     def _compute_expected(self, of_all: torch.Tensor) -> torch.Tensor:
-        """Return the expected result of this rank, by part, from the data of all ranks, by rank and part."""
+        """Return the expected result of this rank, [parts, ...], from the data of all ranks, [ranks, parts, ...]."""
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
             return of_all[:, 0]
@@ -165,7 +165,7 @@ class Exchange:
         return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
 
     def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the bits of each part, which checks all elements if data is only moved, not reduced."""
+        """Return the sum of each part's bits as integers. It checks all elements of collectives that only move data."""
         return torch.stack([view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
 
     def _measure_error(self) -> float:

@@ -14,7 +14,7 @@ from mamf.backend import Backend, Unavailable
 
 
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a function with torch.compile for one shape. If that fails, it raises instead of running uncompiled.
+    """Compile a function with torch.compile for one shape. A failure raises instead of running uncompiled code.
 
     Dynamo caches compilations per code object, so all closures of one ``def`` share a cache, and after 8 shapes further
     ones would run uncompiled. Compiling a copy of the function avoids that.
@@ -27,8 +27,9 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
 
 
 def keep_backward_buffers() -> AbstractContextManager[object]:
-    """Return a context for preparing compiled kernels whose backward pass runs several times on one graph: it must not
-    reuse the graph's buffers.
+    """Return a context in which compiled kernels do not reuse buffers of the autograd graph.
+
+    Use it to prepare kernels that run the backward pass several times on one graph.
     """
     import torch._functorch.config
 

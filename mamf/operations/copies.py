@@ -38,7 +38,7 @@ class CopyProblem(DeclaredProblem):
         return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")
 
     def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the buffer on the device; the other one is elsewhere."""
+        """Return the buffer on the device. The kernel allocates the buffer at the other end of the copy."""
         return {"own": Buffer(shape.nbytes, self.dtype)}
 
     def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -67,9 +67,9 @@ class Copies(Operation[CopyProblem, CopyShape]):
         return [CopyShape(size * MIB) for size in (1, 16, 256)]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
-        """As in Operation; the dtype is always int8, because copies count bytes."""
+        """Return the problem, as in Operation. The dtype is int8 by default, because copies count bytes."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
 
     def axis(self, shape: CopyShape) -> float:
-        """Bytes."""
+        """Return the bytes to copy."""
         return float(shape.nbytes)

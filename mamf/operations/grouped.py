@@ -98,7 +98,7 @@ def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-#: Tokens per device, each of which goes to several experts.
+#: Tokens per device. Each token goes to several experts.
 _TOKENS = 8192
 _FEW_TOKENS = 64
 

@@ -25,9 +25,10 @@ from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import list_tensors, take_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
-# Time launches for this many seconds in total, in at most this many trials. Allow the host this time per launch and
-# once per trial, and launches this many times slower: the clock is lower at the power limit than in a burst.
+# Each trial takes about this many seconds; the maximum number of trials and of launches per trial.
 _TIMED_SECONDS, _TRIALS, _MAX_LAUNCHES = 0.5, 3, 2000
+# A trial may take this much host time per launch and once per trial, and launches may be this many times slower than
+# reported, because the clock is lower at the power limit than in a burst.
 _HOST_SECONDS, _TRIAL_SECONDS, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 
@@ -37,8 +38,9 @@ class ChannelError(MamfError):
 
 @dataclass(frozen=True)
 class Channel:
-    """Messages over a pair of pipes: a line of JSON, then bytes. Writes are unbuffered, so an interrupt leaves nothing
-    behind that would be written at exit.
+    """Messages over a pair of pipes. Each message is a line of JSON, followed by bytes.
+
+    Writes are unbuffered, so that an interrupted process does not write the rest of a message at exit.
     """
 
     reading: IO[bytes]
@@ -63,8 +65,10 @@ class Channel:
 def serve_launches(
     channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
 ) -> dict[str, str]:
-    """Launch a kernel on the operands that the checking process sends, as often as it asks. Return its last message:
-    ``wrong`` or ``unknown`` with a reason, or neither. Raises ChannelError, and any error of a launch.
+    """Launch a kernel on the operands that the checking process sends, as often as that process asks.
+
+    Return the last message of the checking process: ``wrong`` or ``unknown`` with a reason, or an empty one if the
+    result is correct. Raises ChannelError, and any error of a launch.
     """
     asked, operands = channel.receive()
     if "operands" not in asked:
@@ -97,7 +101,7 @@ def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result:
 def run_checks() -> None:
     """Check the kernels of the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that what libraries print is not taken for a message
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that text printed by libraries is not read as a message
     answer_requests(channel)
 
 
@@ -154,7 +158,7 @@ def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> A
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
-    """Time launches with this process's clock and compare with ``seconds``, one launch by the other process's clock."""
+    """Time launches with this process's clock. Compare with ``seconds`` per launch from the other process."""
     launches = min(_MAX_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
     most = _TRIAL_SECONDS + launches * (_HOST_SECONDS + _MAX_SLOWDOWN * seconds)
     taken = math.inf
@@ -182,7 +186,7 @@ def _write_buffers(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts
 
 
 def _rebuild_result(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:
-    """Rebuild what the launch returned as tensors of this process; None if it returned nothing."""
+    """Return the result of the launch as tensors of this process; None if the launch returned no tensor."""
     tensors = [
         torch.frombuffer(bytearray(part), dtype=getattr(torch, dtype)).view(sizes)
         for (dtype, sizes), part in zip(fields["returned"], parts, strict=True)

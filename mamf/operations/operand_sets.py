@@ -30,7 +30,7 @@ _REWRITE = "c_rewrite"
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One set of operands. Fields that are not listed here are those of Prepared, for this set.
+    """One set of operands. ``Prepared`` explains the fields that are not listed here; here they are for this set only.
 
     ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
     expects from then on; ``restore`` undoes all changes. If ``change`` is None, operands never change. ``changed``:
@@ -167,7 +167,7 @@ def check_torch(backend: Backend) -> Unavailable | None:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Overwrite a tensor with values that no launch produces, so that entries that it does not write are found."""
+    """Overwrite a tensor with values that no launch produces, to find entries that a launch does not write."""
     with torch.no_grad():
         if tensor.dtype in (torch.int32, torch.int64):
             tensor.fill_(_POISON_INT)
@@ -178,7 +178,7 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
-    """Poison the outputs that launches write, the tensors that they returned, and memory that the next one may use."""
+    """Poison outputs that launches write, tensors that they returned, and free memory that the next launch may use."""
     for tensor in written:
         poison(tensor)
     for tensor in list_tensors(returned):
@@ -188,14 +188,14 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
 
 
 def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    """Select like torch.index_select, also from 8-bit floats, which torch can only move as bytes."""
+    """Select like torch.index_select, but also from 8-bit floats, which index_select does not support."""
     if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
         return tensor.index_select(dim, indices)
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
 
 
 def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
-    """Return the first index, the last and random others. Bugs at edges show in the first and the last."""
+    """Return sorted indices: the first and the last, where bugs at edges show, and random others."""
     return torch.tensor(sorted({0, size - 1, *chooser.sample(range(size), min(count - 2, size))}))
 
 
@@ -328,7 +328,7 @@ def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, because fewer rows need smaller Signs."""
+    """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, so that ``Signs`` needs less memory."""
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _ROWS_IN_ONE))
 
@@ -404,10 +404,10 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def remember_outputs(
     outputs_of: Callable[[object], Sequence[torch.Tensor]], result: object
 ) -> Callable[[object], Callable[[], WrongCells]]:
-    """Keep the outputs of a launch and return a function that compares those of later launches (``Prepared.remember``).
+    """Keep a launch's outputs, and return a function that compares later outputs with them (``Prepared.remember``).
 
-    ``outputs_of``: gives the outputs of a launch from its result. Whole outputs are compared bit by bit, on their
-    device and without waiting for it.
+    ``outputs_of``: returns the outputs of a launch, given its result. Whole outputs are compared bit by bit on their
+    device, without waiting for the device.
     """
     first = [_view_bits(each).clone() for each in outputs_of(result)]
     values = sum(each.numel() for each in first)

@@ -60,11 +60,11 @@ MIN_SHAPE = OverlapShape(1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class OverlapProblem(DeclaredProblem):
-    """All parameters of a pair of works except its shape.
+    """All parameters of a matmul and the other work, except their shape.
 
     ``other``: the work that runs at the same time as matmul, one of OTHERS. ``timed``: the work that the rate counts,
-    one of TIMED. ``alone``: whether that work runs alone. ``ranks``, ``blocks``: those of a collective; 1 and 0 for
-    other work.
+    one of TIMED. ``alone``: whether that work runs alone. ``ranks``, ``blocks``: the ranks and blocks of a
+    collective; 1 and 0 for other work.
     """
 
     operation: ClassVar[str] = "overlap"
@@ -123,7 +123,7 @@ class OverlapProblem(DeclaredProblem):
 
 
 class Pair(Kernel[OverlapProblem, OverlapShape]):
-    """A pair of works, each with the kernel that mamf chooses for it.
+    """A matmul and the other work, each with the kernel that mamf chooses for it.
 
     This kernel launches only the work that the rate counts; 'mamf overlap' launches both at once.
     """

@@ -67,9 +67,9 @@ def make_product_set(
 ) -> OperandSet:
     """Make one operand set from a launch and the output ``c`` that it writes.
 
-    ``parts``: splits an output like C into its matmuls. ``changing``: the operand (rows, K) whose signs change between
-    launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts``, but with the values before quantization; adds the
-    quantization error to the details. ``changed``: as in OperandSet.
+    ``parts``: splits an output into parts, one or more matmuls each. ``changing``: the operand (rows, K) that gets new
+    signs between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts``, but with the operands before
+    quantization; adds the quantization error to the details. ``changed``: as in OperandSet.
     """
     signs, known = Signs(changing), dict(details or {})
     if exact is not None:

@@ -46,7 +46,7 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and K."""
+        """The number of rows and of values per row (K)."""
         rows, k = self.elements.shape
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
@@ -56,7 +56,7 @@ class Quantized:
         return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
 
     def parts(self, elements: int) -> Iterator[Quantized]:
-        """Yield parts of whole blocks, with about ``elements`` elements each."""
+        """Yield the operand in parts of consecutive rows, with whole blocks and about ``elements`` elements each."""
         rows, k = self.shape
         step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
         return (self.part(start, min(start + step, rows)) for start in range(0, rows, step))
@@ -152,8 +152,10 @@ def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def _list_rounding_boundaries() -> torch.Tensor:
-    """Return the boundaries between magnitudes for rounding. A value at a boundary rounds down, so where a tie must
-    round up to the even code, the boundary is slightly below the middle.
+    """Return the boundaries between the magnitudes of e2m1 for rounding.
+
+    ``bucketize`` rounds a value at a boundary down. Where a tie must round up to the even code, the boundary is
+    therefore slightly below the middle.
     """
     magnitudes = torch.tensor(E2M1)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2

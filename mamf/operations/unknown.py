@@ -100,8 +100,9 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Whether the ceilings of an operation are compute roofs: products of matrices, whose ceilings rows of others are
-    shares of.
+    """Return whether ceilings of the operation with this name are compute roofs.
+
+    Rows of other operations are then given as shares of these ceilings.
     """
     return get_operation(name).is_compute_roof
 

@@ -37,9 +37,9 @@ VECTORS = 2
 # Elements to multiply at once: 64 MiB in float32, or fewer if that much is not free. On a host they fit in its cache.
 _CHUNKS = (2**24, 2**16)
 _HOST_CHUNK = 2**17
-# The negative logarithm of the probability of a false alarm per figure of a test: e^-20 = 2e-9.
+# The probability of a false alarm is e^-20 = 2e-9 for each figure of a test.
 _RARITY = 20.0
-# Terms whose sum float32 represents exactly: 1024 products of two int8 values are at most 2^24.
+# The number of terms that float32 sums exactly: the sum of 1024 products of two int8 values is at most 2^24.
 _EXACT_TERMS = 1024
 # A value less than this away from an integer may be rounded to it: above 0.5, because sums are scaled in float32.
 _NEARLY_HALF = 0.5 + 2.0**-16
@@ -63,7 +63,7 @@ class Part:
 
 
 def verify_all_entries(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
-    """Return the verdict on all entries of all parts. Its error is that of all of C, reduced by what chance may add."""
+    """Return the verdict on all entries of all parts. Its error is a low estimate of C's relative error."""
     if parts[0].c.is_cpu:
         with use_one_thread():
             return _verify_entries(problem, parts, scale, _HOST_CHUNK)
@@ -140,7 +140,7 @@ def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> WrongCells:
-    """Find the wrong cells, with the same test over CELL columns of C at a time, or over all that share a scale."""
+    """Find the wrong cells, testing CELL columns of C at a time, or all columns of B's block that share a scale."""
     found, products = set[tuple[int, int, int]](), 0
     for part in parts:
         right, n = part.right, part.c.shape[2]

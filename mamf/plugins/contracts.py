@@ -27,8 +27,8 @@ Requirement = tuple[str, Callable[[Any], object]]
 
 _GUARDED_ATTRIBUTE = "_is_guarded_by_mamf"
 _UNCHECKED = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
-#: Errors that a method may raise. Those of ``prepare`` become the status of a row, that of ``axis`` means that there is
-#: no axis, and those of the ``..._from_record`` methods mean that the record in the log is malformed.
+#: Errors that a method may raise. An error of ``prepare`` becomes the status of a row, an error of ``axis`` means that
+#: there is no axis, and an error of a ``..._from_record`` method means that the record in the log is malformed.
 _MALFORMED_RECORD_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _ALLOWED_ERRORS: Mapping[str, Errors] = {
     "prepare": (BaseException,),
@@ -40,7 +40,7 @@ _ALLOWED_ERRORS: Mapping[str, Errors] = {
 _REFUSAL_ERRORS: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
 #: Dataclasses with fields that are also checked.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
-#: Objects that a plugin returns and that are also guarded by a contract.
+#: Types of objects that a plugin returns and that also have a contract.
 _GUARDED_TYPES = (OperandPool, Telemetry)
 #: For each type variable of the contract, the operation's attribute that has the actual type.
 _OPEN_TYPES = {"ProblemT": "problem_type", "ShapeT": "shape_type"}

@@ -23,7 +23,7 @@ COMMUNICATION = "communication"
 COPIES, OPTIMIZER = "memory copies", "optimizer"
 #: The beginning of the names that mamf gives to ranges around modules.
 MODULE_PREFIX = "mamf: module "
-#: Classes in the order of reports. While several run at the same time, time counts for the first: communication last.
+#: Classes in the order of reports. While several run at the same time, the time counts for the first of them.
 CLASSES = (
     "attention",
     "matmul",
@@ -153,7 +153,7 @@ _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.
 _TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: Where a name splits into words: inside camelCase, or at characters that are not letters or digits.
+#: The boundaries of words in a name: inside camelCase, and characters that are not letters or digits.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 

@@ -44,7 +44,7 @@ from mamf.report.shares import known_ceiling_lines
 
 TIER = "profile"
 RANK_LOGS = "rank-*.jsonl"
-#: By the name of a record: the field of Profile that has these rows, and the type of a row.
+#: The field of Profile that has the rows of a record, and the type of a row, by the name of the record.
 _RECORDS: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
@@ -154,10 +154,10 @@ _shorten_name = itemgetter(slice(_MAX_NAME_LENGTH))
 _MAX_CLASSES = 3
 # Seconds that are only rounding errors.
 _ROUNDING_SECONDS = 1e-12
-# Report it if more than this share of a class's time has no FLOP formula.
+# The report says so if more than this share of a class's time has no FLOP formula.
 _NOTABLE_SHARE = 0.01
-#: A rank is a straggler if its own time exceeds that of the fastest rank by this share of a step. Two equal ranks on
-#: two H200 differed by 1.3 to 2.9 % over three profiled steps.
+#: A rank is a straggler if its step, without exposed communication, is longer than that of the fastest rank by this
+#: share. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
 _STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 _DERIVED_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
@@ -354,7 +354,7 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-# The seconds of a step without exposed communication, because communication includes waiting for other ranks.
+# Exposed communication is subtracted, because it includes waiting for other ranks.
 def _get_unexposed_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 

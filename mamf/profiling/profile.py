@@ -234,7 +234,7 @@ def _make_module_rows(busy: Iterable[BusyInterval], ceiling_of: CeilingOf) -> li
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE_MODULES} else []
 
 
-# The modules that an event belongs to, outermost first. A backward event belongs to the modules of its forward pass.
+# Modules are listed outermost first. A backward event belongs to the modules of its forward pass.
 def _find_modules(event: Event) -> list[str]:
     lineage = list(event.iterate_callers())
     forward = next((each.forward for each in lineage if each.forward), event)
@@ -246,7 +246,7 @@ def _find_modules(event: Event) -> list[str]:
     return []
 
 
-# Turns ``model.layers.0.mlp: LlamaMLP`` into ``model.layers.*.mlp: LlamaMLP``.
+# ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
 def fold_name(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
     return f"{_FOLDED_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"

@@ -202,7 +202,7 @@ class StepProfiler:
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
                 self._advance_profiler()
-        if self.stop and self.is_complete:  # at each later step too, if the script catches it and goes on
+        if self.stop and self.is_complete:  # also at later steps, if the script catches SystemExit and continues
             raise SystemExit(0)
 
     def handle_backward_end(self) -> None:
@@ -354,7 +354,7 @@ def _watch_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]
         _wrap_function(stack, profile, "_prepare_trace", before=profiler.handle_other_profiler)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step is ended
+            if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step ends
                 stack.callback(_register_optimizer_hook(watch.record_step).remove)
         if function is None:
             stack.callback(_register_optimizer_hook(_make_step_hook(profiler)).remove)

@@ -22,7 +22,7 @@ DEVICE_KINDS = ("kernel", "copy")
 #: The beginning of annotations of libraries that communicate on the host, in separate threads. Their time includes
 #: waiting for other ranks.
 _COMMUNICATES_ON_HOST = "gloo:"
-#: Disjoint (begin, end) in seconds, in order.
+#: Disjoint intervals in order, as (begin, end) in seconds.
 Intervals = list[tuple[float, float]]
 #: The name of the mark that ``mamf profile`` puts in a trace at the end of a training step.
 STEP_MARK = "mamf: step"

@@ -40,7 +40,7 @@ class MemoryWatch:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
-        #: When modules ran: begin, end (in ns) and name.
+        #: The spans in which modules ran: begin and end in ns, and name.
         self.spans: list[tuple[int, int, str]] = []
         self._bytes: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False

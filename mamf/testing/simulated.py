@@ -118,7 +118,7 @@ class SimulatedBackend(Backend):
         self._clock_share = 1.0
         self.mean_watts = self.world.idle_watts
         self.heat = 0.0
-        # Pairs of time and the joules used until then, about a millisecond apart.
+        # Pairs of a time and the joules used until then. Consecutive times differ by about a millisecond.
         self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         self.cached: object = None

@@ -141,7 +141,9 @@ class Altering(SdpaMath):
 
 def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
     problem = replace(GPT2, seed=13)
-    monkeypatch.setattr(torch_model, "fill", lambda network, generator: setattr(Altering, "network", network))
+    monkeypatch.setattr(
+        torch_model, "initialize_weights", lambda network, generator: setattr(Altering, "network", network)
+    )
     with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
         checked(problem, TorchModel(f"{__name__}:Altering")).warm_up_and_verify(cpu())
     assert not get_known_answers(problem, SHAPE, cpu().device)

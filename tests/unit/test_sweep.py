@@ -4,7 +4,7 @@ import pytest
 from made_plans import setup_of, sweep_plan
 
 from mamf.engine.estimate import estimate_seconds, probe_flops
-from mamf.engine.strategies.rows import OneKernelStrategy, compute_largest_buffers
+from mamf.engine.strategies.rows import OneKernelStrategy, RowsStrategy, compute_largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -94,7 +94,21 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
 def test_a_budget_that_ends_while_the_run_prepares_still_gives_a_row(backend):
     sweep = strategy(backend, plan_of(GRID[:2], budget_seconds=1e-9))
     (row,) = sweep.results()
-    assert (row.ok, sweep.left_out) == (True, 1)
+    assert (row.ok, sweep.skipped_count) == (True, 1)
+
+
+class Second(SimulatedMatmul):
+    name = "second"
+
+
+def test_under_a_budget_all_problems_have_a_row_of_a_kernel_before_any_has_the_next(backend):
+    plan = plan_of(GRID[:2], budget_seconds=100.0)
+    kernels = [SimulatedMatmul(), Second()]
+    problems = (MatmulProblem("bfloat16"), MatmulProblem("float16"))
+    plan = dataclasses.replace(plan, problems=problems, kernels=tuple(kernel.name for kernel in kernels))
+    rows = list(RowsStrategy(setup_of(plan, kernels, backend, ())).results())
+    assert [row.problem.dtype for row in rows] == ["bfloat16", "float16"] * 4
+    assert [row.kernel for row in rows] == [kernel.name for kernel in kernels for _ in problems] * 2
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
@@ -106,7 +120,7 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     sweep = strategy(slow, plan)
     (row,) = sweep.results()
     assert row.ok and len(row.samples) >= 3
-    assert sweep.left_out == 1
+    assert sweep.skipped_count == 1
     (another,) = run(slow, plan, [row])
     assert another.ok and another.shape != row.shape
 

@@ -91,7 +91,7 @@ class CountersSession(Session):
 
     def say_plan(self) -> None:
         super().say_plan()
-        for _, problem, shape, kernel in self.measured_run.steps:
+        for _, problem, shape, kernel in self.measured_run.remaining_steps:
             say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_complete(self) -> bool:

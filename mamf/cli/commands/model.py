@@ -131,7 +131,7 @@ class ModelSession(Session):
         from mamf.engine.estimate import probe_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
-        _, problem, shape, _ = self.measured_run.steps[0]
+        _, problem, shape, _ = self.measured_run.remaining_steps[0]
         # The reference of its results is in float32, whatever its own dtype.
         flops = probe_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_LAUNCHES * problem.flop(shape) / flops
@@ -143,7 +143,7 @@ class ModelSession(Session):
 
     def say_plan(self) -> None:
         super().say_plan()
-        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.steps), default=0)
+        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0)
         say_memory(needed, "the largest row, without its activations", self.backend)
 
     def make_strategy(self, setup: Setup) -> RowsStrategy:

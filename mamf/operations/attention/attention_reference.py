@@ -56,7 +56,7 @@ class Distance:
 
 
 class _Tally:
-    """Adds up what ``Distance`` needs, over pairs of a result and its expected value."""
+    """Sums for a ``Distance``, over pairs of a result and its expected value."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -103,7 +103,7 @@ def compare_rows(
     results: Mapping[str, torch.Tensor],
     is_whole: bool = True,
 ) -> Distance:
-    """Return the distance of random rows of ``o`` and ``dq``, one row in _ROW_INTERVAL.
+    """Return the distance of random rows of ``o`` and ``dq``: one of each _ROW_INTERVAL rows.
 
     ``is_whole``: compare all heads, not only the first and the last. Computed in float32 for 16-bit operands, because
     float64 is slow on some cards.
@@ -156,7 +156,7 @@ def find_key_sum_error(
 
     Each row of P sums to 1 and each row of dS to 0. So along the keys, dV = P^T dO sums to the sum of dO over the
     queries that see a key, and dK = dS^T Q / sqrt(d) sums to 0. With a single query each element of dV is a product of
-    two 16-bit numbers, and all keys may round in the same direction: half an eps per element is allowed for this.
+    two 16-bit numbers, and all keys may round in the same direction, so the limit adds half an eps per element.
     """
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
@@ -312,8 +312,8 @@ def verify_special_attention(
 
     The infinity is in a key that all queries see, so its whole output column must become non-finite. The NaN must make
     its output row NaN; some kernels lose it, which is recorded in the details and is not an error. All other output
-    must keep its bits. Operands and what ``launch`` returns are [batch, heads, sequence, head dimension]. Without a key
-    that all queries see, nothing is checked.
+    must keep its bits. The operands and the output that ``launch`` returns are [batch, heads, sequence, head
+    dimension]. If no key is seen by all queries, nothing is checked and the verdict is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)

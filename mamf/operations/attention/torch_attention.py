@@ -46,13 +46,13 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 
-#: What to run on a device that a kernel does not support: torch's own choice of backend runs on all devices.
+#: The command to suggest if a kernel does not support a device: torch chooses a backend, and runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
-#: What torch's dispatchers say if no kernel supports the operands.
+#: Texts in the errors of torch's dispatchers if no kernel supports the operands.
 NO_BACKEND_ERRORS = ("No available kernel", "No viable backend")
 # Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
 # sqrt(2) * 1.65e-3 = 2.3e-3, which exact kernels in results/ confirm; 11 bits (float16) give an eighth of that. These
-# limits are at least twice as large. In float32 and float64 it is sums and exponentials that are rounded.
+# limits are at least twice as large. In float32 and float64 the errors come from sums and exponentials.
 _TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Gradients are rounded more often. The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
@@ -60,11 +60,12 @@ _GRADIENT_FACTOR = 2.0
 # sees. In float16 it may be subnormal, a multiple of this value. Rounding then adds an error of up to 0.87 times this
 # value times the number of keys.
 _SUBNORMAL = {"float16": 2.0**-24}
-# How far the slope of a result against the reference may be from 1, plus how many standard deviations of rounding.
+# The slope of a result against the reference may differ from 1 by this much, plus this many standard deviations of
+# rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 # Operands whose signs are flipped between launches. For ``bwd`` V is saved by the forward pass and must not change.
 _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
-# Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
+# The largest relative error of a single row of the output. Rounding causes far less; a row never written, far more.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
@@ -105,7 +106,7 @@ class TorchAttention(AttentionKernel):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Return what to record in a row about a launch, such as the sparsity or the kernel that a dispatcher chose."""
+        """Return details of a launch for its row, such as the sparsity or the kernel that a dispatcher chose."""
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -244,8 +245,10 @@ class PreparedAttention:
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify the whole output and all gradients of the first and the last head; in all heads random rows of the
-        output and dQ and the sums of dK and dV; some rows on the host.
+        """Verify the whole output and all gradients of the first and the last head.
+
+        In all heads, also verify random rows of the output and of dQ, and the sums of dK and dV. The host verifies some
+        rows of one head.
         """
         compared = self._prepare_comparison(result)
         whole, on_host = self._judge_distance(compare_heads(*compared)), compare_on_host(*compared)
@@ -323,18 +326,18 @@ Capability = tuple[int, int]
 
 
 class AbsentError(ImportError):
-    """A module with the library's name can be imported, but is something else. The message says what it is."""
+    """The module with the library's name is not this library. The message says what it is instead."""
 
 
 class Library:
     """A kernel from a library of a vendor or a third party. Derived classes implement ``load``.
 
     The library is imported only when it is needed. It may be absent, half installed, or built for another card or CUDA
-    version, so the import may raise anything. Each error becomes a reason with the command that fixes it. What the
-    library prints during import goes to stderr, because stdout is for results.
+    version, so the import may raise anything. Each error becomes a reason with the command that fixes it. Text that
+    the library prints during import goes to stderr, because stdout is for results.
 
-    - ``library``: its name in a sentence. ``module``: what is imported. ``distribution``: its name for pip.
-      ``install``: the command that installs it.
+    - ``library``: the name to show. ``module``: the module to import. ``distribution``: the name for pip.
+      ``install``: the command that installs the library.
     - ``cards``: the NVIDIA cards that it runs on, in words. ``instead``: the kernel to use on other cards.
     """
 
@@ -413,7 +416,7 @@ class LibraryAttention(Library, TorchAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the output, in the kernel's layout. ``function``: what ``load`` returned."""
+        """Return the output, in the kernel's layout. ``function``: the object that ``load`` returned."""
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         function = self.load_quietly()
@@ -432,10 +435,10 @@ class LibraryAttention(Library, TorchAttention):
 
 
 class QuantizedAttention(LibraryAttention):
-    """A kernel that quantizes Q, K and V in every launch: approximate, forward only.
+    """A kernel that quantizes Q, K and V in every launch. It is approximate and has no backward pass.
 
     ``structured_tolerance``: the tolerance for inputs with block structure. Their scores differ by 14 and more, so
-    rounding to int8 costs more there.
+    rounding to int8 causes a larger error.
     """
 
     directions = ("fwd",)
@@ -447,7 +450,7 @@ class QuantizedAttention(LibraryAttention):
 
 
 def extract_output(result: Any) -> torch.Tensor:
-    """Return the output of a call that may return statistics after it."""
+    """Return the output from the result of a library call: the result itself, or the first entry of a tuple."""
     output: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return output
 

@@ -33,15 +33,15 @@ PATTERNS: tuple[str, ...] = get_args(Pattern)
 READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
 WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
 _FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
-#: The most arrays of any pattern.
+#: The maximum number of arrays of a pattern.
 MAX_ARRAYS = 3
-#: After a launch over this many bytes even the largest cache (1.1 GB on an EPYC 9684X) holds almost nothing that the
-#: next launch can use, so more operand sets would only take memory.
+#: Arrays of this many bytes need only one operand set: after a launch, even the largest cache (1.1 GB on an EPYC 9684X)
+#: contains almost no data that the next launch can use.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
 #: The assumed last-level cache of a device that does not report it.
 DEFAULT_CACHE_BYTES = 32 * 2**20
-#: Bytes that the cache holds when a pass begins or ends need not be moved within the pass. For a pass over this many
-#: cache sizes that is at most a sixteenth, and 1 % was measured (an H200, 1 GiB written).
+#: A pass over at least this many times the cache size measures memory. The cache can then save at most a sixteenth of
+#: the traffic; it saved 1 % on an H200 (1 GiB written).
 MEMORY_CACHE_MULTIPLE = 16
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)

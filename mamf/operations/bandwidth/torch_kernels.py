@@ -29,7 +29,7 @@ SCALAR = 3.0
 # Elements to compare at once: this takes a few times 64 MiB of temporary memory.
 _CHUNK = 2**24
 _SAMPLE_COUNT = 256
-# Smaller operands are compared by absolute error, because float16 is not precise enough for a relative error.
+# Errors are divided by at least this value, because float16 is too coarse for relative errors of smaller operands.
 _MIN_SCALE = 1e-3
 # A sum is assumed to be at most this many standard deviations from its mean.
 _MAX_DEVIATIONS = 6
@@ -79,8 +79,8 @@ def verify_sum(
 ) -> Callable[[object], Verdict]:
     """Make a check that ``sums`` add up to ``times`` the sum of the array, relative to the array's norm.
 
-    In float32 any missing element shows. ``device``: one that has float64. Raises UnsupportedError for an array whose
-    sum may exceed the range of the dtype.
+    In float32 the check detects any missing element. ``device``: a device that supports float64. Raises
+    UnsupportedError if the sum of the array may exceed the range of the dtype.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total, norm = (times * each for each in compute_sum_and_norm(array, device))
@@ -173,7 +173,7 @@ def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tens
 
 
 def make_repeated_launch(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """Make a launch that repeats a call. It returns nothing, because the caller has the output array."""
+    """Make a launch that repeats a call. The launch returns None, because the caller has the output array."""
 
     def launch() -> None:
         for _ in range(times):

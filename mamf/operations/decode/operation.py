@@ -189,7 +189,7 @@ class DrawnSequences:
 
 @functools.lru_cache(maxsize=1024)
 def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
-    """Draw the sequence lengths of a shape. They depend on the shape and seed only, so all kernels get the same."""
+    """Draw the sequence lengths of a shape. They depend on the shape and seed, so they are equal for all kernels."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]

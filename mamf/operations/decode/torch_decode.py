@@ -224,9 +224,10 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
 # Score elements that are computed at once, and the most key elements of one head that are copied to the host.
 _CHUNK, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
-# Relative error allowed in a single row of the output: far above rounding, far below that of a row never written.
+# The largest relative error of a single row of the output. Rounding causes far less; a row never written, far more.
 _ROW_TOLERANCE = 0.25
-# How far the slope of the output against the reference may be from 1, plus how many standard deviations of rounding.
+# The slope of the output against the reference may differ from 1 by this much, plus this many standard deviations of
+# rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 
 

@@ -41,7 +41,7 @@ from mamf.operations.quantization import Quantized
 _torch_c: Any = torch._C
 # The number of proposals requested from the heuristic; later ones are less and less likely to be fast.
 _ALGORITHMS = 8
-# What a proposal may use; only what it needs is allocated.
+# The largest workspace that a proposal may need; only the needed size is allocated.
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 #: The output dtypes by operand dtype.
@@ -58,7 +58,7 @@ _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8":
 
 
 class _Proposals(MatmulKernel):
-    """A kernel whose variants are the proposals of the heuristic. ``rank``: the index of one; by default the first."""
+    """A kernel with one variant per proposal of the heuristic. ``rank``: the index of a proposal, by default 0."""
 
     base_name: str
     has_cheap_variants = True
@@ -82,8 +82,10 @@ class _Proposals(MatmulKernel):
     def make_launch(
         self, problem: MatmulProblem, a: Matrix, b: Matrix, c: torch.Tensor, alpha: float, kept: object
     ) -> Callable[[], object]:
-        """Return the launch of C = alpha * A @ B, of which ``a`` and ``b`` are the transposes. ``kept``: their memory,
-        which lives as long as the launch.
+        """Return the launch of C = alpha * A @ B.
+
+        ``a``, ``b``: descriptions of the transposes of A and B. ``kept``: the memory of A and B, which is kept as long
+        as the launch.
         """
         library = cublaslt_library.load_library()
         if isinstance(library, Unavailable):
@@ -151,7 +153,7 @@ class ScaledCublasLt(_Proposals, FormatMatmul):
 
 
 def _describe_transposed(operand: torch.Tensor, dtype: str) -> Matrix:
-    """Return the transpose of an operand: by rows in torch's memory is by columns and transposed in cuBLASLt's."""
+    """Describe the transpose of an operand. A matrix that torch stores by rows is its transpose stored by columns."""
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
         return Matrix(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
@@ -159,7 +161,7 @@ def _describe_transposed(operand: torch.Tensor, dtype: str) -> Matrix:
 
 
 def _describe_quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
-    """Return the transpose of a quantized operand, with its scales as they are laid out."""
+    """Describe the transpose of a quantized operand, with its laid-out ``scales``."""
     (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
     mode = SCALE_MODES[operand.scaling.rows, operand.scaling.columns]
     return Matrix(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
@@ -167,7 +169,7 @@ def _describe_quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
 
 @functools.cache
 def _get_handle(library: CublasLtLibrary, device: int) -> c_void_p:
-    """Return the handle of a device, which must be the current one."""
+    """Return cuBLASLt's handle for a device, which must be the current device."""
     return library.create_object("")
 
 
@@ -175,8 +177,8 @@ _WORKSPACES: dict[torch.device, torch.Tensor] = {}
 
 
 def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Return the device's workspace, as large as was needed so far. Launches share it, so they must not run at once on
-    two streams.
+    """Return the device's workspace, with at least ``nbytes`` bytes. All launches share it, so they must not run on two
+    streams at once.
     """
     known = _WORKSPACES.get(device)
     if known is None or known.numel() < nbytes:
@@ -185,5 +187,5 @@ def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
 
 
 def _release_product(product: Product, kept: object) -> None:
-    """Release the descriptors of a launch. ``kept``: memory that the launch needed until now."""
+    """Release the descriptors of a launch. ``kept``: the memory that the launch needed, kept until this call."""
     product.release()

@@ -106,8 +106,9 @@ class CublasLtError(RuntimeError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the library or the device lacks what was asked for: an invalid value before the launch is an
-        attribute or a layout that this release does not know.
+        """Whether the library or the device does not support the request.
+
+        An invalid value before the launch also counts: this release does not know the attribute or layout.
         """
         is_invalid = self.status == _INVALID_VALUE and self.function != _MULTIPLY
         return is_invalid or self.status in (_NOT_SUPPORTED, _ARCH_MISMATCH)
@@ -160,7 +161,7 @@ def load_library() -> CublasLtLibrary | Unavailable:
 
 
 def _load_candidates() -> Iterator[Any]:
-    """Libraries, best first: what this process has loaded, then that of a wheel, then the system's."""
+    """Yield loaded libraries, best first: the one that this process uses already, that of a wheel, the system's."""
     is_windows = sys.platform == "win32"
     names = [f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _KNOWN_MAJORS]
     wheels = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _FOLDERS]
@@ -191,7 +192,7 @@ class Matrix:
 
 
 class Product:
-    """The descriptors of D = alpha op(A) op(B), until ``release``. ``handle``: of a device.
+    """The descriptors of D = alpha op(A) op(B), valid until ``release``. ``handle``: the handle of a device.
 
     ``compute_type``: cublasComputeType_t; ``scale_type``: the cudaDataType of alpha.
     """
@@ -233,7 +234,7 @@ class Product:
         self._library.set_attribute("MatmulDesc", self._description, attribute, value)
 
     def request_proposals(self, count: int, workspace_bytes: int) -> list[Proposal]:
-        """Return the algorithms that the library's heuristic proposes, the likeliest first."""
+        """Return up to ``count`` algorithms that the library's heuristic proposes, the most promising first."""
         preference, found, number = self._create("MatmulPreference"), (Proposal * count)(), c_int()
         self._library.set_attribute("MatmulPreference", preference, _MAX_WORKSPACE_BYTES, c_size_t(workspace_bytes))
         a, b, d = self._layouts
@@ -243,7 +244,7 @@ class Product:
         return [each for each in found[: number.value] if not each.status]
 
     def make_arguments(self, proposal: Proposal, alpha: float, workspace: int) -> tuple[Any, ...]:
-        """Return the arguments of a launch, all but the stream. They refer to memory that they keep alive."""
+        """Return the arguments of a launch, except the stream. They keep alive the host memory that they point to."""
         (a, b, d), (layout_a, layout_b, layout_d) = self._operands, self._layouts
         factor, zero, output = self._scalar(alpha), self._scalar(0), c_void_p(d.address)
         return (

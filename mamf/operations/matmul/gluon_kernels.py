@@ -58,9 +58,9 @@ def store(c, staged, part, row, column):  # type: ignore[no-untyped-def]
 def multiply(  # type: ignore[no-untyped-def]
     c, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
 ):
-    """Compute the part of one of two groups: 64 rows of each tile, and half of the columns of a third block of rows, if
-    there is one. Sums stay in registers. The tensor cores still work on one step while the group waits for the operands
-    of the next.
+    """Compute one group's part of each tile: a block of 64 rows and, if there is a third block, half of its columns.
+
+    Sums stay in registers. The tensor cores still compute one step while the group waits for the operands of the next.
     """
     left, right, staged, ready, free = ring
     tiles_m, tiles_n, steps = tiles

@@ -62,7 +62,7 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
-    #: How many matmuls random problems may have, for shapes that begin with that number.
+    #: The possible numbers of matmuls in a random problem, if shapes begin with that number; empty for a single matmul.
     random_counts: ClassVar[tuple[int, ...]] = ()
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
         return (MatmulShape(4096, 4096, 4096),)
 
     def presets(self) -> Mapping[str, Preset[MatmulShape]]:
-        """Linear layers of known models."""
+        """Return the matmuls of linear layers of known models, by preset name."""
         return {name: self.preset(name, {}) for name in PRESETS}
 
     def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:

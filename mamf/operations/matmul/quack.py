@@ -80,7 +80,7 @@ class Quack(TorchMatmul):
         return Quack(self.text, get_architecture(backend))
 
     def refuses(self, error: Exception) -> bool:
-        """Whether CuTe DSL or quack's own checks reject a configuration."""
+        """Return whether CuTe DSL, or a check in quack itself, rejects a configuration."""
         return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
 
     def bind(

@@ -71,7 +71,7 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
 
 class FunctionalScaledMm(FormatMatmul):
-    """torch.nn.functional.scaled_mm: what the vendor's library has of these formats."""
+    """torch.nn.functional.scaled_mm, which calls the vendor's library. It supports some of the formats."""
 
     name = "F.scaled_mm"
     function = "scaled_mm"
@@ -98,8 +98,10 @@ class FunctionalScaledMm(FormatMatmul):
 
 
 def lay_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
-    """Scales as torch's check of scaled_mm wants them: those of 1x128 blocks with rows next to each other, those of
-    128x128 blocks padded along K, of MX and NVFP4 flat, in tiles on NVIDIA.
+    """Return an operand's scales in the memory layout that torch's scaled_mm requires.
+
+    Scales of 1x128 blocks are stored by columns. Scales of 128x128 blocks are padded along K. Scales of MX and NVFP4
+    are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle``.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.dtype != "float32":

@@ -294,8 +294,8 @@ class ProductProblem(DeclaredProblem):
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B: that of A, but float8_e4m3fn for float8_e5m2, as for gradients. No vendor supports two e5m2
-        operands.
+        """The dtype of B. It is the dtype of A, but float8_e4m3fn if A is float8_e5m2 (a gradient), because no vendor
+        supports two e5m2 operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def locate_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row and column of a tile."""
+    """Return the row and the column of a tile, both counted in tiles."""
     in_group = GROUP_M * tiles_n
     first = tile // in_group * GROUP_M
     rows = min(tiles_m - first, GROUP_M)
@@ -22,8 +22,8 @@ def locate_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[
 
 @triton.jit  # type: ignore[untyped-decorator]
 def indices_within(first, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of indices. Indices beyond the border are replaced by 0, which is safe to read; their results are not
-    stored.
+    """Return a block of BLOCK indices. Indices beyond the border become 0, which is safe to read. The kernel does not
+    store their results.
     """
     indices = first * BLOCK + tl.arange(0, BLOCK)
     return tl.max_contiguous(tl.multiple_of(tl.where(indices < size, indices, 0), BLOCK), BLOCK).to(tl.int64)
@@ -50,7 +50,10 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     IMPRECISE: tl.constexpr,
 ):
-    """``a_row`` to ``b_column``: strides of the operands in elements. C is stored by rows."""
+    """Compute C = A @ B, reading operands by pointers. ``a_row`` to ``b_column``: their strides in elements.
+
+    C is stored by rows.
+    """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     along_k = tl.arange(0, BLOCK_K)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
@@ -92,8 +95,10 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     IMPRECISE: tl.constexpr,
 ):
-    """``a`` and ``b`` describe operands stored by columns as transposed; ``c`` has blocks of half the width. Beyond a
-    border a descriptor reads zeros and writes nothing.
+    """Compute C = A @ B, reading and writing by tensor descriptors.
+
+    If an operand is stored by columns, its descriptor describes the transposed matrix. The blocks of ``c`` have half
+    the width of a tile. Beyond a border, a descriptor reads zeros and writes nothing.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     # A counter separate from the loop's, so that stores do not delay the next tile's first loads.

@@ -42,7 +42,7 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str) -> Configuration:
-        """Reads what ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
+        """Read the text that ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r} is not a configuration of kernel triton; write it like {_EXAMPLE}")
@@ -185,7 +185,7 @@ class TritonMatmul(TorchMatmul):
         ]
 
     def refuses(self, error: Exception) -> bool:
-        """Whether a configuration is too large for the device or does not compile."""
+        """Return whether a configuration is too large for the device or does not compile."""
         from triton.errors import TritonError
 
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
@@ -243,7 +243,7 @@ class TritonMatmul(TorchMatmul):
 
 
 def has_descriptors(backend: Backend) -> bool:
-    """Whether the device loads blocks with tensor descriptors, and this Triton release lets the host create them."""
+    """Return whether the device loads blocks with tensor descriptors and this Triton lets the host create them."""
     architecture = backend.info.architecture or ""
     is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
     if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER:
@@ -324,7 +324,7 @@ class Gluon(TorchMatmul):
         return chosen
 
     def refuses(self, error: Exception) -> bool:
-        """Whether a tile does not compile, or needs more than the device has."""
+        """Return whether a tile does not compile, or needs more memory or registers than the device has."""
         from triton.errors import TritonError
 
         return isinstance(error, TritonError)

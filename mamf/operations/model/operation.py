@@ -238,7 +238,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """One way to run a training step. ``dtypes``: what it supports; not float16, because that needs loss scaling."""
+    """A way to run a training step. ``dtypes``: the supported dtypes, without float16, which needs loss scaling."""
 
     operation = "model"
     reports_memory = True
@@ -327,5 +327,5 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return self.words(problem)
 
     def axis(self, shape: ModelShape) -> float:
-        """Tokens per sequence."""
+        """Return the tokens per sequence."""
         return float(shape.context)

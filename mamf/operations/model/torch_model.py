@@ -43,7 +43,7 @@ class TorchModel(ModelKernel):
     base: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
-        """Raises UnknownNameError, or UsageError if the attention kernel cannot be loaded."""
+        """Load the attention kernel. Raises UnknownNameError, or UsageError if it cannot be loaded."""
         self.attention = make_kernel(get_operation("attention"), attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
@@ -157,7 +157,7 @@ def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape,
 def compute_reference(
     network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Compute the loss of each token, and the gradients of the mean loss with respect to the parameters ``of``.
+    """Compute the loss of each token, and the gradients of the mean loss with respect to the parameters in ``of``.
 
     Uses the network's current parameters. At most one block of them is converted to float32 at a time.
     """
@@ -240,7 +240,7 @@ class PreparedModel:
         if problem.phase == "step":
             fused = problem.optimizer == "adamw-fused"
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
-        # How many copies of the parameters' size stay in memory between launches.
+        # Gradients and moments stay in memory between launches: this many copies of the parameters' size.
         copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
         self._held_bytes = copies * problem.parameter_bytes(shape)
 
@@ -294,8 +294,8 @@ class PreparedModel:
         return [state[name] for state in states for name in _MOMENTS if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """Verify the losses, relative to the standard deviation of the expected ones, and the gradients, relative to
-        their norms.
+        """Verify the losses, relative to the standard deviation of the expected losses, and the gradients, relative to
+        their expected norms.
         """
         losses, gradients = self._get_answer(index)
         found, *own = list_tensors(result)
@@ -327,7 +327,7 @@ def get_known_answers(problem: ModelProblem, shape: ModelShape, device: torch.de
 def draw_batch(
     problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw random tokens, and the targets: the token after each. Both are [batch, context]."""
+    """Draw random tokens. Return them and the targets (the next token of each), both [batch, context]."""
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)

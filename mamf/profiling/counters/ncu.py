@@ -206,7 +206,7 @@ _SHORT_SECONDS = 5e-6
 _FEW_WAVES = 0.5
 # If kernels run for less than this share of the launch's time in burst, the gaps between them bound the launch.
 _MIN_RUNNING_SHARE = 0.7
-# If the longest kernel takes at least this share of a launch's cycles, its bound is reported as that of the launch.
+# If the longest kernel takes at least this share of a launch's cycles, its bound is reported as the launch's bound.
 _WHOLE_LAUNCH_SHARE = 0.98
 _MAX_NAME_LENGTH = 48
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import mamf
-from mamf.ceilings.ceiling import Ceiling, compute_known_share, mamfu
+from mamf.ceilings.ceiling import Ceiling, compute_known_share, compute_mamfu
 from mamf.cli import main as mamf_command
 from mamf.cli import run_command
 from mamf.errors import MamfError
@@ -124,7 +124,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     """MAMFU by the ceiling in the log, else by the one that the log names."""
-    share = mamfu(row, log.all_ceilings)
+    share = compute_mamfu(row, log.all_ceilings)
     return compute_known_share(row, log.known_ceilings) if share is None else share
 
 

@@ -311,7 +311,7 @@ class Seen(NamedTuple):
 class _Run:
     """What a strategy asks of a runner before it measures."""
 
-    def start(self, regime: Regime) -> Regime:
+    def start_regime(self, regime: Regime) -> Regime:
         return regime
 
 

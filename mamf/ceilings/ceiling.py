@@ -190,7 +190,7 @@ def confirm_ceiling(
     gain = None
     compared = group_rounds(choosing) or fresh
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
-        gain = stdlib_statistics.median(ratios(compared[winner], compared[shape, default_kernel])) - 1
+        gain = stdlib_statistics.median(compute_ratios(compared[winner], compared[shape, default_kernel])) - 1
     row = next(iter(own.values()))
     return Ceiling(
         device=device,
@@ -279,7 +279,7 @@ def compute_median_rate(rows: Iterable[Measurement]) -> float:
     return stdlib_statistics.median(row.best_rate for row in rows)
 
 
-def ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
+def compute_ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
     """Return the ratio of the two candidates' rates in each round that measured both."""
     return [own[number].best_rate / other[number].best_rate for number in own if number in other]
 
@@ -289,7 +289,7 @@ def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) ->
 
     Earlier rounds chose the winner, so a candidate that is faster in these rounds is tied too.
     """
-    compared = ratios(own, other)
+    compared = compute_ratios(own, other)
     return bool(compared) and median_interval(compared).low <= 1.0
 
 
@@ -303,7 +303,9 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
     return Conditions(
         clock_hz=known_median(each.clock_hz for each in seen),
-        watts=_mean_watts(rows) if rows and rows[0].regime == SUSTAINED else known_median(each.watts for each in seen),
+        watts=_compute_mean_watts(rows)
+        if rows and rows[0].regime == SUSTAINED
+        else known_median(each.watts for each in seen),
         celsius=known_median(each.celsius for each in seen),
         throttle_reasons=tuple(
             reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
@@ -313,7 +315,7 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     )
 
 
-def _mean_watts(rows: Iterable[Measurement]) -> float | None:
+def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
     metered = [(row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None]
     seconds = sum(lasted for lasted, _ in metered)
     return round(sum(lasted * watts for lasted, watts in metered) / seconds, 1) if seconds else None
@@ -327,7 +329,7 @@ def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -
     return find_rate(rates, label_dtype(row.problem), row.regime)
 
 
-def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
+def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     """Return MAMFU: the row's rate as a share of the ceiling of its dtype and regime. None without a ceiling, or if the
     ceiling's interval is unknown. Rows are normalized to the run's first device, to which the ceiling belongs.
     """
@@ -338,8 +340,9 @@ def mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
 
 
 def compute_share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
-    """Return the relative error of ``mamfu`` that the timer may cause: the accuracies of row and ceiling, added in
-    quadrature. 0 if they are unknown or there is no ceiling.
+    """Return the relative error of the share (``compute_mamfu``) that the timer may cause.
+
+    It is the accuracies of row and ceiling, added in quadrature; 0 if one is unknown or there is no ceiling.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:

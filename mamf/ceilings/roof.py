@@ -38,7 +38,7 @@ class Roofs:
     def regimes(self) -> list[str]:
         return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
 
-    def only(self, regimes: Iterable[str]) -> Roofs:
+    def select_regimes(self, regimes: Iterable[str]) -> Roofs:
         """Return the roofs with only the ceilings of these regimes. Raises UsageError if there are none."""
         kept = tuple(regimes)
         compute = {key: each for key, each in self.compute.items() if key[1] in kept}
@@ -49,7 +49,7 @@ class Roofs:
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
-    def limit(self, row: Measurement) -> tuple[float, str] | None:
+    def compute_limit(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits it: ``compute`` or ``bandwidth``.
 
         Only bandwidth limits work without matmul. None if a ceiling is unknown, and for work that reads nothing,
@@ -57,7 +57,7 @@ class Roofs:
         """
         work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
         compute = find_row_ceiling(row, self.compute) if work.has_products else None
-        if memory is None or (compute is None if work.has_products else not reads(row.problem)):
+        if memory is None or (compute is None if work.has_products else not reads_operands(row.problem)):
             return None
         seconds = {
             COMPUTE: 0.0 if compute is None else work.flop / compute.rate / TERA,
@@ -102,7 +102,7 @@ class RoofPoint:
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """Make the roof point of a measured row, with the statistic of its regime, normalized to the run's first device."""
-    work, (roof, bound) = row.work, roofs.limit(row) or (None, None)
+    work, (roof, bound) = row.work, roofs.compute_limit(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
@@ -119,7 +119,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
     )
 
 
-def reads(problem: object) -> bool:
+def reads_operands(problem: object) -> bool:
     """Return whether the work of this problem reads operands."""
     return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
 
@@ -157,7 +157,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
                 _keep_higher(compute, (ceiling.dtype, ceiling.regime), ceiling)
-        elif isinstance(problem, BandwidthProblem) and reads(problem):
+        elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
                 _keep_higher(bandwidth, (level, ceiling.regime), ceiling)

@@ -16,7 +16,7 @@ from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.terminal import warn
 from mamf.cli.watching import EXIT_CODE, Interruption
-from mamf.engine.runner import find_crashes
+from mamf.engine.runner import get_crashes
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import get_kind, make_run_title
@@ -77,19 +77,19 @@ def compute_remaining_budget(options: argparse.Namespace) -> float | None:
 def report_run_to_watcher(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
 ) -> None:
-    """Tell the watching process which log this run writes, and before each launch the row to log if it crashes.
+    """Report this run's log to the watching process and, before each launch, the row to log if the launch crashes.
 
     ``before``: the rows of the log so far. A row whose launch ended a process is not launched again.
     """
-    watch, crashes = watching.WATCH, find_crashes(backend)
-    crashes.fatal = [row for row in before if row.is_fatal]
+    watch, crashes = watching.WATCH, get_crashes(backend)
+    crashes.fatal_rows = [row for row in before if row.is_fatal]
     if watch:
         begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
         # Pass the path each time: the run switches to a new log if another program changes this one.
-        crashes.keep = lambda row: watch.store_row(
+        crashes.set_pending_row = lambda row: watch.store_row(
             writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
         )
-        crashes.keep(None)
+        crashes.set_pending_row(None)
 
 
 def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
@@ -97,7 +97,7 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
     and starts a new process for the rest.
     """
     if watching.WATCH:
-        find_crashes(backend).keep(row)
+        get_crashes(backend).set_pending_row(row)
         os._exit(1)
 
 

@@ -54,7 +54,7 @@ def run_kernels(
 
 
 def _require_effect(options: argparse.Namespace) -> None:
-    """Raises UsageError for an option that has no effect on the run."""
+    """Raise UsageError for an option that has no effect on the run."""
 
     of_regimes = {
         "flush": ("--no-flush", BURST),
@@ -100,7 +100,7 @@ class Session:
             self.backend = reopen_device(self.log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
-        get_isolation(self.backend).everything = options.isolate
+        get_isolation(self.backend).checks_all_kernels = options.isolate
         advice: Sequence[Advice] = ()
         if self.log:
             apply_traits(self.backend, self.log.header.get("traits", {}))
@@ -173,7 +173,7 @@ class Session:
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """Make the plan of the options that is compared with the log's. Fields that depend on measurements are taken
+        """Make the plan of the options, to compare it with the plan of the log. Copy fields that depend on measurements
         from the log.
         """
         return self.make_new_plan()
@@ -186,7 +186,7 @@ class Session:
 
     def say_plan(self) -> None:
         """Print what the run would measure and how long it would take."""
-        say_plan(self.plan, self.measured_run.steps, self.backend)
+        say_plan(self.plan, self.measured_run.remaining_steps, self.backend)
 
     def make_label(self) -> str:
         """Return the part of the log's default name that describes the plan."""
@@ -195,7 +195,7 @@ class Session:
 
     def count_remaining(self) -> int | None:
         """Return how many measurements remain; None if that is unknown."""
-        return len(self.measured_run.steps)
+        return len(self.measured_run.remaining_steps)
 
     def is_complete(self) -> bool:
         """Return whether a resumed log is complete, so that nothing remains to be measured."""
@@ -213,7 +213,7 @@ class Session:
         return get_kind(log.plan).document(log, self.make_view())
 
     def choose_exit_code(self, code: int) -> int:
-        """Return the command's exit code. ``code``: that of the run, which is 0 if it measured anything."""
+        """Return the command's exit code. ``code``: the exit code of the run, which is 0 if it measured anything."""
         return code
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Session:
         if self.log and self.log.tier == "complete" and self.is_complete():
             return self.choose_exit_code(self.print_report(self.log))
         code = self._measure()
-        with self.interruption.shielded():
+        with self.interruption.shield_from_signals():
             return self.choose_exit_code(self._finish(code))
 
     def _measure(self) -> int:

@@ -39,7 +39,8 @@ _SAME_EVENT_SECONDS = 0.3
 class Interruption:
     """Within this context the first signal raises Interrupted (a KeyboardInterrupt) in the main thread.
 
-    Python raises it between bytecodes, so a call into a vendor's library returns first. So does a ``shielded`` block.
+    Python raises it between bytecodes, so a call into a vendor's library returns first. So does a block
+    within ``shield_from_signals``.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Interruption:
             signal.default_int_handler(number, frame)
 
     @contextmanager
-    def shielded(self) -> Iterator[None]:
+    def shield_from_signals(self) -> Iterator[None]:
         """Let a block finish before a first signal that arrives meanwhile is raised."""
         before = self.is_requested
         self._is_shielded = True
@@ -143,7 +144,7 @@ class Watch:
         self.restart: Restart | None = None
 
     def store_row(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
-        """Store the line that the parent appends to the log if the child dies now; empty: none.
+        """Store the line that the parent appends to the log if the child dies now. An empty ``line`` appends nothing.
 
         ``line``: without the newline. ``begun``: time.monotonic() when the log was opened. ``codes``: as in Restart.
         """
@@ -155,7 +156,7 @@ class Watch:
         return log, begun, codes, line, label
 
     def mark_ended(self) -> None:
-        """Note that the command has ended, so that its exit code is not taken for a crash."""
+        """Store that the command has ended, so that its exit code does not look like a crash."""
         log, begun, codes, *_ = self._load_row()
         self.store_row(log, begun, codes, label=ENDED)
 
@@ -187,7 +188,7 @@ WATCH: Watch | None = None
 
 
 def watch_command(typed: Sequence[str]) -> None:
-    """Fork, and return in the child, which runs the command. The parent watches, and exits with the command's code.
+    """Fork and return in the child, which runs the command. The parent watches the child and exits with its code.
 
     Raises RunLogWriteError in the parent if it cannot write the log.
     """

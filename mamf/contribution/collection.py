@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import parse_sharing
-from mamf.ceilings.ceiling import CONFIRM, Ceiling, mamfu
+from mamf.ceilings.ceiling import CONFIRM, Ceiling, compute_mamfu
 from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
@@ -124,7 +124,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
-        shares = ((row, mamfu(row, log.all_ceilings)) for row in measured)
+        shares = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
         return [_make_rate(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
     rates = [_make_rate(log, place, OTHERS, row) for row in rows if not row.phase]
     return rates + [_make_rate(log, place, OTHERS, *each) for each in _pair_with_rows(log, log.own_ceilings)]

@@ -49,7 +49,7 @@ def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, 
         with kernel.settings(backend, problem):
             while True:
                 shape = MatmulShape(size, size, size)
-                seconds = _launch_seconds(kernel.prepare(backend, problem, shape, pool), backend)
+                seconds = _time_launch(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
                     raise PluginError(f"backend {backend.name} is broken: it timed a matmul at {seconds:g} s")
                 flops = shape.flop / seconds
@@ -90,7 +90,7 @@ def choose_working_kernels(
         return choose_search_kernels(backend, problem, names)
     kernels, faults = choose_search_kernels(backend, problem), list[MamfError]()
     if is_quick:
-        kernels = _contenders(kernels, backend, problem)
+        kernels = _select_contenders(kernels, backend, problem)
     default = kernels[0]
     while kernels:
         try:
@@ -107,7 +107,7 @@ def choose_working_kernels(
     raise faults[0]
 
 
-def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
+def _select_contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
     """Return the kernels that a quick search compares: all, unless results/ says which one won on such a card. Then
     only the default, the winner, and those that need no compilation.
     """
@@ -118,7 +118,7 @@ def _contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: Matm
     return [each for each in kernels if each is kernels[0] or each.name in winners or each.has_cheap_variants]
 
 
-def _launch_seconds(prepared: Prepared, backend: Backend) -> float:
+def _time_launch(prepared: Prepared, backend: Backend) -> float:
     CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):

@@ -24,9 +24,12 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class Isolation:
-    """The checks on one device. ``everything``: True checks all kernels, False none, None those loaded by path."""
+    """Checks the kernels of one device in a fresh process.
 
-    everything: bool | None = None
+    ``checks_all_kernels``: whether all kernels are checked; None: only kernels that were loaded by path.
+    """
+
+    checks_all_kernels: bool | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _answers: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
@@ -34,12 +37,12 @@ class Isolation:
         """Check the row's kernel at its shape in a fresh process, once, and return the row: with the status
         ``wrong_result`` if the kernel is wrong or slower there, with a remark if it could not be checked.
         """
-        wanted = is_loaded_by_path(kernel) if self.everything is None else self.everything
+        wanted = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
         if not (row.ok and wanted and backend.has_tensors):
             return row
         key = (row.kernel, row.problem, row.shape)
         if key not in self._answers:
-            self._answers[key] = self._ask(row, kernel, backend)
+            self._answers[key] = self._check_in_process(row, kernel, backend)
         answer = self._answers[key]
         if answer.get("wrong"):
             return replace(row, status="wrong_result", reason=f"in a fresh process: {answer['wrong']}", summary=None)
@@ -47,12 +50,12 @@ class Isolation:
             return replace(row, remarks=(*row.remarks, f"not checked by a fresh process: {answer['unknown']}"))
         return row
 
-    def _ask(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
+    def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
             return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
-        process, is_whole = self._process or _start(), False
+        process, is_whole = self._process or _start_process(), False
         assert process.stdin and process.stdout
         try:
             channel = tensors.Channel(process.stdout, process.stdin)
@@ -72,15 +75,15 @@ class Isolation:
             self._process = process if is_whole else None
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start_process() -> subprocess.Popen[bytes]:
     """Start a checking process. It ends when its stdin closes; Ctrl-C does not reach it."""
     command = [sys.executable, "-c", "from mamf.operations.isolated import run_checks; run_checks()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
-_OF_DEVICES: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
+_ISOLATIONS: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
 
 
 def get_isolation(backend: Backend) -> Isolation:
     """Return the Isolation of an opened device."""
-    return _OF_DEVICES.setdefault(backend, Isolation())
+    return _ISOLATIONS.setdefault(backend, Isolation())

@@ -62,7 +62,7 @@ def launch_in_window(
         raise UnsupportedError(reason)
     try:
         with kernel.settings(backend, problem):
-            return _launched(kernel, problem, shape, backend, asked)
+            return _launch_and_verify(kernel, problem, shape, backend, asked)
     except MamfError:
         raise
     except get_plugin_errors() as error:
@@ -70,7 +70,9 @@ def launch_in_window(
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
 
 
-def _launched(kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: LaunchRequest) -> LaunchResult:
+def _launch_and_verify(
+    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: LaunchRequest
+) -> LaunchResult:
     begun = backend.now()
     pool = backend.operand_pool(problem.data, problem.seed)
     ready = kernel.prepare(backend, problem, shape, pool)

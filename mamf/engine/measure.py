@@ -25,34 +25,35 @@ WantsClock = Callable[[float], bool]
 
 @dataclass
 class ClockChoice:
-    """Chooses rows as they are measured: the best so far, so that the best of all is among them.
+    """Decides for each new row whether to measure its true clock.
 
-    ``which``: BEST_CLOCK, ALL_CLOCKS or NO_CLOCK. ``by_shape``: the best of each shape, of a run that compares kernels;
-    else the best of each problem.
+    ``mode``: ALL_CLOCKS measures it for every row, NO_CLOCK for none. BEST_CLOCK measures it for each row that is
+    faster than all earlier ones of its shape (``is_per_shape``, for runs that compare kernels) or of its problem, and
+    so for the fastest row of the run.
     """
 
-    which: str = NO_CLOCK
-    by_shape: bool = False
+    mode: str = NO_CLOCK
+    is_per_shape: bool = False
     _best: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_plan(cls, plan: Plan) -> ClockChoice:
         """Runs that compare rows with others need the clock of each."""
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
-        return cls(ALL_CLOCKS if compares else plan.clock, by_shape=len(plan.kernels) > 1)
+        return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
-    def wants(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str) -> WantsClock:
+    def make_clock_test(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str) -> WantsClock:
         """Return a function that decides from a row's rate. It excludes rows that only choose what to confirm."""
-        if self.which == NO_CLOCK or phase not in ("", CONFIRM):
+        if self.mode == NO_CLOCK or phase not in ("", CONFIRM):
             return lambda rate: False
         # Any of those that are confirmed may become the best one by its median.
-        of_shape = (shape, kernel) if phase == CONFIRM else (shape,) if self.by_shape else ()
+        of_shape = (shape, kernel) if phase == CONFIRM else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
 
         def is_wanted(rate: float) -> bool:
             is_best = rate > self._best.get(key, 0.0)
             self._best[key] = max(rate, self._best.get(key, 0.0))
-            return is_best or self.which == ALL_CLOCKS
+            return is_best or self.mode == ALL_CLOCKS
 
         return is_wanted
 
@@ -75,19 +76,21 @@ def measure(
 
     Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING_EXCEPTIONS).
     """
-    run = _Run(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
+    run = _RowMeasurement(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
     backend = regime.backend
     try:
-        return run.take()
+        return run.measure_row()
     except WrongResultError as error:
-        return run.result("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
+        return run.make_measurement(
+            "wrong_result", str(error), error=error.verdict.error, details=error.verdict.details
+        )
     except get_plugin_errors() as error:  # whatever a vendor's library raises becomes a status
         status, reason = classify_error(error, kernel, backend)
     # Outside the handler, because its traceback keeps the operands alive.
     if status == "out_of_memory":
         pool.release()
         backend.release_memory()
-    return run.result(status, reason)
+    return run.make_measurement(status, reason)
 
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
@@ -106,7 +109,7 @@ def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) ->
 
 
 @dataclass
-class _Run:
+class _RowMeasurement:
     kernel: Any
     problem: Any
     shape: Any
@@ -116,12 +119,12 @@ class _Run:
     fastest_possible: float | None
     wants_clock: WantsClock = lambda rate: False
 
-    def take(self) -> Measurement:
+    def measure_row(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
         reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
         if reason:
-            return self.result("unsupported", reason)
-        sets = self.regime.sets(problem, shape, backend.info.cache_bytes)
+            return self.make_measurement("unsupported", reason)
+        sets = self.regime.count_sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
             checked = CheckedKernel(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
             # Compile, tune and verify now, so that no timed launch does it for the first time.
@@ -130,19 +133,19 @@ class _Run:
                 # The first launch may have compiled for minutes, and the compiler may still use the host.
                 estimate = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_OF_AN_ESTIMATE))
                 if reason := self.regime.explain_too_long(estimate):
-                    return self.result("unsupported", reason)
+                    return self.make_measurement("unsupported", reason)
             if kernel.reports_reserved:
                 checked.poison()
                 backend.release_memory()  # so that cached blocks of earlier launches do not count
             peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
-            samples = self.regime.visit(checked, self.rule, estimate)
+            samples = self.regime.sample_and_verify(checked, self.rule, estimate)
             self.measure_clock(checked, samples)
             checked.require_unchanged_operands()
-            self.regime.bridge(checked.launches, samples.seconds[-1])
+            self.regime.keep_loaded(checked.launches, samples.seconds[-1])
         details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
-        return self.judge(samples, verdict, peak, reserved)
+        return self.make_row(samples, verdict, peak, reserved)
 
     def measure_clock(self, checked: CheckedKernel, taken: Samples) -> None:
         """Add the true clock to the samples, if the rate counts FLOP and the run wants the clock."""
@@ -151,7 +154,7 @@ class _Run:
         if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
             taken.clock_hz = self.regime.measure_true_clock(checked, seconds)
 
-    def judge(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
+    def make_row(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
         # Round as the log does, so that figures computed from it are identical. No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
@@ -161,7 +164,7 @@ class _Run:
         if levels:  # the power controller alternates between two clocks
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
-        row = self.result(
+        row = self.make_measurement(
             "ok",
             summary=summarize(possible, self.regime.best_by) if possible else None,
             error=verdict.error,
@@ -173,7 +176,7 @@ class _Run:
             launches=taken.launches,
             timer_overhead=taken.timer_overhead,
             timer_accuracy=accuracy,
-            conditions=conditions(taken.readings, taken.watts),
+            conditions=summarize_readings(taken.readings, taken.watts),
             remarks=(*taken.remarks, *alternation),
         )
         info = self.regime.backend.info
@@ -186,7 +189,7 @@ class _Run:
             return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.find_repeatability(self.problem))
 
-    def result(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
+    def make_measurement(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
             self.shape,
             self.kernel.name,
@@ -204,7 +207,9 @@ def build_row(
 ) -> Measurement:
     """Build a row from samples that no visit of the regime took."""
     limit = find_limit(kernel, regime.backend.info, problem, shape)
-    return _Run(kernel, problem, shape, regime, None, StoppingRule(), limit).judge(taken, verdict, None, None)
+    return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row(
+        taken, verdict, None, None
+    )
 
 
 def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
@@ -245,17 +250,17 @@ def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape
     return int(operands + checked.held_bytes + peak - before)
 
 
-def conditions(readings: Sequence[Reading], watts: float | None) -> Conditions:
+def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:
     """Summarize readings: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_rounded(known_median([reading.clock_hz for reading in readings]), 0),
-        watts=_rounded(watts if watts is not None else known_median([reading.watts for reading in readings]), 1),
-        celsius=_rounded(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
+        clock_hz=_round_known(known_median([reading.clock_hz for reading in readings]), 0),
+        watts=_round_known(watts if watts is not None else known_median([reading.watts for reading in readings]), 1),
+        celsius=_round_known(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
         throttle_shares={reason: round(reasons[reason] / len(readings), 4) for reason in sorted(reasons)},
     )
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
+def _round_known(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)

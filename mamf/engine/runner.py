@@ -44,27 +44,27 @@ NamedKernel = tuple[str, AnyKernel]
 class Crashes:
     """The launches on a device that ended their process.
 
-    ``fatal``: the rows of such launches. ``keep``: called before a launch with the row to log if the process dies in
-    it, and afterwards with None.
+    ``fatal_rows``: the rows of such launches. ``set_pending_row``: called before each launch with the row to log if the
+    launch ends the process, and with None after the launch.
     """
 
-    fatal: Sequence[Measurement] = ()
-    keep: Callable[[Measurement | None], None] = lambda row: None
+    fatal_rows: Sequence[Measurement] = ()
+    set_pending_row: Callable[[Measurement | None], None] = lambda row: None
 
     def explain_skip(self, asked: Measurement) -> str:
         """Return why a step must not be launched again; empty if it may be."""
-        of_kernel = [row for row in self.fatal if row.kernel == asked.kernel]
+        of_kernel = [row for row in self.fatal_rows if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
         return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_CRASHES else "")
 
 
-_OF_DEVICES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
+_CRASHES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
-def find_crashes(backend: Backend) -> Crashes:
+def get_crashes(backend: Backend) -> Crashes:
     """Return the Crashes of an opened device."""
-    return _OF_DEVICES.setdefault(backend, Crashes())
+    return _CRASHES.setdefault(backend, Crashes())
 
 
 class Step(NamedTuple):
@@ -92,26 +92,26 @@ class Runner:
     """One run on an opened backend.
 
     - ``budget_seconds``: the time limit. It cuts a measurement short, except the first row that is not a reference.
-    - ``held``: the rows of an interrupted run, in order. They answer steps that would otherwise be measured again.
+    - ``earlier_rows``: the rows of an interrupted run, in order. The runner returns them instead of measuring again.
     - ``clocks``: chooses the rows whose true clock is measured.
     """
 
     backend: Backend
     budget_seconds: float | None = None
-    held: Collection[Measurement] = ()
+    earlier_rows: Collection[Measurement] = ()
     on_phase: Callable[[str], None] = lambda text: None
     clocks: ClockChoice = field(default_factory=ClockChoice)
     #: The number of steps that were skipped because the budget ended.
-    left_out: int = field(default=0, init=False)
+    skipped_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.begun = self.now()
         self.deadline = None if self.budget_seconds is None else self.begun + self.budget_seconds
-        self._left = deque(self.held)
+        self._unused_rows = deque(self.earlier_rows)
         self._pools: dict[object, OperandPool] = {}
         self._has_figure = self._has_tried = False
 
-    def results(self, steps: Steps) -> Iterator[Measurement]:
+    def run_steps(self, steps: Steps) -> Iterator[Measurement]:
         """Yield each row that is measured. Closing the generator discards the measurement in progress."""
         try:
             asked = next(steps)
@@ -121,10 +121,10 @@ class Runner:
                     asked = steps.send(None)
                     continue
                 # A held row of this phase answers the step, even if it is of another candidate.
-                is_replayed = bool(self._left) and self._left[0].phase == asked.phase
-                row = self._left.popleft() if is_replayed else None
+                is_replayed = bool(self._unused_rows) and self._unused_rows[0].phase == asked.phase
+                row = self._unused_rows.popleft() if is_replayed else None
                 if row is None:
-                    row = self._measured(asked)
+                    row = self._measure_step(asked)
                     if row is not None and asked.is_reported:
                         yield row
                 asked = steps.send(row)
@@ -142,9 +142,9 @@ class Runner:
     @property
     def is_replaying(self) -> bool:
         """Whether the next steps are answered by held rows."""
-        return bool(self._left)
+        return bool(self._unused_rows)
 
-    def is_over(self) -> bool:
+    def is_budget_over(self) -> bool:
         """Whether the budget has ended and a step was tried, because preparing can take longer than the budget."""
         return self.deadline is not None and self._has_tried and self.now() >= self.deadline
 
@@ -162,21 +162,21 @@ class Runner:
         ``number``: the round. ``is_due``: the phase must not yet end because of time. ``problem``: the problem of the
         phase, in a run with several.
         """
-        if self._left:
-            held = self._left[0]
+        if self._unused_rows:
+            held = self._unused_rows[0]
             is_of_phase = (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
             return is_of_phase and (not number or held.round <= number)
-        if self.is_over():
-            self.left_out += 1
-        return not self.left_out and (is_due or self.now() < until)
+        if self.is_budget_over():
+            self.skipped_count += 1
+        return not self.skipped_count and (is_due or self.now() < until)
 
-    def start(self, regime: Regime) -> Regime:
+    def start_regime(self, regime: Regime) -> Regime:
         """Start a regime and return it. Raises DeviceError if the device fails."""
         try:
             regime.start()
         except get_plugin_errors() as error:
             raise DeviceError(
-                f"{self._device} failed before the first shape in {regime.name}: {describe_error(error)}"
+                f"{self._device_label} failed before the first shape in {regime.name}: {describe_error(error)}"
             ) from error
         return regime
 
@@ -185,7 +185,7 @@ class Runner:
         buffers grow between visits. Shapes that do not fit fail later, as rows. Raises DeviceError if the device fails.
         """
         self.on_phase("allocating operands")
-        pool, largest = self.pool(problem), dict[str, Buffer]()
+        pool, largest = self.get_pool(problem), dict[str, Buffer]()
         for buffers in needed:
             for name, buffer in buffers.items():
                 largest[name] = max(buffer, largest.get(name, buffer))
@@ -194,11 +194,11 @@ class Runner:
                 pool.take(name, *buffer)
         except get_plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
-                raise DeviceError(f"{self._device} failed while allocating: {describe_error(error)}") from error
+                raise DeviceError(f"{self._device_label} failed while allocating: {describe_error(error)}") from error
             pool.release()
         self.backend.release_memory()
 
-    def pool(self, problem: Problem) -> OperandPool:
+    def get_pool(self, problem: Problem) -> OperandPool:
         """Return the operand pool shared by problems with the same operation, data and seed."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
@@ -212,15 +212,15 @@ class Runner:
         self._pools.clear()
 
     @property
-    def _device(self) -> str:
+    def _device_label(self) -> str:
         return f"the device of backend {self.backend.name}"
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
-    def _measured(self, step: Step) -> Measurement | None:
+    def _measure_step(self, step: Step) -> Measurement | None:
         """Measure a step. Returns None if the budget ended first. Raises DeviceLostError."""
-        if self.is_over():
-            self.left_out += 1
+        if self.is_budget_over():
+            self.skipped_count += 1
             return None
         self._has_tried = self._has_tried or not step.is_reference
         kernel, problem = step.kernel, step.problem
@@ -231,20 +231,20 @@ class Runner:
         # Nor is a visit cut short that starts anew, because nothing of it would count.
         deadline = self.deadline if self._has_figure and not step.regime.fixed_visit_seconds else None
         rule = replace(step.rule, deadline=deadline)
-        failed, crashes = make_failed_row(step), find_crashes(self.backend)
+        failed, crashes = make_failed_row(step), get_crashes(self.backend)
         if reason := crashes.explain_skip(failed):
             return replace(failed, reason=reason)
-        crashes.keep(replace(failed, reason=CRASHED))
+        crashes.set_pending_row(replace(failed, reason=CRASHED))
         try:
-            wants_clock = self.clocks.wants(step.phase, step.regime.name, problem, step.shape, kernel.name)
-            row = measure(kernel, problem, step.shape, step.regime, self.pool(problem), rule, limit, wants_clock)
+            wants_clock = self.clocks.make_clock_test(step.phase, step.regime.name, problem, step.shape, kernel.name)
+            row = measure(kernel, problem, step.shape, step.regime, self.get_pool(problem), rule, limit, wants_clock)
             row = get_isolation(self.backend).confirm(row, kernel, self.backend)
         finally:
-            crashes.keep(None)
+            crashes.set_pending_row(None)
         if row.status == "failed":
             self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
         if is_cut_short(row, step.regime, deadline, self.now()):
-            self.left_out += 1
+            self.skipped_count += 1
             return None
         self._has_figure = self._has_figure or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
@@ -281,12 +281,12 @@ class Setup:
         return [kernel for _, kernel in self.kernels]
 
     @property
-    def steps(self) -> list[StepKey]:
+    def remaining_steps(self) -> list[StepKey]:
         """The steps of the plan that no row answers yet, with kernels named as requested."""
-        return self.plan.steps(self.answers)
+        return self.plan.steps(self.answered_rows)
 
     @property
-    def answers(self) -> dict[StepKey, Measurement]:
+    def answered_rows(self) -> dict[StepKey, Measurement]:
         """The rows that answer steps of the plan, by step."""
         requested = {kernel.name: name for name, kernel in self.kernels}
         found = {}
@@ -298,7 +298,7 @@ class Setup:
         return found
 
     @property
-    def confirmed(self) -> dict[tuple[Any, str], Ceiling]:
+    def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:
         """The ceilings that the rows confirm, by problem and regime."""
         return confirm_plan_ceilings(self.plan, self.rows, self.backend.info, self.kernel_objects[0].name)
 
@@ -307,7 +307,7 @@ class Strategy(Protocol):
     """Chooses the steps of a run one after another, and has them measured."""
 
     @property
-    def left_out(self) -> int:
+    def skipped_count(self) -> int:
         """The number of steps that were skipped because the budget ended. Known once ``results`` has ended."""
 
     def results(self) -> Iterator[Measurement | Record]:
@@ -324,14 +324,14 @@ class PlanStrategy(ABC):
         self.replayed = list(replayed)
 
     @property
-    def left_out(self) -> int:
-        return self.run.left_out
+    def skipped_count(self) -> int:
+        return self.run.skipped_count
 
     def results(self) -> Iterator[Measurement | Record]:
         self.run = Runner(
             self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.from_plan(self.plan)
         )
-        yield from self.run.results(self.steps())
+        yield from self.run.run_steps(self.steps())
 
     @abstractmethod
     def steps(self) -> Steps:

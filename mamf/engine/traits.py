@@ -86,19 +86,19 @@ def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
 def measure_traits(backend: Backend) -> MeasuredTraits:
     """Measure the traits with the device's default matmul and copies. Raises what these raise."""
     cache = backend.info.cache_bytes or measure_cache(backend)
-    with _product(backend) as launch, disable_garbage_collection():
+    with _prepare_matmul(backend) as launch, disable_garbage_collection():
         probe = _Probe(backend, launch)
-        wake, reaction = probe.wake(), probe.reaction()
-        recovery = None if reaction.seconds is None else probe.recovery(reaction.first, reaction.seconds)
-    burst = _burst(backend.burst_traits, wake, reaction, recovery)
-    sustained = _sustained(backend.sustained_traits, reaction.settled)
-    return MeasuredTraits(burst, sustained, cache, _findings(wake, reaction, recovery, cache))
+        wake, reaction = probe.measure_wake(), probe.measure_reaction()
+        recovery = None if reaction.seconds is None else probe.measure_recovery(reaction.first, reaction.seconds)
+    burst = _make_burst_traits(backend.burst_traits, wake, reaction, recovery)
+    sustained = _make_sustained_traits(backend.sustained_traits, reaction.settled)
+    return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
 
 
-def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
+def _make_burst_traits(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
     traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
     if wake.seconds > _TRAIN_SECONDS / 2:
-        remarks.append(f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds:.2g} s or more")
+        remarks.append(f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds:.2g} s or more")
     if reaction.seconds is not None:
         train = min(max(_TRAIN_SHARE * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
@@ -108,7 +108,7 @@ def _burst(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
 
-def _sustained(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
+def _make_sustained_traits(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
     """``settled``: seconds of load until launches no longer change. Traits only become longer than assumed."""
     if settled is None:
         return replace(assumed, remark=f"this device did not settle within {_LOAD_SECONDS:g} s of load when probed")
@@ -129,7 +129,7 @@ def measure_cache(backend: Backend) -> int | None:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
             once = _time_launches(backend, launch, 1)
-            probe.lead()  # so that small copies do not wait for the host
+            probe.queue_lead()  # so that small copies do not wait for the host
             rates[size] = size / _time_launches(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
     finally:
         pool.release()
@@ -153,7 +153,7 @@ def _time_launches(backend: Backend, launch: Launch, count: int) -> float:
 
 
 @contextmanager
-def _product(backend: Backend) -> Iterator[Launch]:
+def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
     """Prepare the default matmul, at the smallest of _SIZES whose launch takes _LAUNCH_SECONDS or at the largest."""
     problem = problem_for(backend, None)
     kernel, pool = choose_matmul_kernel(backend, problem), backend.operand_pool(problem.data, problem.seed)
@@ -172,11 +172,11 @@ def _product(backend: Backend) -> Iterator[Launch]:
 
 
 class Wake(NamedTuple):
-    """The wake-up after a rest: the first launch takes ``times`` as long, and launches are slower for ``seconds`` of
+    """The wake-up after a rest: the first launch takes ``slowdown`` as long, and launches are slower for ``seconds`` of
     load (0 if no launch is slower).
     """
 
-    times: float
+    slowdown: float
     seconds: float
 
 
@@ -220,12 +220,12 @@ class _Probe:
         self.flush_seconds = _time_launches(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
         self.waking = 0.0
 
-    def lead(self) -> None:
+    def queue_lead(self) -> None:
         """Queue flushes that put the host ahead and wake the device, as before a train in burst."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_BYTES)
 
-    def wake(self) -> Wake:
+    def measure_wake(self) -> Wake:
         """Return the longest wake-up after any rest. For each rest the shortest of several rounds counts, because of
         noise.
         """
@@ -236,16 +236,16 @@ class _Probe:
     def _measure_wake_after(self, rest: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest)
-        windows = self._train(_TRAIN_SECONDS)
+        windows = self._run_train(_TRAIN_SECONDS)
         steady = median(windows[len(windows) // 2 :])
         slow = next((index for index, window in enumerate(windows) if window <= _AWAKE * steady), len(windows))
         after = windows[slow : slow + 10] or windows
         return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
 
-    def _train(self, seconds: float) -> list[float]:
+    def _run_train(self, seconds: float) -> list[float]:
         """Return the seconds of each launch of a train, queued behind a lead."""
         backend = self.backend
-        self.lead()
+        self.queue_lead()
         marks = [backend.mark()]
         for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_IN_TRAIN)):
             self.launch()
@@ -254,10 +254,10 @@ class _Probe:
         backend.synchronize()
         return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
-    def reaction(self) -> Reaction:
+    def measure_reaction(self) -> Reaction:
         """Rest the device, load it for seconds, and describe how the time of a launch changes."""
         self.backend.sleep(_RECOVERIES[-1])
-        ends, seconds = self._load(_LOAD_SECONDS)
+        ends, seconds = self._load_device(_LOAD_SECONDS)
         awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.waking]
         first, settled = median(awake[:3]), median(awake[-len(awake) // 3 :])
         bound = first + (settled - first) / 4
@@ -274,7 +274,7 @@ class _Probe:
             first=first,
         )
 
-    def _load(self, seconds: float) -> tuple[list[float], list[float]]:
+    def _load_device(self, seconds: float) -> tuple[list[float], list[float]]:
         """Load the device. Returns, for each block, the seconds from the start to its end and the mean seconds of a
         launch.
         """
@@ -296,23 +296,23 @@ class _Probe:
         backend.synchronize()
         return ends[1:], each
 
-    def recovery(self, first: float, reaction: float) -> float | None:
+    def measure_recovery(self, first: float, reaction: float) -> float | None:
         """Return the shortest rest of _RECOVERIES after which a loaded device regains its first speed, and keeps it for
         nearly as long as its controller takes to react; None if even the longest is too short.
         """
         for rest in _RECOVERIES:
-            self._load(max(0.2, 3 * reaction))
+            self._load_device(max(0.2, 3 * reaction))
             self.backend.sleep(rest)
-            train = self._train(_RECOVERY_SHARE * reaction)
+            train = self._run_train(_RECOVERY_SHARE * reaction)
             if median(train[len(train) // 2 :]) <= _RECOVERED * first:
                 return rest
         return None
 
 
-def _findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
+def _describe_findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = "launches after a rest take as long as before"
     if wake.seconds:
-        woken = f"launches after a rest take {wake.times:.2g} times as long for {wake.seconds * 1e3:.3g} ms"
+        woken = f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds * 1e3:.3g} ms"
     slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
     if reaction.seconds is not None:
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"

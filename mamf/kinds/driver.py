@@ -42,7 +42,7 @@ class Resumed(NamedTuple):
 class Signals(Protocol):
     """Decides when a signal may end the run."""
 
-    def shielded(self) -> AbstractContextManager[None]:
+    def shield_from_signals(self) -> AbstractContextManager[None]:
         """Return a context that no signal interrupts."""
 
     def check(self) -> None:
@@ -52,7 +52,7 @@ class Signals(Protocol):
 class PythonSignals:
     """A signal may end the run anywhere, as Python's own handler does."""
 
-    def shielded(self) -> AbstractContextManager[None]:
+    def shield_from_signals(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class Run(Setup):
         self.summary: dict[str, Any] = {}
         #: Whether the log has its summary.
         self.is_written = False
-        self._others: list[Record] = []
+        self._other_records: list[Record] = []
 
     def counts(self, row: Measurement) -> bool:
         """Whether a row is a result of the run, and not a reference or a trial of an algorithm."""
@@ -118,19 +118,19 @@ class Run(Setup):
     def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
         """Yield None once the log is open, then the rows."""
         with ExitStack() as opened:
-            with self.signals.shielded():
-                self.writer = opened.enter_context(self._open())
+            with self.signals.shield_from_signals():
+                self.writer = opened.enter_context(self._open_log())
             yield None
             begun, is_idle = host_seconds(self.backend), False
             status, reason = "interrupted", "by the caller"
             try:
                 for found in strategy.results():
-                    with self.signals.shielded():
-                        self._write(found)
+                    with self.signals.shield_from_signals():
+                        self._write_record(found)
                     if isinstance(found, Measurement):
                         yield found
                     self.signals.check()
-                is_cut, is_idle = self.kind.is_cut_short(self, strategy.left_out), True
+                is_cut, is_idle = self.kind.is_cut_short(self, strategy.skipped_count), True
                 status = "interrupted" if is_cut else "complete"
                 reason = "; ".join([*(["the budget ended"] if is_cut else []), *self.failures])
             except KeyboardInterrupt:
@@ -140,14 +140,14 @@ class Run(Setup):
                 reason = get_first_line(error)
                 if isinstance(error, DeviceLostError):
                     self.on_lost(error.row)
-                    self._write(error.row)
+                    self._write_record(error.row)
                 raise
             finally:
-                with self.signals.shielded():
+                with self.signals.shield_from_signals():
                     seconds = max(0.0, host_seconds(self.backend) - begun)
-                    self._end(End(status, reason, seconds, self.kind.count_left(self)), is_idle)
+                    self._finish_log(End(status, reason, seconds, self.kind.count_left(self)), is_idle)
 
-    def _open(self) -> RunLogWriter:
+    def _open_log(self) -> RunLogWriter:
         self.findings = [*diagnose(self.backend), *self.advice]
         if self.resumed is not None:
             again = {"tool": get_tool_version(), "command": self.command, "started": utc_now(), "notes": self.notes}
@@ -162,26 +162,26 @@ class Run(Setup):
         kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, plan_record(self.plan), findings, self.notes)
 
-    def _write(self, found: Measurement | Record) -> None:
+    def _write_record(self, found: Measurement | Record) -> None:
         if isinstance(found, Measurement):
             self.writer.write("measurement", measurement_record(found))
             self.rows.append(found)
         else:
-            self._others.append(found)
+            self._other_records.append(found)
             self.writer.write(*found)
 
-    def _end(self, end: End, is_idle: bool) -> None:
+    def _finish_log(self, end: End, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary. ``is_idle``: whether to check the timer and the card's sharing;
         not if the device failed or was interrupted, because it may never answer.
         """
         self.rows[:] = with_device_speeds(self.rows)
-        ceilings = self.confirmed if self.kind.has_ceilings else {}
+        ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
         self.summary = self.kind.summary(self.plan, self.rows, ceilings or self.known, end)
         if is_idle:
             self.summary |= measure_overhead_after(self.backend, self.rows) | find_new_sharing(self.backend)
         for ceiling in ceilings.values():
-            self._write(Record("ceiling", ceiling_record(ceiling)))
-        self._write(Record("summary", {**self.summary, "time": utc_now()}))
+            self._write_record(Record("ceiling", ceiling_record(ceiling)))
+        self._write_record(Record("summary", {**self.summary, "time": utc_now()}))
         self.writer.append()
         self.is_written = True
 
@@ -191,6 +191,6 @@ class Run(Setup):
         if before := self.resumed and self.resumed.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
-        for each in self._others:
+        for each in self._other_records:
             add_record(log, {"record": each.kind, **each.fields})
         return log

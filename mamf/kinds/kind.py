@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling, mamfu
+from mamf.ceilings.ceiling import Ceiling, Ceilings, compute_mamfu, explain_no_ceiling
 from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.logs.recording import End
@@ -77,11 +77,11 @@ class Kind(ABC):
 
     def count_left(self, setup: Setup) -> int:
         """Count the steps without a row, or the ceilings that are not confirmed."""
-        return len(setup.steps)
+        return len(setup.remaining_steps)
 
-    def is_cut_short(self, setup: Setup, left_out: int) -> bool:
-        """Whether the budget ended the run early. ``left_out``: the number of steps that were skipped."""
-        return bool(left_out)
+    def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
+        """Whether the budget ended the run early. ``skipped_count``: the number of steps that were skipped."""
+        return bool(skipped_count)
 
     @abstractmethod
     def document(self, log: RunLog, view: View) -> Document:
@@ -173,15 +173,15 @@ class Find(KernelRows):
 
     def count_left(self, setup: Setup) -> int:
         """Return the number of unconfirmed ceilings, of problems that some kernel supports."""
-        plan, found = setup.plan, setup.confirmed
+        plan, found = setup.plan, setup.confirmed_ceilings
         if explain_no_ceiling(setup.rows):
             return 0
-        failed = {step for step, row in setup.answers.items() if not row.ok}
+        failed = {step for step, row in setup.answered_rows.items() if not row.ok}
         hopeful = plan.problems if plan.is_search else {step.problem for step in plan.steps(failed)}
         return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
 
-    def is_cut_short(self, setup: Setup, left_out: int) -> bool:
-        return bool(left_out if explain_no_ceiling(setup.rows) else self.count_left(setup))
+    def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
+        return bool(skipped_count if explain_no_ceiling(setup.rows) else self.count_left(setup))
 
     def command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
@@ -228,7 +228,7 @@ def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: 
         key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
         if key not in best or row.rank > best[key].rank:
             best[key] = row
-    shares = {key: mamfu(row, ceilings) for key, row in best.items()}
+    shares = {key: compute_mamfu(row, ceilings) for key, row in best.items()}
     return {
         **end.summary(len(measured)),
         "best": {

@@ -30,23 +30,25 @@ def render_html(shown: object) -> str:
     raise TypeError(f"a {type(shown).__name__} has no table")
 
 
-def _header(device: str) -> dict[str, Any]:
+def _make_header(device: str) -> dict[str, Any]:
     """Return a header for rows and ceilings that belong to no log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
 
-def _html(*blocks: Block) -> str:
+def _render_blocks(*blocks: Block) -> str:
     return render_fragment(Document("", blocks))
 
 
 @render_html.register
 def _(row: Measurement) -> str:
-    return _html(group_table([row], Shares(_header("unknown")), lambda row: None), Lines(failure_lines([row])))
+    return _render_blocks(
+        group_table([row], Shares(_make_header("unknown")), lambda row: None), Lines(failure_lines([row]))
+    )
 
 
 @render_html.register
 def _(ceiling: Ceiling) -> str:
-    return _html(Lines([ceiling.device]), ceiling_table([ceiling], _header(ceiling.device)))
+    return _render_blocks(Lines([ceiling.device]), ceiling_table([ceiling], _make_header(ceiling.device)))
 
 
 @render_html.register
@@ -63,4 +65,4 @@ def _(log: RunLog) -> str:
         if room >= 0 or not isinstance(block, Table):
             shown.append(block)
     more = [Lines(["more tables: 'mamf show' prints all, 'mamf report' writes a page"])] if room < 0 else []
-    return _html(Lines([str(log.path)]), *shown, *more)
+    return _render_blocks(Lines([str(log.path)]), *shown, *more)

@@ -99,7 +99,9 @@ class Overlap(KernelRows):
 
         plan = setup.plan
         seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
-        return OverlapStrategy(setup.backend, Pair(), list_pairs(setup.steps), seconds, budget, setup.on_phase)
+        return OverlapStrategy(
+            setup.backend, Pair(), list_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
+        )
 
     def document(self, log: RunLog, view: View) -> Document:
         return overlap_document(log.measurements, log.header, log.summary, view.top)
@@ -182,19 +184,19 @@ class Reproduce(KernelRows):
                     *difference_lines("the claims were measured under other conditions: ", found),
                 ]
             ),
-            Table(_columns(judged), judged, key="claims", remarks=_remarks, label=_label),
-            Answer([*(_verdict_line(each, found) for each in judged), end_line(log.summary)]),
+            Table(_make_columns(judged), judged, key="claims", remarks=_list_remarks, label=_make_label),
+            Answer([*(_make_verdict_line(each, found) for each in judged), end_line(log.summary)]),
         ]
         return Document("Reproduction", shown, data)
 
 
-def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
+def _make_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
     title, factor = scaled_unit(unit, [each.claim.rate for each in judged])
     interval = partial(interval_cell, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
-        Column("problem", "problem", _title, importance=2, left=True),
+        Column("problem", "problem", _make_title, importance=2, left=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda rate: significant(rate * factor)),
@@ -211,15 +213,15 @@ def _columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     ]  # fmt: skip
 
 
-def _title(each: JudgedClaim) -> str:
+def _make_title(each: JudgedClaim) -> str:
     return described_title(*each.claim.step[:2])
 
 
-def _label(each: JudgedClaim) -> str:
-    return f"{_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
+def _make_label(each: JudgedClaim) -> str:
+    return f"{_make_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
 
 
-def _remarks(each: JudgedClaim) -> Iterator[str]:
+def _list_remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
         yield (
             "the claim has no samples: its interval is its rounding error, and its "
@@ -230,7 +232,7 @@ def _remarks(each: JudgedClaim) -> Iterator[str]:
     yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
 
 
-def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
+def _make_verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     unit, change = each.here.unit if each.here else "TFLOPS", ""
     if each.pair and each.here:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
@@ -239,7 +241,7 @@ def _verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
         change = f", {rate_text(each.here.tflops or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {percent_of(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
-    return f"{each.verdict}{beyond}{device}: {_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
+    return f"{each.verdict}{beyond}{device}: {_make_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
 
 
 STUDIES = (Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())

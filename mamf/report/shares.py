@@ -15,10 +15,10 @@ from mamf.ceilings.ceiling import (
     Ceiling,
     Ceilings,
     compute_known_share,
+    compute_mamfu,
     compute_share_accuracy,
     find_row_ceiling,
     has_drifted,
-    mamfu,
 )
 from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
 from mamf.logs.records import significant_digits
@@ -156,7 +156,7 @@ class Shares:
         """Return the share of the ceiling of the row's dtype and regime; None without one."""
         if not row.work.has_products:
             return None
-        share = mamfu(row, self.ceilings)
+        share = compute_mamfu(row, self.ceilings)
         return compute_known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
 
     def mbu(self, row: Measurement) -> float | None:
@@ -214,7 +214,7 @@ class Shares:
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_drifted(row, self.ceilings):
             yield f"device speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since the ceiling was measured"
-        own = mamfu(row, self.ceilings)
+        own = compute_mamfu(row, self.ceilings)
         # By more than drift and the timer explain.
         highest = 1 + STATE_TOLERANCE + compute_share_accuracy(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:

@@ -104,7 +104,7 @@ def process(monkeypatch):
         started.append(thread)
         return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
 
-    monkeypatch.setattr(isolation, "_start", start)
+    monkeypatch.setattr(isolation, "_start_process", start)
     yield started
     for stream in opened[1::2]:
         stream.close()
@@ -114,14 +114,14 @@ def process(monkeypatch):
 
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
-    get_isolation(cpu).everything = everything
+    get_isolation(cpu).checks_all_kernels = everything
     regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
     def steps():
         yield step
 
-    (row,) = Runner(cpu).results(steps())
+    (row,) = Runner(cpu).run_steps(steps())
     return row
 
 

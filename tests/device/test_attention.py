@@ -6,7 +6,7 @@ import pytest
 from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import find
-from mamf.ceilings.ceiling import mamfu
+from mamf.ceilings.ceiling import compute_mamfu
 from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import Attention, AttentionProblem, AttentionShape
@@ -123,4 +123,4 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     setup = Setup(plan, ACCELERATOR, [("sdpa", attention_kernel("sdpa"))])
     rows = list(RowsStrategy(setup, ceilings, references).results())
     (row,) = (row for row in rows if not row.is_reference)
-    assert 0.1 < mamfu(row, ceilings) < 1.0
+    assert 0.1 < compute_mamfu(row, ceilings) < 1.0

@@ -11,7 +11,7 @@ from made_plans import kernels_plan, setup_of
 from refusals import assert_refused
 
 from mamf.backend import Unavailable
-from mamf.ceilings.ceiling import Ceiling, compute_drift, mamfu, require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, compute_drift, compute_mamfu, require_usable_ceiling
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
@@ -99,7 +99,7 @@ def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
     peak = units / backend._compute_flop_per_cycle(REFERENCE)
     for row in (row for row in rows if not row.is_reference):
         share = 0.7 if row.kernel == SimulatedAttention.name else 0.35
-        assert mamfu(row, ceilings) == pytest.approx(share * peak, rel=0.006)
+        assert compute_mamfu(row, ceilings) == pytest.approx(share * peak, rel=0.006)
         assert abs(compute_drift(row, ceilings)) < 0.006
 
 
@@ -122,7 +122,7 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
         require_usable_ceiling(dataclasses.replace(burst, device="NVIDIA H200"), backend)
     half = plan_of(problems=(AttentionProblem("float16"),))
     rows = list(swept(backend, half, {("bfloat16", "burst"): burst}).results())
-    assert all(mamfu(row, {("bfloat16", "burst"): burst}) is None for row in rows)
+    assert all(compute_mamfu(row, {("bfloat16", "burst"): burst}) is None for row in rows)
     assert not any(row.is_reference for row in rows)
 
 

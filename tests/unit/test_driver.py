@@ -24,7 +24,7 @@ class Scripted:
     """Yields what it is given, and raises what is an error."""
 
     given: list
-    left_out: int = 0
+    skipped_count: int = 0
 
     def results(self):
         for each in self.given:
@@ -38,8 +38,8 @@ def rows():
     return list(Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())]).measurements())
 
 
-def driven(path, given=None, left_out=0, **fields):
-    strategy = None if given is None else lambda setup: Scripted(given, left_out)
+def driven(path, given=None, skipped_count=0, **fields):
+    strategy = None if given is None else lambda setup: Scripted(given, skipped_count)
     return Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())], strategy=strategy, path=path, **fields)
 
 
@@ -58,7 +58,7 @@ def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "left_out", "reason", "left"),
+    ("end", "skipped_count", "reason", "left"),
     [
         ([], 0, "", 1),
         ([], 1, "the budget ended", 1),
@@ -66,9 +66,9 @@ def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
         ([ValueError("a broken strategy\nwith details")], 0, "a broken strategy", 1),
     ],
 )
-def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, left_out, reason, left):
+def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, skipped_count, reason, left):
     path, run = tmp_path / "run.jsonl", None
-    run = driven(path, [*rows[:2], *end], left_out)
+    run = driven(path, [*rows[:2], *end], skipped_count)
     try:
         list(run.measurements())
     except (KeyboardInterrupt, ValueError):

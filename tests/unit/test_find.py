@@ -174,7 +174,7 @@ class Find(Setup):
 
     @property
     def ceilings(self):
-        return {regime: ceiling for (_, regime), ceiling in self.confirmed.items()}
+        return {regime: ceiling for (_, regime), ceiling in self.confirmed_ceilings.items()}
 
 
 def find_with(plan, kernels, backend, held=()):
@@ -280,7 +280,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     Late(find, "burst: confirming", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
-    assert find.strategy.left_out
+    assert find.strategy.skipped_count
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
@@ -668,7 +668,7 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
     assert seconds <= find.plan.budget_seconds == 13.2
-    assert not find.strategy.left_out
+    assert not find.strategy.skipped_count
     assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
 
 
@@ -717,7 +717,7 @@ def test_a_quick_find_leaves_kernels_that_are_no_faster_than_the_default(few_sha
     assert ("library[0]" in after) == is_used
     # It compiles, so the least likely of its algorithms is not tried.
     assert {row.kernel for row in rows if row.phase == "algorithm"} == {"library[0]", "library[1]"}
-    assert found(find_of(kernels=find.opened, is_quick=True, held=rows)) == []
+    assert found(find_of(kernels=find.kernel_objects, is_quick=True, held=rows)) == []
 
 
 @pytest.mark.parametrize(

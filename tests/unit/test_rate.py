@@ -7,7 +7,7 @@ import pytest
 from made_rates import ceiling
 from test_compare import attention_row
 
-from mamf.ceilings.ceiling import compute_known_share, find_row_ceiling, mamfu
+from mamf.ceilings.ceiling import compute_known_share, compute_mamfu, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.integrations.meter import to_ceiling_flops
 from mamf.logs.run_log import RunLog
@@ -51,7 +51,7 @@ def test_the_ceiling_with_int8_output_is_never_that_of_int8(ceilings):
     held = log_of(*ceilings).all_ceilings
     assert held == {("int8", "burst"): PLAIN, ("int8, int8 output", "burst"): WITH_INT8_OUTPUT}
     row = replace(attention_row(), problem=AttentionProblem("int8"))
-    assert mamfu(row, held) == pytest.approx(row.tflops / PLAIN.tflops)
+    assert compute_mamfu(row, held) == pytest.approx(row.tflops / PLAIN.tflops)
     assert find_row_ceiling(row, log_of(WITH_INT8_OUTPUT).all_ceilings) is None
     assert find_rate(held, "int8, int8 output", "burst") is WITH_INT8_OUTPUT
 
@@ -68,7 +68,7 @@ def test_a_rate_from_elsewhere_makes_the_same_share_as_a_measured_one():
     row = attention_row()
     measured = {("bfloat16", "burst"): ceiling(800.0)}
     known = {("bfloat16", "burst"): Rate(rate=800.0, dtype="bfloat16", device="card", source="contributed")}
-    assert compute_known_share(row, known) == pytest.approx(mamfu(row, measured))
+    assert compute_known_share(row, known) == pytest.approx(compute_mamfu(row, measured))
 
 
 def test_a_ceiling_of_bytes_is_none_of_a_meter():

@@ -187,7 +187,7 @@ def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
 
 def test_power_without_ticks_is_that_of_the_sensor():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=60.0))
-    assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.compute_mean_watts, rel=0.01)
+    assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)
 
 
 def test_the_power_of_a_ceiling_is_energy_over_time():

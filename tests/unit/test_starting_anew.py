@@ -54,9 +54,9 @@ class Swinging(SimulatedBackend):
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = Sustained(SimulatedBackend())
-    assert loaded.confirmation_regime(HELD_BACK, 9.0).anew
-    assert loaded.confirmation_regime(Conditions(clock_hz=0.97 * 1.98e9), 9.0).anew  # by little, but held back
-    assert loaded.confirmation_regime(Conditions(), 9.0).anew  # no sensor tells
+    assert loaded.confirmation_regime(HELD_BACK, 9.0).power_reset
+    assert loaded.confirmation_regime(Conditions(clock_hz=0.97 * 1.98e9), 9.0).power_reset  # by little, but held back
+    assert loaded.confirmation_regime(Conditions(), 9.0).power_reset  # no sensor tells
     assert loaded.confirmation_regime(AT_BOOST, 9.0) is loaded
 
 
@@ -86,7 +86,7 @@ def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, s
     backend = SimulatedBackend()
     backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
     regime = Sustained(backend).confirmation_regime(HELD_BACK, seconds)
-    for loaded in (regime.visit_seconds, regime.anew.settling_seconds):
+    for loaded in (regime.visit_seconds, regime.power_reset.settling_seconds):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999
     assert regime.fixed_visit_seconds <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend)) + 1e-9
@@ -99,7 +99,7 @@ def confirmed_rows(seed, kernel=None):
     confirmation = Confirmation(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), 1.0, math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = Sustained(backend, 1.0)
-    rows = run.results(confirmation.rounds(regime, candidates, Rounds(1, 6), math.inf, math.inf))
+    rows = run.run_steps(confirmation.run_rounds(regime, candidates, Rounds(1, 6), math.inf, math.inf))
     return list(rows)
 
 

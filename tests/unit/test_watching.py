@@ -313,7 +313,7 @@ def test_three_ends_of_one_kernel_say_nothing_of_another():
     crashes = Crashes([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
     assert crashes.explain_skip(row("a", 1)) == "crashed the process (SIGBUS)"
     assert crashes.explain_skip(row("a", 3)) == crashes.explain_skip(row("b", 1)) == ""
-    crashes.fatal = [*crashes.fatal, row("a", 3, "lost the device (no reason)")]
+    crashes.fatal_rows = [*crashes.fatal_rows, row("a", 3, "lost the device (no reason)")]
     assert crashes.explain_skip(row("a", 4)) == "ended the process three times: not launched"
     assert crashes.explain_skip(row("b", 4)) == ""
 

@@ -160,7 +160,7 @@ class _AttentionSession(Session):
         )
 
     def say_plan(self) -> None:
-        say_plan(self.plan, self.measured_run.steps, self.backend, self._list_missing_searches())
+        say_plan(self.plan, self.measured_run.remaining_steps, self.backend, self._list_missing_searches())
 
     def make_label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))

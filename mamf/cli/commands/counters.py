@@ -91,7 +91,7 @@ class CountersSession(Session):
 
     def say_plan(self) -> None:
         super().say_plan()
-        for _, problem, shape, kernel in self.measured_run.steps:
+        for _, problem, shape, kernel in self.measured_run.remaining_steps:
             say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_complete(self) -> bool:
@@ -102,7 +102,7 @@ class CountersSession(Session):
     def choose_exit_code(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)
 
-    def document(self, log: RunLog) -> Document:
+    def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document
 
         return make_counters_document(log)

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
-    """Yield the rows of a run. If a launcher started several ranks, this is one rank, and all measure rank 0's plan."""
+    """Measure a run and yield its rows. If a launcher started several ranks, every rank measures the plan of rank 0."""
     from mamf.node.group import gather_all, join_group
 
     if place is None:
@@ -123,21 +123,21 @@ def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[M
         return
     with join_group(place, run.backend, _PATIENCE_SECONDS):
         run.gather_from_ranks = gather_all
-        run.cells, run.seconds, run.budget_seconds = gather_all((run.cells, run.seconds, run.budget_seconds))[0]
+        run.pairs, run.seconds, run.budget_seconds = gather_all((run.pairs, run.seconds, run.budget_seconds))[0]
         yield from run.results()
 
 
 @dataclass
 class _RankRun:
-    """A run as rank 0 of its group, or without a group. ``logged_steps``: the steps that the log already has."""
+    """A run on rank 0 of a group, or without a group. ``logged_steps``: steps whose rows are in the resumed log."""
 
     run: OverlapStrategy
     place: RankPlace | None
     logged_steps: Collection[StepKey]
 
     @property
-    def left_out(self) -> int:
-        return self.run.left_out
+    def skipped_count(self) -> int:
+        return self.run.skipped_count
 
     def results(self) -> Iterator[Measurement]:
         return (row for row in measure_as_rank(self.run, self.place) if row.step not in self.logged_steps)
@@ -153,7 +153,7 @@ class OverlapSession(Session):
         from mamf.node.group import find_rank_place
 
         run: Any = super().make_strategy(setup)
-        return _RankRun(run, find_rank_place(os.environ), [row.step for row in setup.answers.values()])
+        return _RankRun(run, find_rank_place(os.environ), [row.step for row in setup.answered_rows.values()])
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.studies import overlap_document

@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     logs = [read_log(path) for path in options.ceiling]
     roofs = build_log_roofs(logs, options.anyway)
     if options.regime:
-        roofs = roofs.only(options.regime)
+        roofs = roofs.select_regimes(options.regime)
     points: list[RoofPoint] = []
     for log in rows:
         if not options.anyway:

@@ -136,7 +136,7 @@ class _OneKernelSession(Session):
         from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
-        steps = self.measured_run.steps
+        steps = self.measured_run.remaining_steps
         needed = sum(buffer.nbytes for buffer in compute_largest_buffers(plan, backend.info.cache_bytes).values())
         flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)

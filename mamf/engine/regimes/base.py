@@ -44,11 +44,11 @@ class StoppingRule:
     max_samples: int = 1000
     deadline: float | None = None
 
-    def is_over(self, now: float) -> bool:
+    def is_budget_over(self, now: float) -> bool:
         """Whether the run's budget has ended."""
         return self.deadline is not None and now >= self.deadline
 
-    def enough(
+    def should_stop(
         self,
         samples: Sequence[float],
         elapsed: float,
@@ -57,7 +57,7 @@ class StoppingRule:
         figure: str = "median",
     ) -> bool:
         """Whether to stop. Ignores the precision unless the samples are representative."""
-        if self.is_over(now):
+        if self.is_budget_over(now):
             return True
         if len(samples) < self.min_samples:
             return False
@@ -95,7 +95,7 @@ class Regime(ABC):
     """How samples are taken on one backend.
 
     - ``best_by``: the statistic that ranks rows.
-    - ``rotates``: whether launches rotate over several operand sets.
+    - ``rotates_operands``: whether launches rotate over several operand sets.
     - ``needs_rewrite``: whether C is overwritten before each launch.
     - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: that of a row of a plan.
     - ``warmup_seconds``: device seconds of load before the first row.
@@ -103,7 +103,7 @@ class Regime(ABC):
 
     name: ClassVar[str]
     best_by: ClassVar[str] = "median"
-    rotates: ClassVar[bool] = False
+    rotates_operands: ClassVar[bool] = False
     needs_rewrite: ClassVar[bool] = False
     default_seconds: ClassVar[float | None] = None
     usual_seconds: ClassVar[float | None] = None
@@ -133,9 +133,9 @@ class Regime(ABC):
         return cls.warmup_seconds + len(launches) * cls.max_row_seconds(backend, plan)
 
     @classmethod
-    def sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
+    def count_sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
         """Return the number of operand sets that the launches of a shape use."""
-        return count_operand_sets(problem, shape, cache_bytes) if cls.rotates else 1
+        return count_operand_sets(problem, shape, cache_bytes) if cls.rotates_operands else 1
 
     def start(self) -> None:
         """Called once before the first shape."""
@@ -158,7 +158,7 @@ class Regime(ABC):
         """Return why a launch of ``seconds`` is too long for this regime, or None."""
         return None
 
-    def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
+    def keep_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
         """Keep the device loaded until the next kernel is ready, if the regime needs that.
 
         Called after each measurement with its launches and the ``seconds`` that each takes, while the kernel's settings
@@ -172,7 +172,7 @@ class Regime(ABC):
         """
         return self
 
-    def visit(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def sample_and_verify(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         """Take samples, then verify the whole output of the last launches. Sets ``last_visit_seconds``."""
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
@@ -195,14 +195,14 @@ class Regime(ABC):
         ``estimate``: host seconds per launch. Raises WrongResultError.
         """
 
-    def timed(self, launch: Launch) -> tuple[object, object]:
+    def launch_timed(self, launch: Launch) -> tuple[object, object]:
         """Queue a launch between two marks, and return the marks."""
         start = self.backend.mark()
         launch()
         self.backend.submit()
         return start, self.backend.mark()
 
-    def idle_mark(self) -> object:
+    def queue_idle_mark(self) -> object:
         """Queue an idle mark (``Backend.idle_mark``); None if the device has none or is idle already."""
         return self.backend.idle_mark() if self.backend.has_idle_marks else None
 
@@ -210,7 +210,7 @@ class Regime(ABC):
         """Queue a mark and an idle mark (or None) behind flushes, which keep the device busy until both are queued."""
         for _ in range(flushes):
             self.backend.flush_cache()
-        return self.backend.mark(), self.idle_mark()
+        return self.backend.mark(), self.queue_idle_mark()
 
     def synchronize(self, checked: CheckedKernel, end: object, idle: object) -> None:
         """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle

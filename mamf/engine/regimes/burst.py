@@ -111,13 +111,13 @@ class Burst(Regime):
         verified: list[float] = []
         others: list[float] = []
         self._rest()
-        self._warm_in(checked, size, rule)
+        self._warm_up(checked, size, rule)
         begun = self.backend.now()
         while True:
-            seconds, reading = self._train(checked, size, lead)
+            seconds, reading = self._run_train(checked, size, lead)
             now = self.backend.now()
             # All ranks must call is_over, whatever their own sensors say; else one would wait for the others forever.
-            if not trains and not rule.is_over(now) and self._is_throttled_by_earlier_load(reading):
+            if not trains and not rule.is_budget_over(now) and self._is_throttled_by_earlier_load(reading):
                 self._rest()
                 continue
             taken.seconds += seconds
@@ -127,7 +127,7 @@ class Burst(Regime):
             trains += 1
             median = stdlib_statistics.median(taken.seconds)
             is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
-            if rule.enough(taken.seconds, now - begun, now, is_representative):
+            if rule.should_stop(taken.seconds, now - begun, now, is_representative):
                 taken.launches = len(taken.seconds)
                 refuse_skipped_work(compute_skipped_work_ratio(verified, others))
                 return taken
@@ -161,7 +161,7 @@ class Burst(Regime):
             for _ in range(size):
                 if self.flush:
                     backend.flush_cache()
-                around.append((stamps.stamp(), *self.timed(launch), stamps.stamp()))
+                around.append((stamps.stamp(), *self.launch_timed(launch), stamps.stamp()))
             idle = [stamps.stamp() for _ in range(self.idle_stamps)]
             backend.synchronize()
         windows = [
@@ -177,15 +177,15 @@ class Burst(Regime):
                 clocks.append((passed.cycles - (passed.seconds - seconds) * idle_hz) / seconds)
         return clocks
 
-    def _warm_in(self, checked: CheckedKernel, size: int, rule: StoppingRule) -> None:
+    def _warm_up(self, checked: CheckedKernel, size: int, rule: StoppingRule) -> None:
         """Run trains that do not count until a device that was idle reaches its steady speed."""
         traits, begun = self.backend.burst_traits, self.backend.now()
         if not self._is_cold and begun - self._rest_until <= traits.cold_after_seconds:
             return
         trains = 0
-        while not rule.is_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
+        while not rule.is_budget_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
             self.require_clock_advances(trains)
-            self._train(checked, size, self.min_lead_seconds)
+            self._run_train(checked, size, self.min_lead_seconds)
             self._rest()
             trains += 1
         self._is_cold = False
@@ -258,22 +258,22 @@ class Burst(Regime):
             for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
 
-    def _train(self, checked: CheckedKernel, size: int, lead: float) -> tuple[list[float], Reading | None]:
+    def _run_train(self, checked: CheckedKernel, size: int, lead: float) -> tuple[list[float], Reading | None]:
         """Launch a train, then verify its last launch. Returns the seconds of each launch and the sensor reading."""
         backend, launch = self.backend, checked.launches[0]
         with disable_garbage_collection():
             self._queue_lead_and_warm_cache(launch, lead)
             begun = backend.now()
-            marks = [self._timed_launch(launch) for _ in range(size - 1)]
+            marks = [self._flush_and_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
             checked.prepare_check()  # so that only the last launch can leave the output that is verified
             self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds)
             if not self.flush:
                 checked.poison()  # again: the launch that filled the cache wrote the output
             resumed = backend.now()
-            marks.append(self._timed_launch(launch))
+            marks.append(self._flush_and_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
-            idle = self.idle_mark()
+            idle = self.queue_idle_mark()
             reading = self.read_sensors()
             self.synchronize(checked, marks[-1][1], idle)
         seconds = [backend.seconds_between(start, end) for start, end in marks]
@@ -283,10 +283,10 @@ class Burst(Regime):
         checked.verify()  # during the rest
         return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
 
-    def _timed_launch(self, launch: Launch) -> tuple[object, object]:
+    def _flush_and_launch(self, launch: Launch) -> tuple[object, object]:
         if self.flush:
             self.backend.flush_cache()
-        return self.timed(launch)
+        return self.launch_timed(launch)
 
     def _time_flush(self, repeats: int = 10) -> None:
         self.backend.flush_cache()

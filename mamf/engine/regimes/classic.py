@@ -52,14 +52,14 @@ class Classic(Regime):
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, loops = self.backend.now(), 0
-        while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_over(self.backend.now()):
+        while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_budget_over(self.backend.now()):
             self.require_clock_advances(loops)
-            self._loop(checked, rule)
+            self._run_loop(checked, rule)
             loops += 1
         self._warmup_seconds_left = 0.0
-        return self._loop(checked, rule)
+        return self._run_loop(checked, rule)
 
-    def _loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
+    def _run_loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
         backend, begun = self.backend, self.backend.now()
         marks: list[tuple[object, object]] = []
         taken = Samples()
@@ -68,14 +68,14 @@ class Classic(Regime):
         for count in range(1, launches + 1):
             if count == launches:
                 checked.prepare_check()
-            marks.append(self._timed_launch(checked))
+            marks.append(self._flush_and_launch(checked))
             if count > self.queue_depth:
                 backend.wait(marks[count - self.queue_depth][1])
             now = backend.now()
             late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
-            if late or rule.is_over(now):
+            if late or rule.is_budget_over(now):
                 break
-        idle = self.idle_mark()
+        idle = self.queue_idle_mark()
         taken.add_reading(self.read_sensors())
         self.synchronize(checked, marks[-1][1], idle)
         checked.verify()
@@ -87,8 +87,8 @@ class Classic(Regime):
         taken.launches = len(taken.seconds)
         return taken
 
-    def _timed_launch(self, checked: CheckedKernel) -> tuple[object, object]:
+    def _flush_and_launch(self, checked: CheckedKernel) -> tuple[object, object]:
         self.backend.flush_cache(self.flush_bytes)
         if checked.rewrite_output is not None:
             checked.rewrite_output()
-        return self.timed(checked.launches[0])
+        return self.launch_timed(checked.launches[0])

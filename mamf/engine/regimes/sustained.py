@@ -46,7 +46,7 @@ class LaunchBlock(NamedTuple):
     is_in_visit: bool
 
 
-class Anew(NamedTuple):
+class PowerReset(NamedTuple):
     """How a visit starts that resets the power controller: the seconds of rest, then of load until it has settled."""
 
     rest_seconds: float
@@ -57,14 +57,14 @@ class Sustained(Regime):
     """The rate at the power limit: MSMF, total work divided by total time. A sample is the mean of a block of launches.
     All blocks of a visit have the same number of launches, and nothing runs between them.
 
-    ``anew``: the rest and the settling before each visit; None: visits follow without a rest. While a device is loaded,
-    its power controller can stay in one of several states whose rates differ by 1.3 %. A rest lets it choose a new
-    state, so the mean of such visits is repeatable; the rate in a single state is not.
+    ``power_reset``: the rest and the settling before each visit; None: no rest between visits. While a device is
+    loaded, its power controller can stay in one of several states, and their rates differ by up to 1.3 %. After a rest
+    it chooses a state again, so the mean of several visits with rests is repeatable; the rate in one state is not.
     """
 
     name = "sustained"
     best_by = "mean"
-    rotates = True
+    rotates_operands = True
     default_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
     # A row is one visit: the visits to the ceiling's matmul around it take as long again.
@@ -79,10 +79,12 @@ class Sustained(Regime):
     #: The most launches that a bridge queues: a vendor's queue has room for about a thousand.
     max_bridge_launches: ClassVar[int] = 500
 
-    def __init__(self, backend: Backend, visit_seconds: float = min_visit_seconds, *, anew: Anew | None = None) -> None:
+    def __init__(
+        self, backend: Backend, visit_seconds: float = min_visit_seconds, *, power_reset: PowerReset | None = None
+    ) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
-        self.anew = anew
+        self.power_reset = power_reset
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
@@ -97,8 +99,8 @@ class Sustained(Regime):
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
-        known = traits.anew_repeatability if self.anew else traits.repeatability
-        return known or find_calibration(self.backend.name, ANEW if self.anew else self.name, problem)
+        known = traits.anew_repeatability if self.power_reset else traits.repeatability
+        return known or find_calibration(self.backend.name, ANEW if self.power_reset else self.name, problem)
 
     @property
     def caveat(self) -> str:
@@ -123,17 +125,17 @@ class Sustained(Regime):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        if self.anew is None:
+        if self.power_reset is None:
             return 0.0
-        return self._compute_reset_visit_seconds(self.backend, self.anew.settling_seconds + self.visit_seconds)
+        return self._compute_reset_visit_seconds(self.backend, self.power_reset.settling_seconds + self.visit_seconds)
 
-    def bridge(self, launches: Sequence[Launch], seconds: float) -> None:
+    def keep_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue launches that keep the device loaded while the host prepares the next kernel.
 
         After tens of milliseconds of idling, the power controller oscillates for seconds, and measurements during that
         time are up to 1 % off (docs/measuring.md).
         """
-        if self.anew or self.backend.timer == "host clock":
+        if self.power_reset or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
         for launch in itertools.islice(itertools.cycle(launches), min(self.max_bridge_launches, count)):
@@ -155,11 +157,13 @@ class Sustained(Regime):
         )
         swings = max(_MIN_SWINGS, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
-        return Sustained(self.backend, measured * swing, anew=Anew(traits.rest_seconds, (swings - measured) * swing))
+        return Sustained(
+            self.backend, measured * swing, power_reset=PowerReset(traits.rest_seconds, (swings - measured) * swing)
+        )
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        if self.anew:
-            self.backend.sleep(self.anew.rest_seconds)
+        if self.power_reset:
+            self.backend.sleep(self.power_reset.rest_seconds)
         begun = self.backend.now()
         if self._is_cold():
             self._loaded_seconds = 0.0
@@ -170,7 +174,7 @@ class Sustained(Regime):
                 taken.remarks.append("clock and power had not settled")
             self._measure(blocks, rule, taken)
             self.synchronize(checked, *self._queue_last_marks())
-        taken.clock_hz = blocks.clock_hz()
+        taken.clock_hz = blocks.compute_clock_hz()
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
@@ -192,8 +196,8 @@ class Sustained(Regime):
         """Run until the rate no longer drifts. Returns False if that takes too long or the budget ends."""
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
-        if self.anew:
-            shortest = self.anew.settling_seconds
+        if self.power_reset:
+            shortest = self.power_reset.settling_seconds
         begun = self.backend.now()
         recent: deque[float] = deque(maxlen=self.settled_blocks)
         for block in blocks:
@@ -203,10 +207,10 @@ class Sustained(Regime):
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.min_blocks and abs(relative_slope(recent)) <= self.settled_slope
             # With an alternating controller so few blocks are never flat, but such a visit covers whole periods.
-            if elapsed >= shortest and (is_flat or self.anew is not None):
+            if elapsed >= shortest and (is_flat or self.power_reset is not None):
                 return True
             is_too_long = elapsed >= shortest + self.max_settling_seconds
-            if is_too_long or rule.is_over(self.backend.now()):
+            if is_too_long or rule.is_budget_over(self.backend.now()):
                 break
         return False
 
@@ -227,7 +231,9 @@ class Sustained(Regime):
             taken.launches += block.launches
             taken.add_reading(block.reading)
             is_long_enough = now - begun >= self.visit_seconds
-            if rule.is_over(now) or (is_long_enough and rule.enough(taken.seconds, now - begun, now, figure="mean")):
+            if rule.is_budget_over(now) or (
+                is_long_enough and rule.should_stop(taken.seconds, now - begun, now, figure="mean")
+            ):
                 break
         taken.watts = compute_mean_watts(ticks)
         blocks.end_visit()
@@ -254,8 +260,8 @@ class _BlockQueue:
         self._is_visit = False
         self._must_poison = True
         #: The clock stamps at both ends of the visit.
-        self._begun: object | None = None
-        self._ended: object | None = None
+        self._begin_stamp: object | None = None
+        self._end_stamp: object | None = None
         #: Whether to find a tick of the energy counter while the next block runs.
         self.must_find_tick = False
         self._queued = self._run()
@@ -263,14 +269,14 @@ class _BlockQueue:
     def end_visit(self) -> None:
         """Queue a clock stamp, if the device has stamps."""
         stamps = self._regime.backend.stamps
-        self._ended = None if isinstance(stamps, Unavailable) else stamps.stamp()
+        self._end_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
 
-    def clock_hz(self) -> float | None:
+    def compute_clock_hz(self) -> float | None:
         """Return the mean clock of the compute units during a finished visit, in hertz; None without stamps."""
         stamps = self._regime.backend.stamps
-        if isinstance(stamps, Unavailable) or self._begun is None or self._ended is None:
+        if isinstance(stamps, Unavailable) or self._begin_stamp is None or self._end_stamp is None:
             return None
-        passed = stamps.between(self._begun, self._ended)
+        passed = stamps.between(self._begin_stamp, self._end_stamp)
         return passed and passed.clock_hz
 
     def begin_visit(self) -> None:
@@ -289,7 +295,7 @@ class _BlockQueue:
             if self._must_poison:
                 self._checked.prepare_check()
                 if self._is_visit and not isinstance(backend.stamps, Unavailable):
-                    self._begun = backend.stamps.stamp()
+                    self._begin_stamp = backend.stamps.stamp()
                 self._must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()

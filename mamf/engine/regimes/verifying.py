@@ -27,16 +27,16 @@ class Spaced(Regime):
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
-        self.load(checked)
+        self.load_device(checked)
         checked.prepare_check()
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify(whole=True)
         compare = checked.prepared.remember and checked.prepared.remember(0, result)
-        while not taken.seconds or not rule.enough(
+        while not taken.seconds or not rule.should_stop(
             taken.seconds, self.backend.now() - begun, self.backend.now(), False
         ):
-            self._repeat(checked, taken, compare, rule, estimate)
+            self._check_launches(checked, taken, compare, rule, estimate)
         if checked.prepared.verify_special is not None:
             verdict = checked.prepared.verify_special()
             if not verdict.ok:
@@ -46,21 +46,21 @@ class Spaced(Regime):
         taken.details[BOUND] = checked.verdict.tolerance
         return taken
 
-    def load(self, checked: CheckedKernel) -> None:
+    def load_device(self, checked: CheckedKernel) -> None:
         """Bring the device to the state in which its launches are checked."""
 
-    def wait(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_launch(self, checked: CheckedKernel, estimate: float) -> None:
         """Rest before a checked launch of about ``estimate`` seconds."""
         self.backend.synchronize()
         self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
 
-    def _repeat(
+    def _check_launches(
         self, checked: CheckedKernel, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
     ) -> None:
         """Launch a few times and compare the outputs. Raises WrongResultError."""
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_CHECK):
-            self.wait(checked, estimate)
+            self.prepare_launch(checked, estimate)
             checked.poison()
             start, result = self.backend.mark(), checked.launches[0]()
             self.backend.submit()
@@ -93,21 +93,21 @@ class Loaded(Spaced):
     #: Seconds of load before the first checked launch of the run, and of each later problem.
     soak_seconds: ClassVar[float] = 2.0
     warm_seconds: ClassVar[float] = 0.1
-    unchecked: ClassVar[int] = 8
+    unchecked_launches: ClassVar[int] = 8
 
     def start(self) -> None:
-        self._owed = self.soak_seconds
+        self._load_seconds_left = self.soak_seconds
 
-    def load(self, checked: CheckedKernel) -> None:
+    def load_device(self, checked: CheckedKernel) -> None:
         begun, rounds = self.backend.now(), 0
-        while self.backend.now() - begun < self._owed:
+        while self.backend.now() - begun < self._load_seconds_left:
             self.require_clock_advances(rounds)
-            self.wait(checked, 0.0)
+            self.prepare_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
-        self._owed = self.warm_seconds
+        self._load_seconds_left = self.warm_seconds
 
-    def wait(self, checked: CheckedKernel, estimate: float) -> None:
-        for _ in range(self.unchecked):
+    def prepare_launch(self, checked: CheckedKernel, estimate: float) -> None:
+        for _ in range(self.unchecked_launches):
             checked.launches[0]()
         self.backend.submit()

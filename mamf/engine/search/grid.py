@@ -66,8 +66,8 @@ def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_sec
 
 
 def list_grid_shapes(grid: MatmulGrid) -> list[MatmulShape]:
-    """Return the shapes of a grid that fit its bounds (see ``fits``)."""
-    return [shape for shape in grid.shapes() if fits(grid, shape)]
+    """Return the shapes of a grid that fit its bounds (see ``fits_grid``)."""
+    return [shape for shape in grid.shapes() if fits_grid(grid, shape)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Pace:
     chosen: float = 1.0
 
     @property
-    def visits(self) -> bool:
+    def has_choosing_visits(self) -> bool:
         """Whether sustained makes short visits to choose candidates; if not, it confirms the best of burst."""
         return self.sustained_rounds.choose > 0
 
@@ -168,7 +168,7 @@ def plan_search(
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
         raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise the budget")
-    first = tuple(shape for shape in find_priors(backend.info, problem) if fits(grid, shape))
+    first = tuple(shape for shape in find_priors(backend.info, problem) if fits_grid(grid, shape))
     plan = Plan(
         FIND,
         MATMUL,
@@ -182,7 +182,7 @@ def plan_search(
     return plan, kernels
 
 
-def fits(grid: MatmulGrid, shape: MatmulShape) -> bool:
+def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
     """Whether a shape is within the grid's bounds; its sizes may lie between the grid's. No operand may have more
     elements than the square of the largest M or N, because the grid's memory was computed for that.
     """
@@ -220,7 +220,7 @@ def draw_distant_shapes(
         m, n = chooser.sample(pair, 2)
         k = round(chooser.choice(leaders).k * chooser.uniform(0.75, 1.25)) // step * step
         found.append(MatmulShape(m, n, max(k, step)))
-    return [shape for shape in found if fits(grid, shape)]
+    return [shape for shape in found if fits_grid(grid, shape)]
 
 
 def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
@@ -235,4 +235,4 @@ def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGr
         ]
         found |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*near)))
         found |= dict.fromkeys(MatmulShape(leader.m, leader.n, k) for k in grid.k)
-    return [shape for shape in found if fits(grid, shape)]
+    return [shape for shape in found if fits_grid(grid, shape)]

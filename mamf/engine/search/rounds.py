@@ -101,7 +101,7 @@ class _Phase:
     rows: list[Measurement] = field(default_factory=list)
 
     @property
-    def chooses(self) -> bool:
+    def is_choosing(self) -> bool:
         return self.name == CHOOSE
 
     @property
@@ -134,7 +134,7 @@ class Confirmation:
     #: A candidate this far below the leader is dropped in any round.
     far_behind: ClassVar[float] = 0.1
 
-    def rounds(
+    def run_rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> StepsWithRows:
         """Measure rounds that choose, then separate rounds that confirm the choice. Returns all their rows.
@@ -157,13 +157,13 @@ class Confirmation:
         conditions = summarize_conditions(chosen) if chosen else Conditions()
         # These visits take seconds, so try the next candidate only if the one before it failed.
         for candidate in best_first:
-            visits = yield from self._visits(regime, conditions, candidate, counts.confirm, confirmed_by)
+            visits = yield from self._confirm_by_visits(regime, conditions, candidate, counts.confirm, confirmed_by)
             rows += visits
             if all(row.ok for row in visits):
                 break
         return rows
 
-    def timed(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
+    def measure_step(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
         """Measure a step, and note how long it took, to predict later ones. Returns its row."""
         asked, is_held = self.run.now(), self.run.is_replaying
         row = yield step
@@ -198,7 +198,7 @@ class Confirmation:
             return known[0]
         return max((longest for _, longest in self._preparing.values()), default=0.0)
 
-    def _visits(
+    def _confirm_by_visits(
         self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
     ) -> StepsWithRows:
         """Visits that confirm a candidate in sustained. ``chosen``: the device's conditions when it was chosen."""
@@ -210,7 +210,7 @@ class Confirmation:
                 phase.regime = regime.confirmation_regime(chosen, min(longest, (until - self.run.now()) / due - aside))
                 longest = phase.regime.fixed_visit_seconds
                 phase.until = until - longest - aside if longest else until
-            yield from self._round(phase, number, [candidate])
+            yield from self._run_round(phase, number, [candidate])
             if len(phase.rows) < number or not phase.rows[-1].ok:
                 break
         return phase.rows
@@ -222,36 +222,36 @@ class Confirmation:
         being confirmed, the first, is dropped only if it fails.
         """
         left, own = list(candidates), phase.rows
-        confirmed = [] if phase.chooses else left[:1]
+        confirmed = [] if phase.is_choosing else left[:1]
         begun = self.run.now()
         for number in range(1, phase.max_rounds + 1):
-            due = yield from self._round(phase, number, left)
+            due = yield from self._run_round(phase, number, left)
             if due is None:
                 return left
             seconds_each = (self.run.now() - begun) / max(len(own), 1)
-            if phase.chooses:  # leave time for the rounds that confirm
+            if phase.is_choosing:  # leave time for the rounds that confirm
                 phase.until = min(phase.until, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
             if not self._has_next_step(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
             left = drop_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
             if number < phase.min_rounds and left and not self.run.is_replaying:
-                rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.chooses else 0)
+                rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.is_choosing else 0)
                 left = self._keep_affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
-            if len(left) <= (1 if phase.chooses else 0):  # nothing left to choose
+            if len(left) <= (1 if phase.is_choosing else 0):  # nothing left to choose
                 break
         return drop_beaten(own, left, self.hopeless)
 
-    def _round(
+    def _run_round(
         self, phase: _Phase, number: int, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
         """Measure each candidate once. Returns those that time did not allow; None if the run has ended."""
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         rule = StoppingRule(self.precision, self._compute_max_visit_seconds(regime, phase.until, visits))
         # There are few visits of seconds, so they keep the order of the candidates, the most promising first.
-        is_choice_of_visits = phase.chooses and regime.name == Sustained.name
+        is_choice_of_visits = phase.is_choosing and regime.name == Sustained.name
         due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
         while due:
             can_wait = is_choice_of_visits and phase.rows and not self.has_time_to_confirm()
@@ -259,7 +259,7 @@ class Confirmation:
                 break
             shape, kernel = due[0]
             step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)
-            row = yield from self.timed(step)
+            row = yield from self.measure_step(step)
             if row is None:
                 return None
             phase.rows.append(row)
@@ -280,7 +280,7 @@ class Confirmation:
     def _keep_affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
+        """Return the best candidates so far: as many as ``run_rounds`` more rounds can measure within the budget."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: compute_median_rate(found[each].values()), reverse=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mamf.engine.search.shape_features import Array, compute_squared_distances, features
+from mamf.engine.search.shape_features import Array, compute_features, compute_squared_distances
 from mamf.engine.search.surrogate import Surrogate, estimate_compute_units, limit_to_one_thread
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
@@ -26,7 +26,7 @@ Candidate = tuple[MatmulShape, str]
 #: Random shapes that a search always begins with.
 FIRST_SHAPES = 12
 # Shapes on which a kernel that joins later is measured first.
-_FIRST_OF_OTHERS = 4
+_FIRST_SHAPES_OF_LATER_KERNELS = 4
 _MIN_TO_JUDGE = 4
 _MIN_TO_GIVE_UP = 40
 # A kernel other than the first is not tried again after this many failures without a success.
@@ -42,11 +42,11 @@ _MEASUREMENTS_PER_FIT = 12
 # Fit more often at first, because the first measurements change the predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 # The search ends if no shape's prediction plus this many standard deviations exceeds the best.
-_DOUBT = 6.0
+_DOUBT_DEVIATIONS = 6.0
 # The overhead of a measurement, as a share of the time of the largest shape.
 _OVERHEAD = 0.1
 # Predicted gains below this share of the best are ignored: measurements do not repeat that well.
-_WORTHWHILE = 0.001
+_MIN_GAIN = 0.001
 _LEADERS = 8
 
 
@@ -93,15 +93,15 @@ def find_best(
             break
         search.record(proposed, measure(proposed[0]))
         if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
-            search.consider(list_candidates(grid, chooser, [shape for shape, _ in search.leaders(_LEADERS)]))
-    return search.result()
+            search.set_shapes(list_candidates(grid, chooser, [shape for shape, _ in search.find_leaders(_LEADERS)]))
+    return search.make_result()
 
 
 def list_candidates(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
     """Return all shapes of a small grid; for a large one, the neighbors of the leaders and a random sample."""
     if len(grid) <= _MAX_CANDIDATES:
         return grid.shapes()
-    near = [shape for leader in leaders for shape in neighbors(leader, grid)]
+    near = [shape for leader in leaders for shape in list_neighbors(leader, grid)]
     drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_CANDIDATES - len(near))]
     return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
 
@@ -121,7 +121,7 @@ class Search:
     """A search that advances by one measurement at a time: call ``propose``, measure, then ``record``. The caller may
     stop at any moment.
 
-    ``add_kernel`` adds a kernel; from then on the search is over shapes and ``kernels``. ``consider`` replaces the
+    ``add_kernel`` adds a kernel; from then on the search is over shapes and ``kernels``. ``set_shapes`` replaces the
     shapes and keeps what was learned, for example to continue on finer steps around the leaders of a coarse grid.
     """
 
@@ -143,7 +143,7 @@ class Search:
         self._surrogate = Surrogate()
         self._rows: list[int] = []
         self._exhausted = False
-        self.consider([*shapes, *first])
+        self.set_shapes([*shapes, *first])
         order = self._random.permutation(len(shapes))[:FIRST_SHAPES]
         self._first: list[Candidate] = [
             *((shape, kernel) for shape in first),
@@ -152,7 +152,7 @@ class Search:
         self._scouts = len(self._first)
 
     @limit_to_one_thread
-    def consider(self, shapes: Sequence[MatmulShape]) -> None:
+    def set_shapes(self, shapes: Sequence[MatmulShape]) -> None:
         """Search among these shapes from now on. Raises ValueError if there are none."""
         if not shapes:
             raise ValueError("the grid is empty")
@@ -169,9 +169,12 @@ class Search:
 
     def add_kernel(self, kernel: str) -> None:
         """Search with this kernel too from now on, first on a spread of the other kernels' best shapes."""
-        self._first += [(shape, kernel) for shape, _ in self.leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_OF_OTHERS]]
+        self._first += [
+            (shape, kernel)
+            for shape, _ in self.find_leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_SHAPES_OF_LATER_KERNELS]
+        ]
         self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
-        self.consider(self._shapes)
+        self.set_shapes(self._shapes)
 
     @limit_to_one_thread
     def propose(self) -> Candidate | None:
@@ -182,8 +185,8 @@ class Search:
         # A few measurements show neither what the rate depends on nor that no better shape is left.
         if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
             return self._draw_unmeasured()
-        doubtful = self._mask_tried(self._surrogate.bound(_DOUBT)).max()
-        is_sure = len(self.measured) >= _MIN_TO_GIVE_UP and doubtful < self._surrogate.highest + _WORTHWHILE
+        doubtful = self._mask_tried(self._surrogate.compute_upper_bound(_DOUBT_DEVIATIONS)).max()
+        is_sure = len(self.measured) >= _MIN_TO_GIVE_UP and doubtful < self._surrogate.highest + _MIN_GAIN
         if is_sure or doubtful == -math.inf:
             self._exhausted = True
             return None
@@ -195,7 +198,7 @@ class Search:
         """Record the TFLOPS of ``candidate``; NaN if it could not be measured."""
         if candidate not in self._position:  # the row comes from an interrupted run
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
-            self.consider([*self._shapes, candidate[0]])
+            self.set_shapes([*self._shapes, candidate[0]])
         self.measured[candidate] = tflops
         if len(self.measured) < self._scouts or not any(each > 0 for each in self.measured.values()):
             return
@@ -210,24 +213,24 @@ class Search:
             self._rows.append(self._position[candidate])
             self._surrogate.add(self._rows[-1], math.log(tflops))
 
-    def leaders(self, count: int) -> list[Candidate]:
+    def find_leaders(self, count: int) -> list[Candidate]:
         """Return the best shapes, each with its best kernel, best first. The score is the mean of measurement and
         prediction, because the highest of many noisy measurements is too high.
         """
-        known = self._known()
+        known = self._select_successes()
         score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
         if self._surrogate.is_fitted:
             means = self._surrogate.mean[[self._position[candidate] for candidate in known]]
-            warped = map(self._surrogate.warped, score.values())
+            warped = map(self._surrogate.warp, score.values())
             score = {each: (own + mean) / 2 for each, own, mean in zip(known, warped, means, strict=True)}
         best: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
             best.setdefault(candidate[0], candidate)
         return list(best.values())[:count]
 
-    def result(self) -> SearchResult:
+    def make_result(self) -> SearchResult:
         """Return the result of a search with one kernel. Raises ValueError if no shape could be measured."""
-        leaders = self.leaders(1)
+        leaders = self.find_leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
         measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
@@ -243,7 +246,7 @@ class Search:
         self._exhausted = not left
         return left[int(self._random.integers(len(left)))] if left else None
 
-    def _known(self) -> dict[Candidate, float]:
+    def _select_successes(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
     def _mask_tried(self, worth: Array) -> Array:
@@ -253,10 +256,12 @@ class Search:
         return worth
 
     def _update_features(self) -> None:
-        self._surrogate.features = features(self._shapes, self.compute_units).repeat_for_kernels(len(self.kernels))
+        self._surrogate.features = compute_features(self._shapes, self.compute_units).repeat_for_kernels(
+            len(self.kernels)
+        )
 
     def _refit(self) -> None:
-        known = self._known()
+        known = self._select_successes()
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
             self.compute_units = estimate_compute_units(first, self._surrogate.scales)
@@ -296,7 +301,7 @@ def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[
     return hopeless
 
 
-def neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
+def list_neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
     """Shapes of the grid up to ``reach`` steps from ``shape`` in each dimension, and these with M and N exchanged."""
     found: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):

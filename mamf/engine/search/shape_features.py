@@ -51,7 +51,7 @@ class Features:
 NO_FEATURES = Features(np.zeros((0, 1)), np.zeros(0, dtype=np.int64), np.zeros((0, 1)), np.zeros((0, 1)))
 
 
-def features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
+def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None) -> Features:
     """Return the features of S shapes with P pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tiles and ``lean`` P x
     1.
     """
@@ -105,7 +105,7 @@ class Distances(NamedTuple):
     - ``sizes``: C x D. ``waves``: tiles x C x P. ``lean``: C x P.
     - ``is_pair``: C x P, 1.0 where the candidate has this pair.
     - ``pairs``: the index of the pair of each of the D others.
-    - ``alike``: C x D, 1.0 where both have the same kernel; None if there is only one.
+    - ``is_same_kernel``: C x D, 1.0 where both have the same kernel; None if there is only one.
     """
 
     sizes: Array
@@ -113,10 +113,10 @@ class Distances(NamedTuple):
     lean: Array
     is_pair: Array
     pairs: Indices
-    alike: Array | None = None
+    is_same_kernel: Array | None = None
 
 
-def distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
+def compute_distances(of: Features, one: list[int], other: list[int] | None = None) -> Distances:
     """Return the distances from rows ``one`` to rows ``other`` (None: all)."""
     own = of.pairs[one]
     pairs = np.arange(len(of.waves)) if other is None else of.pairs[other]
@@ -131,7 +131,7 @@ def distances(of: Features, one: list[int], other: list[int] | None = None) -> D
     if of.kernels is None:
         return apart
     others = of.kernels if other is None else of.kernels[other]
-    return apart._replace(alike=np.equal.outer(of.kernels[one], others).astype(float))
+    return apart._replace(is_same_kernel=np.equal.outer(of.kernels[one], others).astype(float))
 
 
 def compute_tile_distances(one: Array, other: Array) -> Array:

@@ -70,7 +70,7 @@ class SharesStrategy(RowsStrategy):
                 continue
             yield row if row.phase else replace(row, phase=SCOUT)
             find.rows.append(row)
-        confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed.items()}
+        confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed_ceilings.items()}
         for regime in self.plan.regimes:
             if regime not in confirmed:
                 self.on_failure(

@@ -24,7 +24,7 @@ from mamf.engine.search.grid import (
     choose_long_k_sizes,
     choose_pace,
     draw_distant_shapes,
-    fits,
+    fits_grid,
     list_grid_shapes,
     list_refinement_steps,
     list_shapes_around,
@@ -64,7 +64,7 @@ class FindStrategy(PlanStrategy):
     short_trial: ClassVar[float] = 0.25
     #: How much faster another algorithm must be to replace a kernel's first one in the search. In a quick search, also
     #: how much faster than the default another kernel must be to join.
-    clearly: ClassVar[float] = 0.005
+    min_gain: ClassVar[float] = 0.005
     #: Shapes that won before on devices of this model, on which a quick search also tries the kernel that it chose.
     trial_priors: ClassVar[int] = 4
     #: How many algorithms, the most promising first, a quick search tries if they must be compiled, and on each shape
@@ -91,7 +91,7 @@ class FindStrategy(PlanStrategy):
         self._names: dict[str, set[str]] = {}
         self._compiled = 0.0
 
-    def _until(self, share: float) -> float:
+    def _compute_phase_end(self, share: float) -> float:
         """Return the moment at which a phase ends, from its share of the budget. Without sustained, burst has the whole
         budget. Time for compiling algorithms does not count.
         """
@@ -117,7 +117,7 @@ class FindStrategy(PlanStrategy):
     def _search_burst(self, seen: list[Measurement]) -> Steps:
         problem, shapes = self.plan.problem, list_grid_shapes(self.options.grid)
         self.run.preallocate_operands(problem, (problem.buffers(shape) for shape in shapes))
-        regime = self.run.start(Burst(self.backend))
+        regime = self.run.start_regime(Burst(self.backend))
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(
@@ -132,35 +132,39 @@ class FindStrategy(PlanStrategy):
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked:
             count = min(self.options.scouts, FIRST_SHAPES + len(first))
-            yield from self._search(search, regime, "scout", count, self._until(self.pace.scout), rule)
-            yield from self._join(search, regime, rule, self._ranked)
-        yield from self._search(search, regime, "scout", self.options.scouts, self._until(self.pace.scout), rule)
+            yield from self._search(search, regime, "scout", count, self._compute_phase_end(self.pace.scout), rule)
+            yield from self._add_best_kernels(search, regime, rule, self._ranked)
+        yield from self._search(
+            search, regime, "scout", self.options.scouts, self._compute_phase_end(self.pace.scout), rule
+        )
         if not self.options.is_quick:
-            yield from self._join(search, regime, rule, [each for each in self._ranked if each.has_cheap_variants])
+            yield from self._add_best_kernels(
+                search, regime, rule, [each for each in self._ranked if each.has_cheap_variants]
+            )
         self.run.on_phase("burst: refining")
         steps = list_refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
-            best = [shape for shape, _ in search.leaders(self.pace.candidates)] or shapes[:1]
+            best = [shape for shape, _ in search.find_leaders(self.pace.candidates)] or shapes[:1]
             near = list_shapes_around(best, step, self.options.grid, self.reach)
             # The best shape may be far from all leaders: sizes between the coarse steps may fill waves exactly.
-            search.consider(
+            search.set_shapes(
                 [*near, *draw_distant_shapes(best, step, self.options.grid, self.fine_shapes, self._chooser)]
             )
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             max_measured = len(search.measured) + self.options.refinements // len(steps)
-            yield from self._search(search, regime, "refine", max_measured, self._until(share), rule)
+            yield from self._search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # Scouts cannot rank shapes that differ by less than their precision, so the best of several kinds continue.
-        leaders = search.leaders(self.pace.candidates)
+        leaders = search.find_leaders(self.pace.candidates)
         kinds = find_best_per_size_pair(self._scouted)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
-        until = self._until(self.pace.choose) if self.options.is_quick else self._deadline
+        until = self._compute_phase_end(self.pace.choose) if self.options.is_quick else self._deadline
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
         candidates += find_best_by_shape(row for row in self._algorithms if row.shape in shapes)
         measured = [*self._scouted, *self._algorithms]
         candidates += list_default_candidates(candidates, measured, self._default)
-        confirming = yield from self._rounds(
+        confirming = yield from self._run_rounds(
             regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
         seen += [*measured, *confirming]
@@ -181,7 +185,9 @@ class FindStrategy(PlanStrategy):
             search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted.append(row)
 
-    def _join(self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]) -> Steps:
+    def _add_best_kernels(
+        self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
+    ) -> Steps:
         """Compare kernels on the best shapes so far. Each joins the search with the algorithms that were best there, or
         with only the best one if algorithms must be compiled. A quick search compares on short shapes and continues
         with the best kernel only.
@@ -196,7 +202,7 @@ class FindStrategy(PlanStrategy):
         yield from self._try_algorithms(regime, shapes, rule, kernels, self._deadline)
         tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         if self.options.is_quick:
-            self._ranked = kernels = self._best_kernel(tried, shapes)
+            self._ranked = kernels = self._choose_best_kernel(tried, shapes)
             # The default kernel's best shapes are rarely the best ones of another kernel, so try that kernel on the
             # priors too.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_priors])))
@@ -204,7 +210,7 @@ class FindStrategy(PlanStrategy):
             yield from self._try_algorithms(regime, shapes, rule, cheap, self._deadline)
             tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
         for kernel in kernels:
-            best = self._best_algorithms(kernel, tried)
+            best = self._rank_algorithms(kernel, tried)
             for name in best if kernel.has_cheap_variants else best[:1]:
                 if name not in search.kernels:
                     search.add_kernel(name)
@@ -212,16 +218,16 @@ class FindStrategy(PlanStrategy):
             if row.kernel in search.kernels and (row.shape, row.kernel) not in search.measured:
                 search.record((row.shape, row.kernel), row.best_rate)
 
-    def _best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
+    def _choose_best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
         """Return the fastest kernel on these shapes, in a list; empty if it is not clearly faster than the default."""
         default = (row for row in self._scouted if row.ok and row.kernel == self._default and row.shape in shapes)
-        to_beat = (1 + self.clearly) * max((row.best_rate for row in default), default=0.0)
+        to_beat = (1 + self.min_gain) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
         if best is None or best.best_rate < to_beat:
             return []
         return [kernel for kernel in self._ranked if best.kernel in self._names[kernel.name]]
 
-    def _best_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
+    def _rank_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
         """Return a kernel's best algorithm on each shape, fastest first. This is its first algorithm unless another one
         is clearly faster. A quick search adds the first one in any case, because the best algorithm on these few shapes
         is rarely the best elsewhere.
@@ -230,7 +236,7 @@ class FindStrategy(PlanStrategy):
         for shape in dict.fromkeys(row.shape for row in tried):
             if rows := [row for row in tried if row.shape == shape and row.kernel in self._names[kernel.name]]:
                 fastest = max(rows, key=lambda row: row.best_rate)
-                best.append(fastest if fastest.best_rate >= (1 + self.clearly) * rows[0].best_rate else rows[0])
+                best.append(fastest if fastest.best_rate >= (1 + self.min_gain) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
         if self.options.is_quick and best:
             found.append(next(row.kernel for row in tried if row.kernel in self._names[kernel.name]))
@@ -249,16 +255,16 @@ class FindStrategy(PlanStrategy):
         """
         for kernel in kernels:
             begun = self.run.now()
-            yield from self._every_algorithm(regime, shapes, rule, kernel, until)
+            yield from self._measure_algorithms(regime, shapes, rule, kernel, until)
             if not kernel.has_cheap_variants:
                 self._compiled += self.run.now() - begun
 
-    def _every_algorithm(
+    def _measure_algorithms(
         self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
     ) -> Steps:
         names = self._names.setdefault(kernel.name, set())
         for shape in shapes:
-            variants = self._variants(kernel, shape)
+            variants = self._list_variants(kernel, shape)
             if self.options.is_quick and shape != shapes[0]:
                 variants = variants[: self.quick_algorithms]
             for variant in variants:
@@ -273,7 +279,7 @@ class FindStrategy(PlanStrategy):
                     return
                 self._algorithms.append(row)
 
-    def _variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
+    def _list_variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
             found = kernel.variants(self.backend, self.plan.problem, shape)
             compiles = self.options.is_quick and not kernel.has_cheap_variants
@@ -288,45 +294,47 @@ class FindStrategy(PlanStrategy):
         # Rank by the rounds of burst: if single rows scatter, the fastest of them is merely the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalists]
-        if self.pace.visits:
-            finalists = yield from self._finalists(regime, burst)
+        if self.pace.has_choosing_visits:
+            finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choose=0)  # the visits have chosen
         else:
-            self._start(regime, [shape for shape, _ in finalists])
-        yield from self._rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
+            self._start_regime(regime, [shape for shape, _ in finalists])
+        yield from self._run_rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
 
-    def _start(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
+    def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
         """Allocate operands for all these shapes, then start the regime."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.run.preallocate_operands(
-            problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+            problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
         )
-        self.run.start(regime)
+        self.run.start_regime(regime)
 
-    def _finalists(
+    def _visit_candidates(
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Make short visits to candidates, and return the best of them."""
         candidates = find_best_per_size_pair(burst)[: self.sustained_candidates]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
-        self._start(regime, [*shapes, *(shape for shape in longer if fits(self.options.grid, shape))])
+        self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
         self.run.on_phase("sustained: soaking, then visiting")
-        rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._until(self.pace.visit)
+        rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._compute_phase_end(self.pace.visit)
         visits: list[Measurement] = []
-        for number, (shape, kernel) in enumerate(self._visited(candidates, visits)):
+        for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
             if not self.run.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
                 break
             step = Step(self._by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
-            row = yield from self._confirmation.timed(step)
+            row = yield from self._confirmation.measure_step(step)
             if row is None:
                 break
             visits.append(row)
         finalists = choose_finalists(visits, self.sustained_finalists)
         return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default))))
 
-    def _visited(self, candidates: Sequence[Candidate], visits: Sequence[Measurement]) -> Iterator[Candidate]:
+    def _iterate_candidates(
+        self, candidates: Sequence[Candidate], visits: Sequence[Measurement]
+    ) -> Iterator[Candidate]:
         """Yield the candidates, then the best of them with M and N exchanged and with longer K. These tie in burst, but
         differ by up to 1.5 % at the power limit.
         """
@@ -334,14 +342,16 @@ class FindStrategy(PlanStrategy):
         for shape, kernel in choose_finalists(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
             for other in (exchanged, *(replace(shape, k=k) for k in choose_long_k_sizes(self.options.grid))):
-                if fits(self.options.grid, other) and (other, kernel) not in candidates:
+                if fits_grid(self.options.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
 
-    def _rounds(
+    def _run_rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> StepsWithRows:
         """Rounds that choose and confirm, until these shares of the budget."""
-        return self._confirmation.rounds(regime, candidates, counts, self._until(chosen_by), self._until(confirmed_by))
+        return self._confirmation.run_rounds(
+            regime, candidates, counts, self._compute_phase_end(chosen_by), self._compute_phase_end(confirmed_by)
+        )
 
 
 _ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=3)}
@@ -364,36 +374,38 @@ class KernelsFindStrategy(RowsStrategy):
 
     def steps(self) -> Steps:
         """Measure every step that no row answers yet, then choose and confirm."""
-        run, left = self.run, self.setup.steps
+        run, left = self.run, self.setup.remaining_steps
         for number, name in enumerate(self.plan.regimes):
-            regime = run.start(self.regime(name))
+            regime = run.start_regime(self.make_regime(name))
             if left and not number:
                 yield from self.measure_rows(regime, left)
             is_last = number == len(self.plan.regimes) - 1
-            yield from self._confirmed(run, regime, self._end(run, 1.0 if is_last else _SHARE_BEFORE_LAST))
+            yield from self._confirm_problems(
+                run, regime, self._compute_end(run, 1.0 if is_last else _SHARE_BEFORE_LAST)
+            )
 
-    def _end(self, run: Runner, share: float) -> float:
+    def _compute_end(self, run: Runner, share: float) -> float:
         """Return the moment at which this share of the budget has passed."""
         return math.inf if self.plan.budget_seconds is None else run.begun + share * self.plan.budget_seconds
 
-    def _confirmed(self, run: Runner, regime: Regime, end: float) -> Steps:
+    def _confirm_problems(self, run: Runner, regime: Regime, end: float) -> Steps:
         """Choose and confirm for every problem in one regime; the time until ``end`` is divided among them."""
         cache = self.backend.info.cache_bytes
         for number, problem in enumerate(self.plan.problems):
-            candidates = self._best(problem, _CANDIDATES[regime.name])
+            candidates = self._find_best_candidates(problem, _CANDIDATES[regime.name])
             if not candidates:
                 continue
             shapes = [shape for shape, _ in candidates]
             run.preallocate_operands(
-                problem, (problem.buffers(shape, regime.sets(problem, shape, cache)) for shape in shapes)
+                problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
-            confirmation = self._confirmation(run, problem)
+            confirmation = self._get_confirmation(run, problem)
             until = now + _SHARE_OF_CHOOSING * part, now + part
-            yield from confirmation.rounds(regime, candidates, _ROUNDS[regime.name], *until)
+            yield from confirmation.run_rounds(regime, candidates, _ROUNDS[regime.name], *until)
 
-    def _best(self, problem: Problem, count: int) -> list[Candidate]:
+    def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
         """Return the fastest rows of a problem that may be a ceiling."""
         of, info = get_operation(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
@@ -401,7 +413,7 @@ class KernelsFindStrategy(RowsStrategy):
         fastest = sorted(own, key=lambda row: row.best_rate, reverse=True)
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
-    def _confirmation(self, run: Runner, problem: Problem) -> Confirmation:
+    def _get_confirmation(self, run: Runner, problem: Problem) -> Confirmation:
         if problem not in self._confirmations:
             deadline = math.inf if run.deadline is None else run.deadline
             kernels = {kernel.name: kernel for kernel in self.kernels.values()}
@@ -410,12 +422,12 @@ class KernelsFindStrategy(RowsStrategy):
             )
         return self._confirmations[problem]
 
-    def regime(self, name: str) -> Regime:
-        return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().regime(name)
+    def make_regime(self, name: str) -> Regime:
+        return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
 
-    def rule(self, regime: Regime) -> StoppingRule:
+    def make_rule(self, regime: Regime) -> StoppingRule:
         """Stop a row early if the budget is short: it only has to show what is worth confirming."""
-        usual = super().rule(regime)
+        usual = super().make_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.seconds is None:
             return usual
         part = _SHARE_OF_ROWS * self.plan.budget_seconds / max(len(self.plan.steps()), 1)

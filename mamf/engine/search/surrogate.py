@@ -25,11 +25,11 @@ from mamf.engine.search.shape_features import (
     Array,
     Distances,
     Features,
+    compute_distances,
+    compute_features,
     compute_squared_distances,
     compute_wave_features,
     cut_into_tiles,
-    distances,
-    features,
 )
 from mamf.operations.matmul.shapes import MatmulShape
 
@@ -39,13 +39,13 @@ Result = TypeVar("Result")
 _FIT_STEPS = 6
 # Differences in log TFLOPS count in full near the best, and less the further a shape is below it, from about this
 # distance on. Otherwise slow shapes would dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
-_NEAR_BEST = 0.1
+_COMPRESSION_START = 0.1
 # The least standard deviation of a measurement, unless all are equal: with few of them the likeliest noise may be 0.
 _MIN_NOISE = 0.001
 
 
 @functools.cache
-def _blas() -> ThreadpoolController:
+def _get_blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -53,20 +53,20 @@ def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parame
     """Run a method with single-threaded BLAS: with matrices this small, waking other threads takes most of the time."""
 
     @functools.wraps(method)
-    def limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
-        with _blas().limit(limits=1):
+    def run_limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with _get_blas().limit(limits=1):
             return method(*arguments, **named)
 
-    return limited
+    return run_limited
 
 
 # Prior variance of a constant offset between kernels, as a share of the variance over shapes.
-_OFFSET = 0.5
+_OFFSET_VARIANCE = 0.5
 # The first guess of the share of variance that is specific to a kernel, before several kernels were measured.
 _INITIAL_KERNEL_SHARE = 0.1
 
 
-_STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "own": 3.0}
+_STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "kernel_share": 3.0}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Scales:
     - ``lean``: the share of variance that depends on whether M or N is larger.
     - ``pair``: the share that is specific to a pair of M and N.
     - ``noise``: the share of measurement noise.
-    - ``own``: the share that is specific to a kernel; 0 if there is only one.
+    - ``kernel_share``: the share that is specific to a kernel; 0 if there is only one.
     """
 
     sizes: float = 2.0
@@ -85,9 +85,9 @@ class Scales:
     lean: float = 0.03
     pair: float = 0.1
     noise: float = 1e-3
-    own: float = 0.0
+    kernel_share: float = 0.0
 
-    def nearby(self) -> list[Scales]:
+    def list_neighbors(self) -> list[Scales]:
         """These scales, and the scales with one hyperparameter a step up or down."""
         bounds = {
             "sizes": (0.5, 8.0),
@@ -95,7 +95,7 @@ class Scales:
             "lean": (0.001, 0.3),
             "pair": (0.003, 3.0),
             "noise": (1e-5, 1e-1),
-            "own": (0.1, 1.0),
+            "kernel_share": (0.1, 1.0),
         }
         found = [self]
         for name, step in _STEPS.items():
@@ -108,11 +108,11 @@ class Scales:
         """Log prior, from the number of steps between these and the defaults. With only a dozen measurements the
         likelihood alone is not reliable.
         """
-        usual = replace(Scales(), own=self.own)
+        usual = replace(Scales(), kernel_share=self.kernel_share)
         steps = (
             math.log(getattr(self, name) / getattr(usual, name), step)
             for name, step in _STEPS.items()
-            if self.own or name != "own"
+            if self.kernel_share or name != "kernel_share"
         )
         return -0.5 * sum(count**2 for count in steps)
 
@@ -133,41 +133,41 @@ class Surrogate:
     def fit(self, rows: Sequence[int], values: Sequence[float]) -> None:
         """Fit to these observations (``values``: log TFLOPS), with the likeliest scales near the last ones."""
         observed = list(rows)
-        if self.features.kernels is not None and not self.scales.own:
-            self.scales = replace(self.scales, own=_INITIAL_KERNEL_SHARE)
+        if self.features.kernels is not None and not self.scales.kernel_share:
+            self.scales = replace(self.scales, kernel_share=_INITIAL_KERNEL_SHARE)
         self.highest = max(values)
         self._reference = self.highest
-        self._values = [self.warped(value) for value in values]
-        near = CovarianceParts(distances(self.features, observed, observed))
-        self.scales = likeliest(near, np.array(self._values), self.scales)
+        self._values = [self.warp(value) for value in values]
+        near = CovarianceParts(compute_distances(self.features, observed, observed))
+        self.scales = find_likeliest_scales(near, np.array(self._values), self.scales)
         lower = np.linalg.cholesky(compute_noisy_covariance(near, self.scales))
         right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
         self._projected = np.linalg.solve(
-            lower, covariance(CovarianceParts(distances(self.features, observed)), self.scales)
+            lower, compute_covariance(CovarianceParts(compute_distances(self.features, observed)), self.scales)
         )
         self._whitened = np.linalg.solve(lower, right)
         self._rows = observed
         self._update()
 
-    def warped(self, value: float) -> float:
+    def warp(self, value: float) -> float:
         """Return the log TFLOPS that the process models: values below the best one at the last fit are compressed."""
         below = self._reference - value
-        return value if below <= 0 else self._reference - _NEAR_BEST * math.log1p(below / _NEAR_BEST)
+        return value if below <= 0 else self._reference - _COMPRESSION_START * math.log1p(below / _COMPRESSION_START)
 
     def add(self, row: int, value: float) -> None:
         """Add an observation (``value``: log TFLOPS)."""
         self.highest = max(self.highest, value)
-        value = self.warped(value)
+        value = self.warp(value)
         column = self._projected[:, row]
         noise = self.scales.noise
         diagonal = math.sqrt(max(self._compute_prior_variance() + noise - float(column @ column), noise))
-        prior = covariance(CovarianceParts(distances(self.features, [row])), self.scales)[0]
+        prior = compute_covariance(CovarianceParts(compute_distances(self.features, [row])), self.scales)[0]
         self._projected = np.vstack([self._projected, (prior - column @ self._projected) / diagonal])
         self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
         self._rows.append(row)
         self._update()
 
-    def bound(self, deviations: float) -> Array:
+    def compute_upper_bound(self, deviations: float) -> Array:
         """Return the upper confidence bound of every candidate's log TFLOPS."""
         return np.asarray(self.mean + deviations * self.deviation)
 
@@ -193,7 +193,7 @@ class Surrogate:
         self.is_fitted = True
 
     def _compute_prior_variance(self) -> float:
-        return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET)
+        return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET_VARIANCE)
 
 
 class CovarianceParts:
@@ -227,7 +227,7 @@ class CovarianceParts:
         return other
 
 
-def covariance(near: CovarianceParts, scales: Scales) -> Array:
+def compute_covariance(near: CovarianceParts, scales: Scales) -> Array:
     """Return the prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a
     term that is asymmetric in M and N; and one for equal M and N. Two kernels share less, and differ by an offset.
 
@@ -242,27 +242,27 @@ def covariance(near: CovarianceParts, scales: Scales) -> Array:
     together *= correlate_by_sizes
     sizes += together
     del together
-    if apart.alike is not None:
-        sizes *= 1 - scales.own + scales.own * apart.alike
-        sizes += _OFFSET * apart.alike
+    if apart.is_same_kernel is not None:
+        sizes *= 1 - scales.kernel_share + scales.kernel_share * apart.is_same_kernel
+        sizes += _OFFSET_VARIANCE * apart.is_same_kernel
     return sizes
 
 
 def compute_noisy_covariance(near: CovarianceParts, scales: Scales) -> Array:
     """Return the covariance of observations: the prior covariance plus measurement noise."""
-    found = covariance(near, scales)
+    found = compute_covariance(near, scales)
     found.flat[:: len(found) + 1] += scales.noise
     return found
 
 
-def likeliest(near: CovarianceParts, values: Array, scales: Scales) -> Scales:
+def find_likeliest_scales(near: CovarianceParts, values: Array, scales: Scales) -> Scales:
     """Climb from these scales to the likeliest ones, a step at a time, by likelihood and prior."""
     likelihood = functools.cache(
         lambda scales: compute_log_likelihood(near, values, scales) + scales.compute_log_prior()
     )
     best = scales
     for _ in range(_FIT_STEPS):
-        uphill = max(best.nearby(), key=likelihood)
+        uphill = max(best.list_neighbors(), key=likelihood)
         if uphill == best:
             break
         best = uphill
@@ -282,12 +282,12 @@ def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Scales)
 
 _UNITS = range(8, 322, 2)
 # Use only shapes that reach this share of the best rate: in slower ones, other limits hide the waves.
-_FAST = 0.7
+_MIN_FAST_SHARE = 0.7
 # Use at most this many of them, the fastest; with fewer than the second there is no estimate.
 _MAX_SHAPES, _MIN_SHAPES = 64, 16
 # The log likelihood by which waves over some number of units must beat no waves at all. By chance alone the best of all
 # these numbers wins by about the logarithm of how many there are, 5.
-_CONVINCING = 8.0
+_MIN_LIKELIHOOD_GAIN = 8.0
 
 
 def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
@@ -295,14 +295,14 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Scales
     or twice the true number explains them equally well.
     """
     best = max(measured.values(), default=0.0)
-    fast = sorted((shape for shape in measured if measured[shape] >= _FAST * best), key=measured.__getitem__)
+    fast = sorted((shape for shape in measured if measured[shape] >= _MIN_FAST_SHARE * best), key=measured.__getitem__)
     shapes = fast[-_MAX_SHAPES:]
     if len(shapes) < _MIN_SHAPES:
         return None
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    cut, near = cut_into_tiles(m, n), CovarianceParts(distances(features(shapes, None), rows, rows))
+    cut, near = cut_into_tiles(m, n), CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
         # Use all tiles together: a separate effect per tile would take several times as long for all these numbers.
@@ -311,4 +311,4 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Scales
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)
-    return likeliest if found[likeliest] > likelihood(None) + _CONVINCING else None
+    return likeliest if found[likeliest] > likelihood(None) + _MIN_LIKELIHOOD_GAIN else None

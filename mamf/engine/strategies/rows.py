@@ -66,8 +66,10 @@ class RowsStrategy(PlanStrategy):
         yield from super().results()
 
     def steps(self) -> Steps:
-        for name, steps in itertools.groupby(self.setup.steps, key=lambda step: step.regime):
-            yield from self.measure_rows(self.run.start(self.regime(name)), self._alternate_problems(list(steps)))
+        for name, steps in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
+            yield from self.measure_rows(
+                self.run.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
+            )
 
     def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
         """Order steps so that under a budget all problems have a row of a shape and kernel before any has the next."""
@@ -82,7 +84,7 @@ class RowsStrategy(PlanStrategy):
         for step in steps:
             _, problem, shape, name = step
             if self._would_overrun(step):
-                self.run.left_out += 1
+                self.run.skipped_count += 1
                 continue
             self.setup.on_phase(f"{regime.name} {shape} {name}")
             if problem.dtype != dtype:
@@ -97,7 +99,7 @@ class RowsStrategy(PlanStrategy):
                 kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
                 continue
-            row = yield Step(kernel, problem, shape, regime, self.rule(regime), is_reported=False)
+            row = yield Step(kernel, problem, shape, regime, self.make_rule(regime), is_reported=False)
             if row is None:
                 continue
             done += 1
@@ -118,7 +120,7 @@ class RowsStrategy(PlanStrategy):
         """
         if not kernel.has_cheap_variants:
             return kernel
-        found, rule = kernel.variants(self.backend, problem, shape), self.rule(regime)
+        found, rule = kernel.variants(self.backend, problem, shape), self.make_rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _RANKING_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in found if len(found) > 1 else ():
@@ -133,7 +135,7 @@ class RowsStrategy(PlanStrategy):
         """Whether verification and the minimum number of launches would exceed the budget, at the speed so far."""
         speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
         if run.deadline is None or not speeds:
-            return run.is_over()
+            return run.is_budget_over()
         min_launches = 1 + StoppingRule.min_samples
         seconds = min_launches * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
         return bool(seconds > run.deadline - run.now())
@@ -147,7 +149,7 @@ class RowsStrategy(PlanStrategy):
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
         if ceiling is None or (kernel := self.references.get(ceiling.kernel)) is None:
             return None
-        rule = self.rule(regime)
+        rule = self.make_rule(regime)
         if common is None:
             rule = replace(rule, seconds=rule.seconds and rule.seconds * _PRODUCT_SHARE)
         shape = common or ceiling.shape
@@ -159,17 +161,17 @@ class RowsStrategy(PlanStrategy):
 
     def _measure_reference(self, regime: Regime, problem: Problem) -> Steps:
         """Measure the plan's reference shape with the first kernel that supports it."""
-        shape, rule = self.options.reference, self.rule(regime)
+        shape, rule = self.options.reference, self.make_rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)
             if row is not None and row.ok:
                 yield row
                 return
 
-    def rule(self, regime: Regime) -> StoppingRule:
+    def make_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.usual_seconds)
 
-    def regime(self, name: str) -> Regime:
+    def make_regime(self, name: str) -> Regime:
         return get_regime_class(name).of_plan(self.backend, self.plan)
 
 
@@ -185,12 +187,12 @@ class OneKernelStrategy(RowsStrategy):
         (kernel,), problem = self.setup.kernel_objects, self.plan.problem
         if reason := kernel.unsupported(self.backend, problem):
             raise UnsupportedError(reason)
-        if self.setup.steps:
+        if self.setup.remaining_steps:
             cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
             self.run.preallocate_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
         yield from super().steps()
 
-    def rule(self, regime: Regime) -> StoppingRule:
+    def make_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
 
 
@@ -200,7 +202,7 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: in
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
         for kind in map(get_regime_class, plan.regimes):
-            sets = kind.sets(plan.problem, shape, cache_bytes)
+            sets = kind.count_sets(plan.problem, shape, cache_bytes)
             wanted = dict(largest)
             for name, buffer in plan.problem.buffers(shape, sets, kind.needs_rewrite).items():
                 wanted[name] = max(buffer, wanted.get(name, buffer))

@@ -53,34 +53,36 @@ class GuardStrategy(RowsStrategy):
         self._visits = group_by_step(row for row in setup.rows if not row.phase)
 
     def steps(self) -> Steps:
-        left = frozenset(self.setup.steps)
+        left = frozenset(self.setup.remaining_steps)
         for name in self.plan.regimes:
-            regime = self.run.start(self.regime(name))
+            regime = self.run.start_regime(self.make_regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]
-            yield from self._visited(regime, [step for step in steps if step in left], "", 1)
-            confirmation_regime = regime.confirmation_regime(summarize_conditions(self._measured(name)), math.inf)
+            yield from self._visit_steps(regime, [step for step in steps if step in left], "", 1)
+            confirmation_regime = regime.confirmation_regime(
+                summarize_conditions(self._select_measured(name)), math.inf
+            )
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
                 due = add_another_row(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visited(confirmation_regime, due, CONFIRM, number)
+                yield from self._visit_steps(confirmation_regime, due, CONFIRM, number)
 
-    def _visited(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
+    def _visit_steps(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
             name, problem, shape, kernel = step
             progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
             self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
-            row = yield Step(self.kernels[kernel], problem, shape, regime, self.rule(regime), phase, number)
+            row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
             if row is not None:
-                self._visits.setdefault(self._key(step), []).append(row)
+                self._visits.setdefault(self._make_key(step), []).append(row)
 
-    def _measured(self, regime: str) -> list[Measurement]:
+    def _select_measured(self, regime: str) -> list[Measurement]:
         return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
 
     def _is_in_doubt(self, step: StepKey) -> bool:
-        visits = self._visits.get(self._key(step))
+        visits = self._visits.get(self._make_key(step))
         if not visits:
             return False
         if self.baseline is None:
@@ -88,7 +90,7 @@ class GuardStrategy(RowsStrategy):
         before = self.baseline.get(combine_visits(visits).key)
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
-    def _key(self, step: StepKey) -> StepKey:
+    def _make_key(self, step: StepKey) -> StepKey:
         """Return the step with the kernel's own name, as in rows."""
         regime, problem, shape, kernel = step
         return StepKey(regime, problem, shape, self.kernels[kernel].name)
@@ -110,9 +112,9 @@ class ReproduceStrategy(RowsStrategy):
     def steps(self) -> Steps:
         self._seen, self._held = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         for name in self.plan.regimes:
-            yield from self._visits(self.run.start(self.regime(name)))
+            yield from self._visit_claims(self.run.start_regime(self.make_regime(name)))
 
-    def _visits(self, regime: Regime) -> Steps:
+    def _visit_claims(self, regime: Regime) -> Steps:
         # Claims take turns. Later visits follow a rest if the device would otherwise stay in one state.
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
         for visit in range(1, _MAX_VISITS + 1):
@@ -121,7 +123,7 @@ class ReproduceStrategy(RowsStrategy):
                 if step.regime == regime.name and (step, visit) not in self._held:
                     _, problem, shape, name = step
                     self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM} {visit}")
-                    row = yield Step(by_name[name], problem, shape, regime, self.rule(regime), CONFIRM, visit)
+                    row = yield Step(by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM, visit)
                     self._seen += [row] if row is not None else []
             seen = [row for row in self._seen if row.ok and row.regime == regime.name]
             regime = regime.confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
@@ -199,7 +201,7 @@ def make_verify_plan(
 class VerifyStrategy(PlanStrategy):
     """Verifies random problems of the plan's kernels."""
 
-    left_out = 0  # the end of the budget is the end of the run
+    skipped_count = 0  # the end of the budget is the end of the run
 
     def steps(self) -> Steps:
         """Raises UsageError if no kernel has a problem to verify."""
@@ -210,7 +212,7 @@ class VerifyStrategy(PlanStrategy):
         rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
-                run.start(get_regime_class(name)(self.backend)),
+                run.start_regime(get_regime_class(name)(self.backend)),
                 dict.fromkeys(self.setup.kernel_objects, 0.0),
             )
             while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
@@ -235,7 +237,7 @@ class VerifyStrategy(PlanStrategy):
 
 AnswerT = TypeVar("AnswerT")
 #: The rows of a pair: what is timed, and whether it runs alone.
-ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
+PAIR_ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: How often visits alternate between matmul, the other work and both, so that the device's drift affects all three
 #: equally; and the seconds to measure each row for, over all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
@@ -256,7 +258,7 @@ def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapP
 
 def list_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
     """Return the pairs that these steps measure, as problem and shape."""
-    return list(dict.fromkeys((make_row_problem(problem, ROWS[0]), shape) for _, problem, shape, _ in steps))
+    return list(dict.fromkeys((make_row_problem(problem, PAIR_ROWS[0]), shape) for _, problem, shape, _ in steps))
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
@@ -274,7 +276,7 @@ def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) ->
 class OverlapStrategy:
     """Measures pairs of matmul and other work.
 
-    - ``cells``: the pairs, as the problem of any of their rows and their shape.
+    - ``pairs``: the pairs, as the problem of any of their rows and their shape.
     - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
     - ``gather_from_ranks``: returns a list of the values that the ranks pass to it. All ranks decide as rank 0 does,
       and fail together.
@@ -282,34 +284,34 @@ class OverlapStrategy:
 
     backend: Backend
     kernel: Pair
-    cells: Sequence[tuple[OverlapProblem, OverlapShape]]
+    pairs: Sequence[tuple[OverlapProblem, OverlapShape]]
     seconds: float = DEFAULT_SECONDS
     budget_seconds: float = math.inf
     on_phase: Callable[[str], None] = lambda text: None
     gather_from_ranks: Callable[[Any], list[Any]] = lambda own: [own]
-    left_out: int = field(default=0, init=False)
+    skipped_count: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:
         """Yield four rows for each pair, in the order of ROWS."""
         begun = self.backend.now()
-        for index, (problem, shape) in enumerate(self.cells):
+        for index, (problem, shape) in enumerate(self.pairs):
             if index and self.gather_from_ranks(self.backend.now() - begun >= self.budget_seconds)[0]:
-                self.left_out = len(ROWS) * (len(self.cells) - index)
+                self.skipped_count = len(PAIR_ROWS) * (len(self.pairs) - index)
                 return
             self.on_phase(f"{problem.other} {shape}")
-            yield from self._rows(problem, shape)
+            yield from self._measure_pair(problem, shape)
 
-    def _rows(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
+    def _measure_pair(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
         regime = Sustained(self.backend)
         try:
             with self.kernel.settings(self.backend, problem):
-                return _Pair(self, problem, shape, regime).measured()
+                return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
             outcome: tuple[Status, str] = ("wrong_result", str(error))
         except get_plugin_errors() as error:
             outcome = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
-        steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in ROWS]
+        steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in PAIR_ROWS]
         return [replace(make_failed_row(step), status=outcome[0], reason=outcome[1]) for step in steps]
 
 
@@ -322,13 +324,13 @@ class _Work:
     name: str
     checked: CheckedKernel
     mark: Callable[[], Any]
-    put: Callable[[Callable[[], object]], object]
+    queue_launch: Callable[[Callable[[], object]], object]
     rotation: Iterator[Callable[[], object]]
     seconds: float
     marks: list[tuple[Any, float, int]] = field(default_factory=list)
 
 
-class _Pair:
+class _PairMeasurement:
     """The two prepared works of a pair. Raises what their kernels raise."""
 
     def __init__(self, run: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained) -> None:
@@ -338,44 +340,46 @@ class _Pair:
             raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
         self.queue, self.is_late, self.is_slow = queue, False, False
         self.flushes, self.max_short_launches = _PACES[0]
-        own = self._work(PRODUCTS, run.backend.mark, lambda launch: launch())
-        self.works = {PRODUCTS: own, OTHER: self._work(OTHER, queue.mark, queue.launch)}
+        own = self._prepare_work(PRODUCTS, run.backend.mark, lambda launch: launch())
+        self.works = {PRODUCTS: own, OTHER: self._prepare_work(OTHER, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
-    def _work(self, timed: str, mark: Callable[[], Any], put: Callable[..., object]) -> _Work:
+    def _prepare_work(self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]) -> _Work:
         kernel, backend, problem = self.run.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
-        sets = self.regime.sets(problem, self.shape, backend.info.cache_bytes)
+        sets = self.regime.count_sets(problem, self.shape, backend.info.cache_bytes)
         pool = backend.operand_pool(problem.data, problem.seed)
         checked = CheckedKernel(
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
         name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
-        return _Work(name, checked, mark, put, rotation, seconds)
+        return _Work(name, checked, mark, queue_launch, rotation, seconds)
 
-    def measured(self) -> list[Measurement]:
+    def measure_rows(self) -> list[Measurement]:
         """Measure the rows. Raises WrongResultError, or UnsupportedError if the host was too slow."""
         every = list(self.works.values())
         for flushes, self.max_short_launches in _PACES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             if self._take_samples(every, flushes == _PACES[-1][0]):
                 break
-        self._window(every, (1, 1))  # few launches, so that a repeated all-reduce stays finite and can be verified
+        self._measure_window(
+            every, (1, 1)
+        )  # few launches, so that a repeated all-reduce stays finite and can be verified
         self._verify(every, whole=True)
         if not all(self.run.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
             raise UnsupportedError(
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
             )
-        return [self._row(row) for row in ROWS]
+        return [self._build_row(row) for row in PAIR_ROWS]
 
     def _take_samples(self, every: Sequence[_Work], is_last: bool) -> bool:
         """Take all samples. False if the host is late in too many windows and a slower pace is left to try."""
-        self.samples = {row: Samples() for row in ROWS}
+        self.samples = {row: Samples() for row in PAIR_ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
-            self.is_slow = self._visit(works) > _MAX_LATE
+            self.is_slow = self._measure_visit(works) > _MAX_LATE
             self._verify(works)
             if self.is_slow and not is_last:
                 return False
@@ -399,7 +403,7 @@ class _Pair:
             if whole:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _visit(self, works: Sequence[_Work]) -> float:
+    def _measure_visit(self, works: Sequence[_Work]) -> float:
         """Wait for one period of the power controller, at most the time to measure, then measure. Returns the share of
         windows in which a host was late.
         """
@@ -414,7 +418,7 @@ class _Pair:
             is_settled = windows > 0 and elapsed >= 0
             block = max(min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS, *seconds, _MIN_SECONDS)
             counts = [block / max(each, _MIN_SECONDS) for each in seconds]
-            found = self._window(works, counts)
+            found = self._measure_window(works, counts)
             windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.seconds = latest
@@ -424,7 +428,7 @@ class _Pair:
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
-    def _window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
+    def _measure_window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
         """Return the seconds per launch of each work while all of them run; None if they never ran together or waited
         for the host. ``launches``: the mean number of launches per block, chosen so that the works end together.
         """
@@ -447,11 +451,11 @@ class _Pair:
                     continue
                 done = round(own * count)
                 for launch in itertools.islice(work.rotation, done - work.marks[-1][2] if own else 0):
-                    work.put(launch)
+                    work.queue_launch(launch)
                     backend.submit()
                 work.marks.append((work.mark(), backend.now(), done))
         self.queue.join()
-        self.regime.synchronize(works[0].checked, backend.mark(), self.regime.idle_mark())
+        self.regime.synchronize(works[0].checked, backend.mark(), self.regime.queue_idle_mark())
         # Ignore the first block, in which queues wait for the host and ranks for each other.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
         due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
@@ -466,7 +470,7 @@ class _Pair:
             works[starved].seconds *= min(2.0, launches[starved])
         return found if starved is None and not self.is_late else None
 
-    def _row(self, row: tuple[str, bool]) -> Measurement:
+    def _build_row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
         problem, taken = make_row_problem(self.problem, row), self.samples[row]

@@ -19,8 +19,8 @@ class CountingStrategy(RowsStrategy):
         self.counted, self.ncu = counted, ncu
 
     @property
-    def left_out(self) -> int:
-        return super().left_out + len(find_uncounted(self.setup.rows, self.counted))
+    def skipped_count(self) -> int:
+        return super().skipped_count + len(find_uncounted(self.setup.rows, self.counted))
 
     def results(self) -> Iterator[Measurement | Record]:
         for row in find_uncounted(self.setup.rows, self.counted):

@@ -72,7 +72,7 @@ def decode_chart(
 
 def find_compute_limit(rows: Sequence[Measurement], roofs: Roofs | None) -> Ceiling | None:
     """Return the compute ceiling of these rows if compute limits each of them, else None."""
-    limits = [roofs.limit(row) if roofs else None for row in rows]
+    limits = [roofs.compute_limit(row) if roofs else None for row in rows]
     is_compute = all(limit is not None and limit[1] == COMPUTE for limit in limits)
     return find_row_ceiling(rows[0], roofs.compute) if roofs and is_compute else None
 

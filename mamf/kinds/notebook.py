@@ -18,6 +18,7 @@ from mamf.report.comparison import comparison_document
 from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.kernels import make_group_table
 from mamf.report.page import render_fragment
+from mamf.report.rows import describe_failures
 from mamf.report.shares import Shares, ceiling_table
 
 #: The most rows of a table, best first, and of all tables of a log.

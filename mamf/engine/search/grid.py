@@ -224,7 +224,7 @@ def draw_distant_shapes(
 
 
 def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Return the shapes near the leaders that fit the grid: up to ``reach`` steps away in M and N and half as many in K,
+    """Return shapes near the leaders that fit the grid: up to ``reach`` steps away in M and N and half as many in K,
     and each leader with every K of the grid.
     """
     found: dict[MatmulShape, None] = {}

@@ -74,26 +74,26 @@ class Rows:
         return f"<{self._what}: iterate over it to measure>"
 
 
-def _name_keywords(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
-    """Make a call name the nearest keyword for one that it does not have."""
+def _suggest_keywords(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
+    """Wrap a function so that its error for an unknown keyword suggests the nearest known one."""
     known = inspect.signature(call).parameters
 
     @functools.wraps(call)
     def checked(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
         for name in keywords.keys() - known.keys():
-            raise _unknown_keyword(call.__name__, name, known)
+            raise _make_keyword_error(call.__name__, name, known)
         return call(*arguments, **keywords)
 
     return checked
 
 
-def _unknown_keyword(call: str, name: str, known: Iterable[str]) -> TypeError:
+def _make_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
     nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
-@_name_keywords
+@_suggest_keywords
 def find(
     dtype: str | None = None,
     *,
@@ -108,10 +108,11 @@ def find(
     on_row: OnRow | None = None,
     log: str | Path | None = None,
 ) -> Ceiling:
-    """Find the ceiling of the device, by default in burst: the highest rate there is, confirmed by fresh rounds.
+    """Find the ceiling of the device, by default in burst: the highest rate of any shape, confirmed in new rounds.
 
-    ``search`` explains the keywords, and streams; ``on_row`` is called with each row. ``mamf.peak`` knows it then.
-    Raises what ``search`` does, and DeviceError when nothing was confirmed within the budget.
+    ``search`` takes the same keywords and describes them. ``on_row`` is called with each row. Afterwards ``mamf.peak``
+    returns this ceiling too. Raises the errors of ``search``, and DeviceError if the budget ends before a ceiling is
+    confirmed.
 
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
@@ -138,7 +139,7 @@ def find(
     return running.ceiling
 
 
-@_name_keywords
+@_suggest_keywords
 def search(
     dtype: str | None = None,
     *,
@@ -152,15 +153,17 @@ def search(
     quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
-    """Return a search for the ceiling. Iterate over it to get its rows; it has a ``ceiling`` once that is confirmed.
+    """Return a search for the ceiling. It measures while you iterate over it, and then has a ``ceiling``.
 
-    - ``dtype``, ``problem``: one, because there is one ceiling.
-    - ``kernel``: the first scouts, then all are searched together; by default all but those that compile for long.
-    - ``regime``: that of the ceiling. Sustained is sought from burst: both are in ``ceilings`` then.
-    - ``budget_seconds``: 57 by default, or 13.2 where it is ``quick`` (and 4 for each kernel that compiles): fewer
-      rounds, by the best kernel of a short trial.
+    - ``dtype`` or ``problem``: a single one, because a search finds the ceiling of one problem.
+    - ``kernel``: kernels to search. The first one scouts the grid of shapes. By default all kernels except those that
+      compile for minutes.
+    - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
+      ``ceilings`` contains both.
+    - ``budget_seconds``: 57 by default. With ``quick`` it is 13.2, plus 4 for each kernel that compiles.
+    - ``quick``: measure fewer rounds, with only the kernel that is fastest in a short trial.
 
-    Raises UnavailableError, UnknownNameError or UnsupportedError for what cannot be measured, before anything is.
+    Raises UnavailableError, UnknownNameError or UnsupportedError before it measures, if it cannot measure the request.
 
     >>> search = mamf.search("bfloat16", log="search.jsonl")
     >>> sorted({row.phase for row in search})
@@ -171,16 +174,16 @@ def search(
     opened = open_fitted_backend(backend, device)
     asked, names = to_tuple("regime", regime) or (BURST,), to_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (sought,), _ = make_problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
+    (wanted,), _ = make_problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
     plan, chosen = plan_search(
-        opened, sought, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
+        opened, wanted, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     named = list(zip(plan.kernels, chosen, strict=True))
     return CeilingSearch(_run(plan, opened, named, log), asked[-1])
 
 
 class CeilingSearch:
-    """Iterate over it, and it measures. Leaving the loop, by ``break`` or by Ctrl-C, ends the search and its log.
+    """A search that measures while you iterate over it. Leaving the loop (``break``, Ctrl-C) ends it and its log.
 
     >>> search = mamf.search("bfloat16")
     >>> for row in search:
@@ -192,7 +195,7 @@ class CeilingSearch:
 
     def __init__(self, run: Run, regime: str) -> None:
         self._run, self.regime = run, regime
-        #: The rows still to come, each after it is logged.
+        #: The rows that remain to be measured. Each is written to the log before it is returned.
         self.rows = run.measurements()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
@@ -234,19 +237,20 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure the kernels of an operation (``of`` is its name) on every shape. For matmul only one kernel is measured.
+    """Measure the kernels of an operation (``of`` is its name) on every shape. For matmul it measures one kernel.
 
-    - ``shapes``, ``problem``: the operation's own, shapes also as text; by default those that it proposes.
+    - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default its default ones.
     - ``parameters``: sizes and fields by the names of their options, measured in every combination:
       ``seq_lens=[1024, 4096]``, ``direction=["fwd", "bwd"]``.
-    - ``kernel``: by default all that are available.
-    - ``regime``: by default burst, but sustained for models.
-    - ``ceilings``: by dtype and regime, as ``log.all_ceilings`` of a find; they make shares, and the product of each is
-      measured beside its rows. A MamfWarning says if its kernel is not installed; then it is not measured.
-    - ``ceiling_kernel``: those of the ceilings that are not installed, as ``package.module:Class``.
+    - ``kernel``: names of kernels; by default all available ones.
+    - ``regime``: burst by default, but sustained for models.
+    - ``ceilings``: ceilings by dtype and regime, such as ``log.all_ceilings`` of a find. Rows show shares of them,
+      and the matmul of each ceiling is measured again between the rows. If its kernel is not installed, the matmul is
+      left out with a MamfWarning.
+    - ``ceiling_kernel``: kernels of the ceilings that are not installed, as ``package.module:Class``.
 
-    Raises UnavailableError, UnknownNameError or UnsupportedError before anything is allocated; afterwards whatever goes
-    wrong is the status of a measurement.
+    Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the
+    status of a measurement.
 
     >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problem=mamf.BandwidthProblem("triad"))
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
@@ -285,11 +289,11 @@ def measure_kernels(
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure products one by one, in an order shuffled by the problem's seed: ``options`` are those of
+    """Measure matmuls with one kernel, in an order shuffled by the problem's seed. ``options``: those of
     ``measure_kernels``.
 
-    - ``shapes``: MxNxK, as MatmulShape or as text: ``4096x4096x4096``. ``mamf.matmul_grid`` makes many.
-    - ``dtype``, ``problem``, ``kernel``: one; by default the device's own dtype and library.
+    - ``shapes``: shapes MxNxK, as MatmulShape or text such as ``4096x4096x4096``. ``mamf.matmul_grid`` makes a grid.
+    - ``dtype``, ``problem``, ``kernel``: a single one; by default the device's default dtype and kernel.
 
     >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
     ...     print(row)
@@ -304,10 +308,10 @@ def _run(plan: Plan, backend: Backend, kernels: Sequence[NamedKernel], log: str 
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure attention kernels, in TFLOPS: ``options`` are those of ``measure_kernels``.
+    """Measure attention kernels, in TFLOPS. ``options``: those of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
-    causal); by default 16384 tokens at lengths from 512 on. ``problem``: AttentionProblem, by default forward.
+    causal); by default 16384 tokens in sequences of 512 or more. ``problem``: AttentionProblem, by default forward.
 
     >>> for row in mamf.attention(["b1h16q4096k4096d128"], kernel="simulated-attention"):
     ...     print(row, f"{row.seconds * 1e3:.1f} ms")
@@ -317,11 +321,11 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
 
 
 def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second): ``options`` are those of
+    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second). ``options``: those of
     ``measure_kernels``.
 
-    ``sizes``: of each array, BandwidthShape or text such as ``256MiB``; by default from inside the cache to half the
-    memory. ``problem``: BandwidthProblem, whose pattern is copy (by default), read, write or triad.
+    ``sizes``: sizes of each array, as BandwidthShape or text such as ``256MiB``; by default from sizes that fit in the
+    cache to half of the memory. ``problem``: BandwidthProblem with the pattern copy (default), read, write or triad.
 
     >>> for row in mamf.bandwidth(["1GiB"], problem=[mamf.BandwidthProblem("copy"), mamf.BandwidthProblem("read")]):
     ...     print(row.problem.pattern, row.shape, f"{row.best_rate:.1f} {row.work.unit}")
@@ -337,12 +341,12 @@ def open_fitted_backend(backend: str | Backend, device: int) -> Backend:
     return opened
 
 
-# -- what calls are given ----------------------------------------------------------------------------------------------
+# -- arguments of the calls --------------------------------------------------------------------------------------------
 
 
 def to_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
-    """Return one value or several as a tuple; None stays None. Raises UsageError for values of another type, for an
-    empty list, and for more than ``max_values``.
+    """Return one or several values as a tuple, and None for None. Raises UsageError for values of another type, an
+    empty list, or more than ``max_values`` values.
     """
     if given is None:
         return None
@@ -362,8 +366,10 @@ def make_problems_and_shapes(
     call: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the problems and shapes of an operation: as given, or every combination of its parameters, with the
-    device's defaults. A text alone holds one or several shapes. ``max_values``: of the values of a field. Raises
+    """Return the given problems and shapes, or else every combination of the given parameters and the device's
+    defaults.
+
+    ``shapes`` may be one text with several shapes. ``max_values``: maximum number of values of a field. Raises
     UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = (
@@ -375,7 +381,7 @@ def make_problems_and_shapes(
     }
     for name in parameters.keys() - known:
         own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
-        raise _unknown_keyword(call, name, sorted(known | own))
+        raise _make_keyword_error(call, name, sorted(known | own))
     whole = to_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
     problems = to_tuple("problem", problem, of.problem_type, max_values) or ()

@@ -21,7 +21,7 @@ from mamf.report.charts.picture import draw, save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: A log, or the file that holds it.
+#: A log, or the path of its file.
 AnyLog = RunLog | str | Path
 
 
@@ -109,7 +109,7 @@ def plot(
 
 
 def import_logs(path: str | Path) -> list[FinderRun]:
-    """Read every run of mamf-finder 2 to 4 (usually one) from a file with its output. Figures are in TFLOPS.
+    """Read every run of mamf-finder 2 to 4 (usually one) in a file with its printed output. Rates are in TFLOPS.
 
     ``write_imported`` saves a run. Raises RunLogError if the file has no run.
 
@@ -136,7 +136,7 @@ def write_imported(run: FinderRun, path: str | Path) -> None:
 def check(path: str | Path) -> Review:
     """Check a log against the rules of results/. Each finding has a rule, the line and what to do about it.
 
-    Whatever is wrong with the file becomes a finding and is never raised.
+    Every problem of the file becomes a finding; none raises an error.
 
     >>> review = mamf.check("sweep.jsonl")
     >>> review.is_rejected()

@@ -27,7 +27,7 @@ from mamf.cli.watching import EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
 from mamf.text import wrap_line
 
-#: How long threads may keep running after a command has ended.
+#: Seconds that other threads may keep the process running after a command has ended.
 _MAX_END_SECONDS = 5.0
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 GROUPS = {
@@ -91,11 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_despite_threads(code: int) -> None:
-    """End the process even if a plugin left a thread running: Python would wait for it silently."""
+    """Start a thread that ends the process if a plugin's threads keep it running, as Python waits for them silently."""
 
     def wait_and_exit() -> None:
         main = threading.main_thread()
-        main.join()  # until Python waits for the other threads: a profiled script or a test may call ``main`` and go on
+        main.join()  # a profiled script or a test may continue after it has called ``main``
         time.sleep(_MAX_END_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
@@ -172,7 +172,7 @@ def _begin_missing_log(options: argparse.Namespace) -> None:
     """
     path = getattr(options, "resume", None)
     if path is not None and hasattr(options, "requeues") and path.is_file() and not path.stat().st_size:
-        path.unlink()  # no log of a run: one has its header from the first moment on
+        path.unlink()  # an empty file is not a log, because a run writes its header first
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
     if is_missing and not options.begins:
@@ -213,7 +213,7 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
 
 
 def _build_parser(given: Sequence[str]) -> Parser:
-    """Build the parser of all commands, or only of the one that ``given`` names; import only the named one."""
+    """Build the parser of all commands, or only of the command in ``given``. Import only the module of that command."""
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
@@ -247,5 +247,5 @@ def _format_overview() -> str:
 
 
 def get_module_name(command: str) -> str:
-    """Return the name of a command's module; that of a Python keyword ends with an underscore."""
+    """Return the name of a command's module: the command, with an underscore after it if it is a Python keyword."""
     return f"{command}_" if keyword.iskeyword(command) else command

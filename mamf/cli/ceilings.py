@@ -97,7 +97,7 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
 
 
 def require_same_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
-    """Raise LogMismatchError if the options give other ceilings than the resumed log has."""
+    """Raise LogMismatchError if the ceilings of the options differ from those of the resumed log."""
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
@@ -132,8 +132,9 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
 
 
 def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
-    """Return the plan of a search for the read bandwidth, over an array that does not fit in a cache; of several GiB
-    on an accelerator, because a longer pass reaches more.
+    """Return the plan of a search for the read bandwidth, with an array that does not fit in a cache.
+
+    On an accelerator the array has several GiB, because longer passes reach higher rates.
     """
     of = Bandwidth()
     problem = of.problem_for(backend, {"pattern": READ})
@@ -148,7 +149,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Limit the searches to equal parts of the time that a budget has for them."""
+    """Return the searches with equal parts of the time that the budget allows for all of them."""
     if budget is None:
         return list(searches)
     part = _SHARE_OF_BUDGET * budget / max(1, len(searches))

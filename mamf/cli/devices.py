@@ -71,7 +71,7 @@ Send = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed, or nothing was measured; a check found a wrong result.
 _FAILED, WRONG = 1, 3
-# The time that a process has to end its log after its parent is gone.
+# Seconds that a process has to end its log after its parent has ended.
 _GRACE_SECONDS = 15.0
 
 
@@ -106,7 +106,7 @@ def measure_on_devices(options: argparse.Namespace, run: RunCommand) -> int:
 
 
 def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
-    """Return the devices that share the run, or an empty list if the options name no devices. Raises UsageError."""
+    """Return the indices of the devices that share the run, empty if the options name none. Raises UsageError."""
     asked = sorted(set(options.devices or ()))
     if asked and options.device is not None:
         raise UsageError("--device cannot be combined with --devices: use one of them")
@@ -154,7 +154,7 @@ def _make_ceiling_options(options: argparse.Namespace, device: int) -> list[str]
 
 
 def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
-    """Run the commands of all devices at once, those of one device in sequence. A device that fails runs no more."""
+    """Run the commands of all devices at once, those of each device in sequence. Skip the rest if a device fails."""
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
     def forward_warning(event: ChildEvent) -> None:
@@ -178,7 +178,7 @@ def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable
 
 
 def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
-    """Name the devices that failed, print the report of all logs and return the exit code."""
+    """Warn of failed devices, print the report of all logs and return the exit code."""
     reasons = dict[str, list[int]]()
     for device, reason in outcome.failures.items():
         reasons.setdefault(reason, []).append(device)
@@ -209,8 +209,8 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) ->
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
-    """Resume the logs of a folder, each on its device; return the exit code. Shapes of devices that --devices leaves
-    out are dealt out to the others.
+    """Resume the logs of a folder, each on its device; return the exit code. Shapes of a device that --devices leaves
+    out are divided among the devices that it names.
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
@@ -273,7 +273,7 @@ def _measure_share(options: argparse.Namespace, run: RunCommand, send: Send) -> 
 
 
 def _end_with_parent() -> None:
-    """Interrupt the run when the parent is gone, which closes stdin. Exit if it has not ended after a grace period."""
+    """Wait until the parent ends, which closes stdin; then interrupt the run. Exit if the run takes too long to end."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_SECONDS)
@@ -348,8 +348,8 @@ def watch_children(
 
 
 def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
-    """Run ``work`` in a child process and return the exit code. ``work`` sends records to the parent; if it fails, the
-    reason is sent too.
+    """Run ``work`` in this child process and return the exit code. ``work`` gets a function that sends records to the
+    parent. If ``work`` fails, send the reason.
     """
     to = stdout()
 
@@ -442,7 +442,7 @@ def _make_node_command(options: argparse.Namespace, folder: Path, devices: int, 
 
 
 def measure_device(options: argparse.Namespace) -> int:
-    """Measure one device and report to the parent; return the exit code. The logs are kept whatever happens."""
+    """Measure one device and report to the parent; return the exit code. The logs are kept even if it fails."""
     return run_child(lambda send: _measure_device(options, send), _describe_failure)
 
 

@@ -32,14 +32,14 @@ RARE = {
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
 }
-#: Options of mamf-finder that are spelled otherwise.
+#: Options of mamf-finder that have another name in mamf.
 _SPELLINGS = {"--cuda-device": "--device", "--output-file": "--output"}
 _RANGE_ADVICE, _LAUNCH_COUNT_ADVICE = (
     "mamf sweep measures sizes that you choose",
     "only mamf sweep --regime classic counts launches",
 )
 _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
-#: What replaces options of mamf-finder in commands that do not have them.
+#: Advice for options of mamf-finder that a command does not have.
 _SUCCESSORS = {
     **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _RANGE_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
@@ -147,7 +147,7 @@ class Parser(argparse.ArgumentParser):
         return {name for name, value in vars(options).items() if value != self.get_default(name)}
 
     def suggest_option(self, option: str) -> str:
-        """Name what replaces an option of mamf-finder, or the nearest option, or --help."""
+        """Return advice for an unknown option: what replaces a mamf-finder option, the nearest option, or --help."""
         if successor := _SUCCESSORS.get(option.partition("=")[0]):
             return f": {successor}"
         close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
@@ -159,7 +159,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def find_option_value(option: str, words: Sequence[str]) -> str | None:
-    """Return the value of an option before any parser knows it: None without the option, empty without a value."""
+    """Return an option's value from unparsed words: None if the option is missing, empty if it has no value."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, joined = word.partition("=")
         if name == option:
@@ -168,7 +168,7 @@ def find_option_value(option: str, words: Sequence[str]) -> str | None:
 
 
 def parse_nonempty_text(text: str) -> str:
-    """Read a text that must not be empty."""
+    """Return the text. Raises ArgumentTypeError if it is blank."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the value is empty")
     return text
@@ -179,7 +179,7 @@ def parse_path(text: str) -> Path:
 
 
 def _wrap_examples(examples: str, width: int | None) -> str:
-    """Put the comment of an example on a line before it where the terminal is too narrow for both."""
+    """Move the comment of an example to the line before it if the terminal is too narrow for both."""
     lines: list[str] = []
     for line in examples.splitlines():
         command, comment = re.fullmatch(r"(\s*\S.*?)(?:\s{2,}(\S.*))?|", line).groups()  # type: ignore[union-attr]
@@ -232,7 +232,7 @@ def _shorten_unknown_command(message: str) -> str:
 
 
 def suggest_choice(message: str) -> str:
-    """Suggest the choice in argparse's message that is closest to what was typed. Return an empty string if none is."""
+    """Return a suggestion of the choice that is nearest to the typed word, or an empty string if none is near."""
     complaint = _INVALID_CHOICE.search(message)
     if complaint is None:
         return ""
@@ -241,7 +241,7 @@ def suggest_choice(message: str) -> str:
 
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
-    """Spell the options of mamf-finder as mamf does: ``--m_range`` as ``--m-range``. Values stay as they are."""
+    """Replace option names of mamf-finder by mamf's names, such as ``--m_range`` by ``--m-range``. Keep the values."""
 
     def rename_option(found: re.Match[str]) -> str:
         name = found[0].replace("_", "-")
@@ -271,7 +271,7 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
 
 
 def _list_entry_points(kind: str) -> list[str]:
-    """Return the names in the groups of entry points of mamf that end with ``kind``."""
+    """Return the entry point names in the groups ``mamf.*`` that end with ``kind``, such as ``kernels``."""
     from importlib.metadata import entry_points
 
     points = entry_points()

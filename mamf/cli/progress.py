@@ -17,7 +17,7 @@ _LISTENERS: list[Callable[[str], object]] = []
 
 @contextmanager
 def notify_listener(listener: Callable[[str], object]) -> Iterator[None]:
-    """Within the context, also call a listener with a text that says what is being measured."""
+    """Call ``listener`` with the name of each phase and row that is measured within the context."""
     _LISTENERS.append(listener)
     try:
         yield
@@ -26,7 +26,7 @@ def notify_listener(listener: Callable[[str], object]) -> Iterator[None]:
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """A progress bar over the measurements of a run. ``total``: how many there are, or None if unknown."""
+    """A progress bar over the measurements of a run. ``total``: number of measurements, or None if unknown."""
 
     def __init__(self, total: int | None) -> None:
         left = "" if total is None else "/{total_fmt} [{elapsed}<{remaining}]"
@@ -46,7 +46,7 @@ class Progress(AbstractContextManager["Progress"]):
             listener(text)
 
     def add(self, row: Measurement) -> None:
-        """Count a measured row and show the best so far of its regime."""
+        """Count a measured row and show the best row of its regime so far."""
         for listener in _LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
         best = self._best.get(row.regime)

@@ -77,7 +77,7 @@ def compute_remaining_budget(options: argparse.Namespace) -> float | None:
 def report_run_to_watcher(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
 ) -> None:
-    """Tell the watching process which log this run writes, and before each launch the row to log if it crashes.
+    """Report this run's log to the watching process and, before each launch, the row to log if the launch crashes.
 
     ``before``: the rows of the log so far. A row whose launch ended a process is not launched again.
     """

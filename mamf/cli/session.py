@@ -54,7 +54,7 @@ def run_kernels(
 
 
 def _require_effect(options: argparse.Namespace) -> None:
-    """Raises UsageError for an option that has no effect on the run."""
+    """Raise UsageError for an option that has no effect on the run."""
 
     of_regimes = {
         "flush": ("--no-flush", BURST),
@@ -173,7 +173,7 @@ class Session:
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """Make the plan of the options that is compared with the log's. Fields that depend on measurements are taken
+        """Make the plan of the options, to compare it with the plan of the log. Copy fields that depend on measurements
         from the log.
         """
         return self.make_new_plan()
@@ -213,7 +213,7 @@ class Session:
         return get_kind(log.plan).document(log, self.make_view())
 
     def choose_exit_code(self, code: int) -> int:
-        """Return the command's exit code. ``code``: that of the run, which is 0 if it measured anything."""
+        """Return the command's exit code. ``code``: the exit code of the run, which is 0 if it measured anything."""
         return code
 
     # -- running -------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class Watch:
         self.restart: Restart | None = None
 
     def store_row(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
-        """Store the line that the parent appends to the log if the child dies now; empty: none.
+        """Store the line that the parent appends to the log if the child dies now. An empty ``line`` appends nothing.
 
         ``line``: without the newline. ``begun``: time.monotonic() when the log was opened. ``codes``: as in Restart.
         """
@@ -156,7 +156,7 @@ class Watch:
         return log, begun, codes, line, label
 
     def mark_ended(self) -> None:
-        """Note that the command has ended, so that its exit code is not taken for a crash."""
+        """Store that the command has ended, so that its exit code does not look like a crash."""
         log, begun, codes, *_ = self._load_row()
         self.store_row(log, begun, codes, label=ENDED)
 
@@ -188,7 +188,7 @@ WATCH: Watch | None = None
 
 
 def watch_command(typed: Sequence[str]) -> None:
-    """Fork, and return in the child, which runs the command. The parent watches, and exits with the command's code.
+    """Fork and return in the child, which runs the command. The parent watches the child and exits with its code.
 
     Raises RunLogWriteError in the parent if it cannot write the log.
     """

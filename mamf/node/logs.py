@@ -29,11 +29,11 @@ TOGETHER = ("peers",)
 VERIFIED = "verify"
 RUN = "run.json"
 _SCHEMA = 2
-_LOG = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
+_LOG_NAME = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
 #: Failures that begin with these words are not the device's fault.
 UNWRITTEN, UNMEASURABLE = "its log could not be written", "the request cannot be measured"
-# A summary whose reason begins with these words ended early, but not by a fault of the device.
-_NO_FAULTS = ("by the user", "the budget ended", "by the caller")
+# If the reason in a summary begins with these words, the run ended early, but the device is not at fault.
+_FAULTLESS_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
@@ -84,7 +84,7 @@ def log_path(folder: Path, index: int, part: str) -> Path:
 
 def is_node_folder(path: Path) -> bool:
     """Return whether ``path`` is a folder that ``mamf node`` wrote."""
-    return path.is_dir() and ((path / RUN).exists() or any(_LOG.fullmatch(each.name) for each in path.iterdir()))
+    return path.is_dir() and ((path / RUN).exists() or any(_LOG_NAME.fullmatch(each.name) for each in path.iterdir()))
 
 
 def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
@@ -105,7 +105,7 @@ def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tupl
     if not is_node_folder(folder):
         raise UsageError(f"no logs of 'mamf node' in {folder}")
     run = known or read_run(folder) or NodeRun()
-    names = (_LOG.fullmatch(path.name) for path in folder.iterdir())
+    names = (_LOG_NAME.fullmatch(path.name) for path in folder.iterdir())
     indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in names if each)])
     return run, [
         read_device(Device(index, node), read_device_logs(folder, index), run, len(indices)) for index in indices
@@ -235,21 +235,21 @@ def _find_faults(part: str, log: RunLog) -> Iterable[str]:
 
 
 def _find_early_end(part: str, log: RunLog) -> Iterable[str]:
-    """Yield why a part ended early, if that is the device's fault."""
+    """Yield the reason why a part ended early, if the device is at fault."""
     if log.summary is None:
         yield f"its process disappeared or was killed during {part}"
-    elif log.summary["reason"] and log.summary["reason"] not in _NO_FAULTS:
+    elif log.summary["reason"] and log.summary["reason"] not in _FAULTLESS_REASONS:
         yield f"{part} ended: {log.summary['reason']}"
 
 
 def _find_missing(part: str, log: RunLog) -> Iterable[str]:
-    """Yield what a part lacks, and why, if that is not the device's fault."""
+    """Yield each ceiling or row that a part did not measure, with the reason, if the device is not at fault."""
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
         if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
-    elif (reason := str(summary.get("reason", ""))).startswith(_NO_FAULTS):
+    elif (reason := str(summary.get("reason", ""))).startswith(_FAULTLESS_REASONS):
         yield f"{part} was cut short: {reason}"
 
 

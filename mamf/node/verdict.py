@@ -112,17 +112,17 @@ WIDE_SPREAD = 0.015
 #: Factors for the limits when a device is compared with a baseline. A card repeats its matmul rates within 0.3 %, so
 #: its own earlier run allows half the limit; memory rates repeat no better than cards differ. A baseline of other cards
 #: may have only one, or the fastest of many, so its limits are wider.
-_SAME_CARD = dict.fromkeys((BOTH, BURST, SUSTAINED), 0.5)
-_OTHER_CARD = dict.fromkeys(LIMITS, 1.5)
+_SAME_CARD_FACTORS = dict.fromkeys((BOTH, BURST, SUSTAINED), 0.5)
+_OTHER_CARD_FACTORS = dict.fromkeys(LIMITS, 1.5)
 
 _SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
 #: Throttling reasons that are normal under load, and the minimum share of time for any other reason to be a finding.
 _EXPECTED_REASONS = ("power cap",)
-_LITTLE_TIME = 0.1
+_MIN_THROTTLED_SHARE = 0.1
 #: A figure with a larger half-width (as a share) is a finding and is not compared. Healthy cards stay below 3 %. Copies
 #: to and from the host are exempt, because devices slow one another's copies.
 _MAX_HALF_WIDTH = 0.1
-_SHARED = (TO_DEVICE, TO_HOST)
+_HOST_COPIES = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -206,12 +206,12 @@ def _list_standalone_findings(device: Device) -> Iterator[NodeFinding]:
             cause = "another process uses the device, or something slows it from time to time"
             yield NodeFinding(WARN, device.label, f"{device.full_label}: {noise}: {cause}")
     for reason, share in device.throttled.items():
-        if reason not in _EXPECTED_REASONS and share >= _LITTLE_TIME:
+        if reason not in _EXPECTED_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_steady(device: Device, figure: str) -> bool:
-    return figure in _SHARED or device.half_widths.get(figure, 0.0) <= _MAX_HALF_WIDTH
+    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
@@ -242,10 +242,10 @@ def _get_steady_value(device: Device, figure: str) -> float | None:
     return device.figures.get(figure) if _is_steady(device, figure) else None
 
 
-def find_slow(
+def find_worst_shortfall(
     device: Device, others: Sequence[Device], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """Return the shortfall that exceeds its limit most, or None if none does. ``factors``: multiply the limits."""
+    """Return the shortfall that exceeds its limit by the largest factor, or None. ``factors``: multiply the limits."""
     candidates = [
         Shortfall(figure, share, LIMITS[figure] * factors.get(figure, 1.0))
         for figure, share in compute_shortfalls(device, others).items()
@@ -256,20 +256,20 @@ def find_slow(
 
 def _list_slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
     """Yield devices that are slower than the others of their model, or slower than their baseline."""
-    slow = [find_slow(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
+    slow = [find_worst_shortfall(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
     healthy = [device for device, shortfall in zip(peers, slow, strict=True) if shortfall is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
     for device, shortfall in zip(peers, slow, strict=True):
         if shortfall is not None:
-            yield _describe_slow(device, shortfall, others, _compute_relative_spread(shortfall.figure, healthy))
+            yield _describe_shortfall(device, shortfall, others, _compute_relative_spread(shortfall.figure, healthy))
     if baseline is None:
         return
     for device in peers:
         cards, is_same = baseline.select_cards(device)
-        if shortfall := find_slow(device, cards, _SAME_CARD if is_same else _OTHER_CARD):
+        if shortfall := find_worst_shortfall(device, cards, _SAME_CARD_FACTORS if is_same else _OTHER_CARD_FACTORS):
             against = f"the same card in {baseline.source}" if is_same else baseline.source
             spread = None if is_same else _compute_relative_spread(shortfall.figure, healthy)
-            yield _describe_slow(device, shortfall, against, spread or 0.0)
+            yield _describe_shortfall(device, shortfall, against, spread or 0.0)
 
 
 def _compute_relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
@@ -278,7 +278,7 @@ def _compute_relative_spread(figure: str, devices: Sequence[Device]) -> float | 
     return stdev(values) if len(values) > 1 else None
 
 
-def _describe_slow(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
+def _describe_shortfall(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
     """Describe a slow device. ``spread``: relative standard deviation of the healthy ones, None if too few."""
     is_critical = slow.share > CRITICAL_FACTOR * slow.limit and spread is not None and spread <= WIDE_SPREAD
     value = f" {format_figure(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
@@ -320,7 +320,7 @@ def compute_lost_share(devices: Sequence[Device]) -> float:
     return 1 - min(values) / fmean(values) if values else 0.0
 
 
-_TEXTS = ("node", "index", "name", "uuid_hash", "address")
+_TEXT_COLUMNS = ("node", "index", "name", "uuid_hash", "address")
 
 
 def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
@@ -355,13 +355,13 @@ def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_toge
 
 
 def make_device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
-    """Return columns with each device's figures and sensor readings, and its place in the order of pace."""
+    """Return columns with each device's figures, sensor readings and rank by speed (1: the fastest)."""
     pace = choose_pace_figure(devices)
     order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
     places = {device.label: place for place, device in enumerate(order, start=1)}
     return [
         Column("", "device", lambda device: device.full_label, left=True),
-        *(Column(name, "", attrgetter(name)) for name in _TEXTS),
+        *(Column(name, "", attrgetter(name)) for name in _TEXT_COLUMNS),
         *(column for name in UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), importance=2),
         *sensor_columns(lambda device: device.conditions),
@@ -398,7 +398,7 @@ def format_throttling(device: Device) -> str:
 
 
 def collect_figure_values(figure: str, devices: Iterable[Device]) -> list[float]:
-    """Return a figure of all devices that have it, in 1e12 FLOP/s or bytes/s."""
+    """Return the values of a figure, in 1e12 FLOP/s or bytes/s, of the devices that have it."""
     return [device.figures[figure] for device in devices if figure in device.figures]
 
 
@@ -407,23 +407,23 @@ def compute_relative_range(values: Sequence[float]) -> float:
     return max(values) / min(values) - 1
 
 
-_MAX_NAMED = 12
+_MAX_LABELS = 12
 _MAX_FINDINGS = 4
 #: Maximum number of panels in a row.
-_MAX_ACROSS = 4
+_MAX_PANELS_PER_ROW = 4
 
 
 def make_node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
-    """Draw a panel per figure, each on its own scale. Raises UsageError if no device has a figure."""
+    """Draw a panel per figure, each with a separate scale. Raises UsageError if no device has a figure."""
     figures = [name for name in UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("nothing to draw: no device has a figure")
     panels = [_make_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // _MAX_ACROSS)
+    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
     notes = [describe_slowest(devices), *(finding.text for finding in verdict.findings[:_MAX_FINDINGS])]
-    ticks = tuple((float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_NAMED)
+    ticks = tuple((float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_LABELS)
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
@@ -454,7 +454,7 @@ def _make_figure_panel(name: str, devices: Sequence[Device]) -> Panel:
 
 def _list_legend_names(devices: Sequence[Device]) -> list[str]:
     """Return each device's name for the legend: its label, or its node's name if there are too many devices."""
-    if len(devices) <= _MAX_NAMED:
+    if len(devices) <= _MAX_LABELS:
         return [device.label for device in devices]
     nodes = {device.node for device in devices}
-    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_NAMED else "a device" for device in devices]
+    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_LABELS else "a device" for device in devices]

@@ -11,8 +11,8 @@ from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import DeclaredProblem, Operation, describe
 from mamf.operations.bandwidth.operation import BandwidthShape
 
-Direction = Literal["to_device", "to_host", "to_peer"]
-DIRECTIONS: tuple[str, ...] = get_args(Direction)
+CopyDirection = Literal["to_device", "to_host", "to_peer"]
+DIRECTIONS: tuple[str, ...] = get_args(CopyDirection)
 _PATHS = {"to_device": "pinned host to device", "to_host": "device to pinned host", "to_peer": "device to next device"}
 
 

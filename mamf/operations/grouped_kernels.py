@@ -19,7 +19,7 @@ from mamf.operations.products import (
     lay_out,
     make_product_set,
     quantize_operand,
-    rows_of,
+    view_rows,
     watch_quantized_operands,
 )
 from mamf.operations.quantization import Quantized
@@ -128,13 +128,13 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         unchanged = watch_quantized_operands(a, b)
-        values, weights = (rows_of(shape, name, flat) for name in ("a", "b"))
+        values, weights = (view_rows(shape, name, flat) for name in ("a", "b"))
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
         busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
         def parts(output: torch.Tensor) -> list[Part]:
-            return [Part(a.part(m, to), b.part(of, until), output[None, m:to]) for m, to, of, until in busy]
+            return [Part(a.get_rows(m, to), b.get_rows(of, until), output[None, m:to]) for m, to, of, until in busy]
 
         def exact(output: torch.Tensor) -> list[Part]:
             return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]

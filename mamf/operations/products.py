@@ -271,7 +271,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
-def rows_of(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def view_rows(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """View the values of an operand as (rows, K)."""
     return view_as(flat[operand], shape.rows[operand], shape.k)
 
@@ -283,7 +283,7 @@ def quantize_operand(
     e4m3, format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
     nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    return quantize(rows_of(shape, operand, flat), problem.dtype, operand, memory, e4m3)
+    return quantize(view_rows(shape, operand, flat), problem.dtype, operand, memory, e4m3)
 
 
 def watch_quantized_operands(a: Quantized, b: Quantized) -> Unchanged:

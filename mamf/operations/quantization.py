@@ -50,16 +50,16 @@ class Quantized:
         rows, k = self.elements.shape
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
-    def part(self, start: int, stop: int) -> Quantized:
+    def get_rows(self, start: int, stop: int) -> Quantized:
         """Return the rows from ``start``, which must be the first row of a block, up to but not including ``stop``."""
         blocks = slice(start // self.scaling.rows, -(-stop // self.scaling.rows))
         return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
 
-    def parts(self, elements: int) -> Iterator[Quantized]:
+    def split_rows(self, elements: int) -> Iterator[Quantized]:
         """Yield the operand in parts of consecutive rows, with whole blocks and about ``elements`` elements each."""
         rows, k = self.shape
         step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
-        return (self.part(start, min(start + step, rows)) for start in range(0, rows, step))
+        return (self.get_rows(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the dequantized values, (rows, K)."""

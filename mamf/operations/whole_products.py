@@ -147,7 +147,7 @@ def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 
         step = max(CELL, right.scaling.rows) if isinstance(right, Quantized) else CELL
         for start in range(0, n, step):
             stop = min(start + step, n)
-            rows = right.part(start, stop) if isinstance(right, Quantized) else right[:, start:stop]
+            rows = right.get_rows(start, stop) if isinstance(right, Quantized) else right[:, start:stop]
             flags = _find_wrong_rows(problem, Part(part.left, rows, part.c[:, :, start:stop]), scale)
             columns = range(start // CELL, -(-stop // CELL))
             found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
@@ -218,7 +218,7 @@ def _choose_wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Multiply rows (batch, rows, K) by vectors (batch, K, count)."""
     if isinstance(operand, Quantized):
-        values = (part.values()[None] for part in operand.parts(elements))
+        values = (part.values()[None] for part in operand.split_rows(elements))
         return torch.cat([_multiply(each, vectors, wide, elements) for each in values], dim=1)
     batch = len(operand)
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
@@ -247,7 +247,7 @@ def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dt
     if not isinstance(operand, Quantized):
         return _multiply(operand.mT, vectors, wide, elements)
     found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
-    for part in operand.parts(elements):
+    for part in operand.split_rows(elements):
         values = part.values()
         found += _multiply(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
         start += len(values)

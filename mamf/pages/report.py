@@ -224,7 +224,7 @@ def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
 
 
 def _shorten_names(sources: Sequence[Source]) -> list[str]:
-    """Return the names of the logs without the words that all begin with, so that a picture can show them."""
+    """Return the names of the logs without the words at the beginning that all names share, to fit in a picture."""
     names = [Path(source.name).stem.split("-") for source in sources]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
         names = [name[1:] for name in names]
@@ -232,7 +232,7 @@ def _shorten_names(sources: Sequence[Source]) -> list[str]:
 
 
 def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
-    """Draw the headline figures of all logs, except those in another unit than the first."""
+    """Draw the headline figures of all logs that have the same unit as the first figure."""
     names = zip(sources, _shorten_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
@@ -269,7 +269,7 @@ def _compare_sources(sources: Sequence[Source]) -> Sequence[Block]:
 
 
 def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
-    """Compare two logs, at least one of which mamf-finder wrote. Empty if they have nothing in common."""
+    """Compare two logs if mamf-finder wrote at least one of them. Returns no blocks if they have no row in common."""
     shown = []
     with suppress(UsageError):  # the logs have nothing in common
         for source in sources:

@@ -86,8 +86,8 @@ class SiteData:
 
     @property
     def by_dtype(self) -> dict[str, list[CeilingLine]]:
-        """The ceilings by dtype, those with the most cards first. If a dtype has ceilings of complete, confirmed logs,
-        others are left out.
+        """The ceilings by dtype; dtypes with the most cards come first. If a dtype has ceilings of complete, confirmed
+        logs, its other ceilings are left out.
         """
         groups = group_pairs((line.dtype, line) for line in self.lines if line.entry)
         kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in groups.items()]

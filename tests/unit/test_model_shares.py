@@ -18,7 +18,7 @@ STEP = [*MODEL, "--context-lengths", "512", "1024", "--phase", "forward", "step"
 @pytest.fixture
 def steps(run, monkeypatch):
     """``mamf model`` in virtual time."""
-    monkeypatch.setattr(model, "kernels", lambda options: ["mamf.testing:SimulatedModel"])
+    monkeypatch.setattr(model, "make_kernel_names", lambda options: ["mamf.testing:SimulatedModel"])
     return lambda *given: run(*STEP, "--regime", "sustained", "--output", "run.jsonl", *given)
 
 

@@ -30,7 +30,7 @@ def little(patch):
     library.install(patch)
     patch.setattr(grid, "plan_search", library.short(grid.plan_search, (8192, 16384)))
     patch.setattr(roofline, "_PASSES", 256)  # long launches are few
-    patch.setattr(roofline, "_CACHES", (64, 128))
+    patch.setattr(roofline, "_CACHE_MULTIPLES", (64, 128))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_attention_is_placed_too(run, here):
 
 def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
     began = []
-    monkeypatch.setattr(roofline, "call", lambda typed: began.append(typed) or 130)
+    monkeypatch.setattr(roofline, "run_command", lambda typed: began.append(typed) or 130)
     code, out, _ = run("roofline", "--output-folder", "roofs")
     assert (code, len(began)) == (130, 1) and "bfloat16" in out
 

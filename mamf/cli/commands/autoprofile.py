@@ -161,7 +161,7 @@ class Commands:
         return log, [*command, *self._device, "--budget", budget, "--requeue", str(self.folder / log)]
 
     def _make_ceiling_option(self, regime: str) -> list[str]:
-        """Return the option that gives the folder's ceilings, or nothing if it has none for this regime."""
+        """Return the --ceiling option with the folder's ceilings, empty if the folder has none for this regime."""
         from mamf.logs.run_log import read_run_log
 
         log = self.folder / "ceilings.jsonl"
@@ -189,7 +189,7 @@ class Commands:
         return [*names, *make_options(most.problem, most.shape)]
 
     def _make_step_command(self) -> list[str]:
-        """Return the command that runs training steps of GPT-2 small, on a CPU with only two layers."""
+        """Return the command that runs training steps of GPT-2 small. On a CPU the model has only two layers."""
         on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
         script = ["-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify", "--backend", self._backend]

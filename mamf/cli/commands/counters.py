@@ -102,7 +102,7 @@ class CountersSession(Session):
     def choose_exit_code(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)
 
-    def document(self, log: RunLog) -> Document:
+    def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document
 
         return make_counters_document(log)

@@ -77,11 +77,11 @@ def configure(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.of.is_compute_roof:
-        return _search(options)
+        return _search_dtypes(options)
     return run_kernels(options, _KernelsFindSession, options.of)
 
 
-def _search(options: argparse.Namespace) -> int:
+def _search_dtypes(options: argparse.Namespace) -> int:
     """Search for the ceilings of one dtype after the other; return the highest exit code."""
     from mamf.cli.resuming import run_interruptible
 
@@ -126,7 +126,7 @@ class _SearchSession(Session):
 
     kind = FIND
 
-    def _problems(self) -> tuple[Any, ...]:
+    def _make_problems(self) -> tuple[Any, ...]:
         return request_of(self.of, self.options).make_problems(self.backend)
 
     def open_kernels(self) -> Sequence[NamedKernel]:
@@ -135,7 +135,7 @@ class _SearchSession(Session):
 
         options, before = self.options, self.before
         if before is None:
-            (problem,) = self._problems()
+            (problem,) = self._make_problems()
             self._search, opened = plan_search(
                 self.backend,
                 problem,
@@ -160,14 +160,14 @@ class _SearchSession(Session):
         return self._search
 
     def plan_to_compare(self, before: Plan) -> Plan:
-        """Make the plan of the options with the log's grid, which depends on the measured speed of the device."""
+        """Make the plan of the options, but with the grid of the log: the grid depends on the measured speed."""
         from mamf.cli.resuming import make_contradiction_error
 
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
         regimes, precision = asked_regimes(options.regime, CEILINGS), options.precision or Plan.precision
-        return replace(before, problems=self._problems(), regimes=regimes, precision=precision)
+        return replace(before, problems=self._make_problems(), regimes=regimes, precision=precision)
 
     def say_plan(self) -> None:
         grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
@@ -204,27 +204,29 @@ class _KernelsFindSession(Session):
         plan = super().make_new_plan()
         regimes = asked_regimes(self.options.regime, CEILINGS)
         budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
-        return replace(plan, kind=FIND, options=None, shapes=self._shapes(plan), regimes=regimes, budget_seconds=budget)
+        return replace(
+            plan, kind=FIND, options=None, shapes=self._choose_shapes(plan), regimes=regimes, budget_seconds=budget
+        )
 
-    def _shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the shapes of the options, or the default shapes that may be a ceiling. Raises UsageError if none may.
+    def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:
+        """Return the shapes of the options, or the default shapes that can be a ceiling. Raises UsageError if none can.
 
         A shape whose bytes come from a cache, for example, cannot be a ceiling of memory.
         """
 
-        def able(shapes: Iterable[Any]) -> list[Any]:
+        def filter_possible_ceilings(shapes: Iterable[Any]) -> list[Any]:
             info, may_be = self.backend.info, self.of.may_be_ceiling
             return [shape for shape in shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
 
         if self.request.names_shapes:
-            if able(plan.shapes):
+            if filter_possible_ceilings(plan.shapes):
                 return plan.shapes
-            other = able(self.of.default_shapes(self.backend))
+            other = filter_possible_ceilings(self.of.default_shapes(self.backend))
             raise UsageError(
                 "--shapes: all of these fit in a cache, so none can be a memory ceiling; add larger ones"
                 + (f", such as {other[0]}" if other else "")
             )
-        if shapes := able(plan.shapes):
+        if shapes := filter_possible_ceilings(plan.shapes):
             return tuple(shapes)
         raise UsageError(
             "all default shapes that fit in the memory of this device fit in a cache too, so none can be a memory "

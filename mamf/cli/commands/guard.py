@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 class GuardFile(NamedTuple):
-    """The content of the file. ``options``: the options of ``mamf sweep --operation`` that measure the same rows."""
+    """The content of a guard file. ``options``: options of ``mamf sweep --operation`` that measure the same rows."""
 
     baseline: Path
     tolerance: float
@@ -79,7 +79,7 @@ class GuardFile(NamedTuple):
 
 
 def read_guard_file(path: Path) -> GuardFile:
-    """Read the file, whose ``baseline`` is relative to its folder. Raises UsageError that names the file."""
+    """Read a guard file. Its ``baseline`` is relative to its folder. Raises UsageError, which names the file."""
     from mamf.logs.judging import BY, GuardKeys
     from mamf.logs.records import read_record
 
@@ -99,7 +99,7 @@ def read_guard_file(path: Path) -> GuardFile:
         require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes), ("by", given.by, BY))
         tolerance = share(str(given.tolerance))
         rounds = require_whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
-        options = _sweep_options(given)
+        options = _make_sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
@@ -109,7 +109,7 @@ def read_guard_file(path: Path) -> GuardFile:
     return GuardFile(path.parent / given.baseline, tolerance, rounds, given.by, options)
 
 
-def _sweep_options(given: GuardKeys) -> dict[str, Any]:
+def _make_sweep_options(given: GuardKeys) -> dict[str, Any]:
     fields = {
         name: [str(value) for value in (values if isinstance(values, list) else [values])]
         for name, values in given.problem.items()
@@ -155,7 +155,7 @@ class _GuardSession(Session):
     def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
         self.guarded: GuardFile = options.guarded
         self.baseline: RunLog | None = options.before
-        self.found: GuardResult | None = None
+        self.result: GuardResult | None = None
         self.refused = 0
         super().__init__(request, options, *opened)
         if self.baseline:
@@ -196,41 +196,41 @@ class _GuardSession(Session):
     def choose_exit_code(self, code: int) -> int:
         if self.options.update or code not in (0, NOTHING_MEASURED):
             return code or self.refused
-        if self.found is None:
+        if self.result is None:
             return NOTHING_MEASURED
-        is_failed = self.found.is_failed or (self.options.strict and self.found.counts()["undecided"])
-        return _REGRESSION if is_failed else 0 if self.found.is_finished else NOTHING_MEASURED
+        is_failed = self.result.is_failed or (self.options.strict and self.result.counts()["undecided"])
+        return _REGRESSION if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import guard_document
 
-        return super().make_document(log) if self.found is None else guard_document(self.found)
+        return super().make_document(log) if self.result is None else guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard
         from mamf.report.comparison import verdict_line
 
         if self.baseline:
-            self.found = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
-            self._write_files(self.found, log.summary)
+            self.result = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
+            self._write_files(self.result, log.summary)
         code = super().print_report(log)
-        if self.found and not is_for_people(self.options):
-            say(verdict_line(self.found), sys.stderr)
+        if self.result and not is_for_people(self.options):
+            say(verdict_line(self.result), sys.stderr)
         if self.options.update:
-            self._keep_as_baseline(log)
+            self._write_baseline(log)
         return code
 
-    def _write_files(self, found: GuardResult, summary: dict[str, Any] | None) -> None:
+    def _write_files(self, result: GuardResult, summary: dict[str, Any] | None) -> None:
         from mamf.report.comparison import guard_document, junit
         from mamf.report.formats import markdown
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
-            write_atomically(self.options.junit, junit(found, f"mamf.{self.of.name}", seconds))
+            write_atomically(self.options.junit, junit(result, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_atomically(self.options.markdown, markdown(guard_document(found)))
+            write_atomically(self.options.markdown, markdown(guard_document(result)))
 
-    def _keep_as_baseline(self, log: RunLog) -> None:
+    def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
         from mamf.report.comparison import percent_of
 

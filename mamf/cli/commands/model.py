@@ -63,13 +63,13 @@ def run(options: argparse.Namespace) -> int:
         for name, value in given.items():
             if name not in options.given and getattr(options, name) in (None, (1024,)):
                 setattr(options, name, value)
-    options.kernel = kernels(options)
+    options.kernel = make_kernel_names(options)
     if options.nvtx or options.dtypes or options.memory:
-        return _profile(options)
+        return _profile_launches(options)
     return run_kernels(options, ModelSession, Model())
 
 
-def _profile(options: argparse.Namespace) -> int:
+def _profile_launches(options: argparse.Namespace) -> int:
     """Profile launches of the single row that the options describe; return the exit code."""
     from mamf.plugins.discovery import open_backend
     from mamf.profiling.counters.ncu import make_options
@@ -91,7 +91,7 @@ def _profile(options: argparse.Namespace) -> int:
     return run_command(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
 
 
-def kernels(options: argparse.Namespace) -> list[str] | None:
+def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
     """Return the kernel names: the model with each attention kernel, eager and, on request, compiled. None if the
     resumed log decides.
     """
@@ -127,7 +127,7 @@ class ModelSession(Session):
             self._require_budget(self.plan.budget_seconds)
 
     def _require_budget(self, budget: float) -> None:
-        """Raises UsageError for a budget that the first row exceeds on this CPU."""
+        """Raise UsageError if the first row takes longer than the budget on this CPU."""
         from mamf.engine.estimate import probe_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 

@@ -66,13 +66,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the verdict and return its exit code. An error gives UNKNOWN, because 1 and 2 say that a device is bad."""
     try:
-        return _run(options)
+        return _run_node(options)
     except MamfError as error:
         warn(str(error))
         return VERDICT_EXIT_CODES[UNKNOWN]
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_node(options: argparse.Namespace) -> int:
     from mamf.node.logs import read_baseline, read_nodes
 
     baseline = read_baseline(options.baseline) if options.baseline else None

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
-    """Yield the rows of a run. If a launcher started several ranks, this is one rank, and all measure rank 0's plan."""
+    """Measure a run and yield its rows. If a launcher started several ranks, every rank measures the plan of rank 0."""
     from mamf.node.group import gather_all, join_group
 
     if place is None:
@@ -129,7 +129,7 @@ def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[M
 
 @dataclass
 class _RankRun:
-    """A run as rank 0 of its group, or without a group. ``logged_steps``: the steps that the log already has."""
+    """A run on rank 0 of a group, or without a group. ``logged_steps``: steps whose rows are in the resumed log."""
 
     run: OverlapStrategy
     place: RankPlace | None

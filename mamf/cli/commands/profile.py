@@ -233,7 +233,7 @@ def _write_and_print(options: argparse.Namespace, name: str, profile: Profile) -
 
 
 def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
-    """Return a function that gives the sustained ceiling of a dtype, for MAMFU: training is continuous load.
+    """Return a function that returns the sustained ceiling of a dtype, for MAMFU. Training is a sustained load.
 
     The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
     a log has no sustained ceiling.
@@ -255,7 +255,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
 
 @functools.cache
 def find_known_ceiling(device: str | None, dtype: str) -> Rate | None:
-    """Return the sustained ceiling that was measured here or contributed, or None. A datasheet's peak is no ceiling."""
+    """Return the sustained ceiling that was measured here or contributed, never a datasheet peak; or else None."""
     from mamf.contribution.known_ceilings import measured_peak
 
     try:

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, RunLog | None]:
-    """Return the name of the operation, its claims, and their run log, if they are from one.
+    """Return the name of the operation, its claims, and the run log that they are from, or None.
 
     The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
     or RunLogError.
@@ -124,7 +124,7 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
 
 
 def _find_field(word: str, of: AnyOperation) -> str:
-    """Return the name of the field that a word of a claim sets: the one that allows this value, or else the dtype."""
+    """Return the name of the field that allows this word of a claim as its value, or else ``dtype``."""
     from mamf.operation import get_field_parameters
 
     if word in _REGIMES:
@@ -135,7 +135,7 @@ def _find_field(word: str, of: AnyOperation) -> str:
 def _find_operation(kernel: str, shape: str) -> AnyOperation:
     """Return the operation that can read the shape and has the kernel. A kernel given by path may be of any operation.
 
-    Raises UsageError if no operation reads the shape, and UnknownNameError if none of those that do has the kernel.
+    Raises UsageError if no operation reads the shape, UnknownNameError if no operation that reads it has the kernel.
     """
     from mamf.cli.planning import AnyOperation
     from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, list_kernel_names, make_operation

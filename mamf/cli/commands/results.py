@@ -83,7 +83,7 @@ def run_check(options: argparse.Namespace) -> int:
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
     print_document(options, reviews_document(reviews, options.paths))
-    return _REJECTED if any(found.is_rejected() for found in reviews) else 0
+    return _REJECTED if any(review.is_rejected() for review in reviews) else 0
 
 
 def _review_folder(folder: Path) -> list[Review]:

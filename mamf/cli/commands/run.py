@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_single(what: str, found: tuple[Any, ...], example: str) -> Any:
-    """Return the only element. Raises UsageError if there are several or none."""
+    """Return the only element of ``found``. Raises UsageError if it has several elements or none."""
     if len(found) != 1:
         raise UsageError(f"'mamf run' takes one {what}, not {len(found)}: give {example}")
     return found[0]

@@ -19,7 +19,7 @@ from mamf.operations.products import (
     choose_smaller_operand,
     make_product_set,
     quantize_operand,
-    rows_of,
+    view_rows,
     watch_quantized_operands,
 )
 from mamf.operations.quantization import Quantized, swizzle
@@ -57,7 +57,7 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         unchanged = watch_quantized_operands(a, b)
-        values, weights = (rows_of(shape, name, flat)[None] for name in ("a", "b"))
+        values, weights = (view_rows(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
         return make_product_set(
             problem,

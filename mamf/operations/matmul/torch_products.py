@@ -114,11 +114,11 @@ class TunableOp(TorchMm):
         return None
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
-        return _tuning(super().settings(backend, problem))
+        return _use_tuning(super().settings(backend, problem))
 
 
 @contextmanager
-def _tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
+def _use_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
     tunable = torch.cuda.tunable
     enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
     tunable.enable(True)

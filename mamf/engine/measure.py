@@ -38,12 +38,15 @@ class ClockChoice:
 
     @classmethod
     def from_plan(cls, plan: Plan) -> ClockChoice:
-        """Runs that compare rows with others need the clock of each."""
+        """Return the choice for a plan. A run that compares its rows with other rows needs the clock of each row."""
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
     def make_clock_test(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str) -> WantsClock:
-        """Return a function that decides from a row's rate. It excludes rows that only choose what to confirm."""
+        """Return a function that decides from a row's rate whether to measure the clock.
+
+        The function is always False for rows that only choose what to confirm.
+        """
         if self.mode == NO_CLOCK or phase not in ("", CONFIRM):
             return lambda rate: False
         # Any of those that are confirmed may become the best one by its median.

@@ -56,7 +56,7 @@ class StoppingRule:
         is_representative: bool = True,
         figure: str = "median",
     ) -> bool:
-        """Whether to stop. Ignores the precision unless the samples are representative."""
+        """Return whether to stop sampling. The precision counts only if the samples are representative."""
         if self.is_budget_over(now):
             return True
         if len(samples) < self.min_samples:
@@ -138,7 +138,7 @@ class Regime(ABC):
         return count_operand_sets(problem, shape, cache_bytes) if cls.rotates_operands else 1
 
     def start(self) -> None:
-        """Called once before the first shape."""
+        """Prepare the regime. The runner calls this once, before the first shape."""
 
     def find_repeatability(self, problem: Problem) -> Repeatability | None:
         """Return how much repeated runs of a problem differ on this device, or None if that is unknown."""
@@ -190,7 +190,7 @@ class Regime(ABC):
 
     @abstractmethod
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        """Sample a rehearsed kernel until the rule is satisfied, and verify timed launches.
+        """Sample a verified kernel until the rule is satisfied, and verify the last timed launches.
 
         ``estimate``: host seconds per launch. Raises WrongResultError.
         """
@@ -376,7 +376,7 @@ class CheckedKernel:
         return seconds[-1]
 
     def time_launch(self, index: int, backend: Backend) -> float:
-        """Host seconds of a single launch."""
+        """Launch one operand set, wait for the device, and return the host seconds that this took."""
         begun = backend.now()
         self.launches[index]()
         backend.submit()

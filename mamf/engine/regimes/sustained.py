@@ -320,7 +320,7 @@ class _BlockQueue:
 
 
 def compute_mean_watts(ticks: Sequence[Tick]) -> float | None:
-    """Mean power between the first and the last tick of the energy counter; None for fewer than two ticks.
+    """Return the mean power in watts between the first and last tick of the energy counter; None for fewer than two.
 
     NVIDIA's counters tick every 0.1 s, so between other moments a visit of 1 s would be up to 10 % off.
     """

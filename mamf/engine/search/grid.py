@@ -224,8 +224,8 @@ def draw_distant_shapes(
 
 
 def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Shapes up to ``reach`` steps from a leader in M and N and half as many in K, and the leaders with every K of the
-    grid, as far as they fit the grid.
+    """Return shapes near the leaders that fit the grid: up to ``reach`` steps away in M and N and half as many in K,
+    and each leader with every K of the grid.
     """
     found: dict[MatmulShape, None] = {}
     for leader in leaders:

@@ -201,7 +201,7 @@ class Confirmation:
     def _confirm_by_visits(
         self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
     ) -> StepsWithRows:
-        """Visits that confirm a candidate in sustained. ``chosen``: the device's conditions when it was chosen."""
+        """Visit a candidate in sustained to confirm it. ``chosen``: the device's conditions when it was chosen."""
         phase, longest = _Phase(regime, CONFIRM, max_visits, until), math.inf
         for number in range(1, max_visits + 1):
             # The first visit shows how long preparation takes; shorten the remaining required visits if necessary.

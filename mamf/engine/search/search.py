@@ -274,7 +274,7 @@ class Search:
         self._hopeless = np.concatenate([self._find_hopeless_shapes(number) for number in range(len(self.kernels))])
 
     def _find_hopeless_shapes(self, number: int) -> NDArray[np.bool_]:
-        """Which shapes are hopeless with the kernel of this number."""
+        """Return which shapes are hopeless with the kernel of this number, as a mask over shapes."""
         kernel, before = self.kernels[number], number * len(self._shapes)
         own = [
             (self._position[each] - before, tflops > 0) for each, tflops in self.measured.items() if each[1] == kernel
@@ -287,7 +287,7 @@ class Search:
 
 
 def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
-    """Which candidates failed, or have at least two failures and hardly any success nearby.
+    """Return a mask of the candidates that failed, or have at least two failures and hardly any success nearby.
 
     A single failure says nothing about its neighbors, but a region of failures does (memory, alignment). ``sizes``: the
     logarithms of M, N and K, one row per candidate.

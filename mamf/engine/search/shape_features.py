@@ -135,12 +135,12 @@ def compute_distances(of: Features, one: list[int], other: list[int] | None = No
 
 
 def compute_tile_distances(one: Array, other: Array) -> Array:
-    """Squared distances from the rows of ``one`` to those of ``other`` in each column: columns x one x other."""
+    """Return the squared distance from each row of ``one`` to each row of ``other``, as columns x one x other."""
     return np.asarray((one.T[:, :, None] - other.T[:, None, :]) ** 2)
 
 
 def compute_squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
-    """Squared Euclidean distances from rows ``one`` to rows ``other`` (None: all)."""
+    """Return the squared Euclidean distances from rows ``one`` to rows ``other`` (None: all rows)."""
     left, right = columns[one], columns if other is None else columns[other]
     squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
     squared -= 2 * left @ right.T

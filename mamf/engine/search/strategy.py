@@ -348,7 +348,7 @@ class FindStrategy(PlanStrategy):
     def _run_rounds(
         self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
     ) -> StepsWithRows:
-        """Rounds that choose and confirm, until these shares of the budget."""
+        """Run rounds that choose and rounds that confirm, each until its share of the budget has passed."""
         return self._confirmation.run_rounds(
             regime, candidates, counts, self._compute_phase_end(chosen_by), self._compute_phase_end(confirmed_by)
         )

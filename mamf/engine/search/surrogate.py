@@ -88,7 +88,7 @@ class Scales:
     kernel_share: float = 0.0
 
     def list_neighbors(self) -> list[Scales]:
-        """These scales, and the scales with one hyperparameter a step up or down."""
+        """Return these scales, and the scales with one hyperparameter a step up or down."""
         bounds = {
             "sizes": (0.5, 8.0),
             "waves": (0.4, 6.0),

@@ -197,7 +197,7 @@ class OneKernelStrategy(RowsStrategy):
 
 
 def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
-    """Buffers large enough for every shape and regime. Shapes that do not fit in memory fail later, as rows."""
+    """Return buffers large enough for every shape and regime that fits in memory. Other shapes fail later, as rows."""
     largest: dict[str, Buffer] = {}
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):

@@ -249,7 +249,9 @@ def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
 
 
 def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
-    """Return the seconds per launch of each round, of all rounds together, and each round's relative standard error."""
+    """Return the seconds per launch of each round, the seconds per launch over all rounds, and the relative standard
+    error of each round.
+    """
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
@@ -285,7 +287,7 @@ def compute_ratios(own: Mapping[int, Measurement], other: Mapping[int, Measureme
 
 
 def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Return whether the other candidate may be as fast: the interval of the ratio of rates is not above 1.
+    """Return whether the other candidate may be as fast: the interval of the ratio of rates is not entirely above 1.
 
     Earlier rounds chose the winner, so a candidate that is faster in these rounds is tied too.
     """
@@ -387,8 +389,8 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
 
 
 def compute_known_share(row: Measurement, known: Rates) -> float | None:
-    """Return MAMFU from known ceilings: the row's rate as a share of that of its dtype and regime. None without a
-    ceiling or a valid row.
+    """Return MAMFU from known ceilings: the row's rate as a share of the ceiling of its dtype and regime. None if there
+    is no such ceiling or the row is not valid.
     """
     ceiling = find_row_ceiling(row, known)
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None

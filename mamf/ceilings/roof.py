@@ -18,7 +18,8 @@ from mamf.operations.matmul.shapes import MatmulProblem
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
 #: Where bytes come from: the last-level cache, if the arrays fit in it, or memory, if a pass moves many times its size.
 CACHE, MEMORY = "cache", "memory"
-#: The pattern whose ceiling limits work that only reads, and its name in the place of a dtype of matmul ceilings.
+#: The access pattern with the ceiling that limits work that only reads, and the key of that ceiling. Matmul ceilings
+#: have their dtype as key.
 READ, READ_BANDWIDTH = "read", "read bandwidth"
 LEVELS = (CACHE, MEMORY)
 #: A row with at least this share of its roof is near its limit: little remains to gain.
@@ -125,7 +126,7 @@ def reads_operands(problem: object) -> bool:
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
-    """Return the dtype of a matmul ceiling, or READ_BANDWIDTH, and the regime."""
+    """Return (dtype, regime) for a matmul ceiling, and (READ_BANDWIDTH, regime) for a bandwidth ceiling."""
     return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 

@@ -26,11 +26,11 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey
 
-#: M = N = K of a probe's first and of its largest matmul. A CPU starts smaller: it emulates some dtypes, and would take
-#: a minute for a matmul that takes other devices a millisecond.
+#: M = N = K of the first and of the largest matmul of a probe, and of the first one on a CPU. A CPU starts smaller
+#: because it emulates some dtypes: it would take a minute for a matmul that takes other devices a millisecond.
 SMALLEST_PROBE, _LARGEST_PROBE, _SMALLEST_ON_CPU = 1024, 8192, 128
 _PROBE_SECONDS = 0.001
-# A smaller matmul that takes this long is enough: one of SMALLEST_PROBE would take far longer.
+# Stop below SMALLEST_PROBE once a matmul takes this long, because one of SMALLEST_PROBE would take far longer.
 _SLOW_SECONDS = 0.05
 _PROBE_LAUNCHES = 3
 # Seconds to prepare and verify a shape on an accelerator.
@@ -80,8 +80,8 @@ def choose_working_kernels(
 ) -> list[MatmulKernel]:
     """Return the kernels of a search, as ``choose_search_kernels`` chooses them.
 
-    If no kernel is named, those in front of the first one that works are skipped with a warning. A quick search also
-    skips kernels that were slower on cards of this model in results/.
+    If no kernel is named, kernels before the first one that works are skipped with a warning. A quick search also skips
+    kernels that were slower on cards of this model in results/.
 
     Raises what ``choose_search_kernels`` raises, and DeviceError if every kernel fails. If the first kernel does not
     support the problem and no other kernel works, it is returned, so that a row gives the reason.
@@ -108,8 +108,8 @@ def choose_working_kernels(
 
 
 def _select_contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
-    """Return the kernels that a quick search compares: all, unless results/ says which one won on such a card. Then
-    only the default, the winner, and those that need no compilation.
+    """Return the kernels that a quick search compares. If results/ has a winner on cards of this model, these are the
+    default, the winner, and all kernels that need no compilation; otherwise all kernels.
     """
     known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
     winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}

@@ -23,7 +23,9 @@ Watch = Callable[[Callable[[], object]], Sequence[str]]
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """``launches``: within the window. After it, one launch for ``watch``, and ``repeats`` to compare results."""
+    """What to launch. ``launches``: the number of launches in the window. ``verifies``: whether to verify results.
+    After the window, ``watch`` observes one launch, and ``repeats`` more launches show whether results repeat.
+    """
 
     launches: int = 1
     verifies: bool = True
@@ -108,8 +110,8 @@ def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object,
 
 
 def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int) -> dict[str, tuple[int, float]]:
-    """Launch each part of a kernel separately. Returns its FLOP and median seconds by name. Raises UnsupportedError if
-    the kernel has no parts.
+    """Launch each part of a kernel separately. Return the FLOP and median seconds of each part, by its name. Raises
+    UnsupportedError if the kernel has no parts.
     """
     if not hasattr(kernel, "parts"):
         raise UnsupportedError(f"{kernel.name} is a single launch, so its parts cannot be timed: use the kernel eager")

@@ -19,7 +19,7 @@ from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
 from mamf.statistics import figure_of, known_median, summarize, two_levels
 
-#: Whether to measure the clock of a row with this rate (FLOP per second).
+#: Takes a row's rate in FLOP/s, and returns whether to measure the row's true clock.
 WantsClock = Callable[[float], bool]
 
 
@@ -28,8 +28,8 @@ class ClockChoice:
     """Decides for each new row whether to measure its true clock.
 
     ``mode``: ALL_CLOCKS measures it for every row, NO_CLOCK for none. BEST_CLOCK measures it for each row that is
-    faster than all earlier ones of its shape (``is_per_shape``, for runs that compare kernels) or of its problem, and
-    so for the fastest row of the run.
+    faster than all earlier rows of its problem, or of its shape if ``is_per_shape`` (for runs that compare kernels). This
+    includes the fastest row of the run.
     """
 
     mode: str = NO_CLOCK
@@ -49,7 +49,7 @@ class ClockChoice:
         """
         if self.mode == NO_CLOCK or phase not in ("", CONFIRM):
             return lambda rate: False
-        # Any of those that are confirmed may become the best one by its median.
+        # Any candidate that is being confirmed may end up with the highest median.
         of_shape = (shape, kernel) if phase == CONFIRM else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
 
@@ -75,9 +75,9 @@ def measure(
     wants_clock: WantsClock = lambda rate: False,
 ) -> Measurement:
     """Prepare and verify a kernel, then take samples. ``fastest_possible``: the device's limit in work per second.
-    ``wants_clock``: given the rate in FLOP/s, whether to measure the true clock too.
+    ``wants_clock``: takes the rate in FLOP/s, and returns whether to measure the true clock too.
 
-    Returns a Measurement with any status; raises only what ends the run (mamf.errors.ENDING_EXCEPTIONS).
+    Returns a Measurement with any status; raises only exceptions that end the run (mamf.errors.ENDING_EXCEPTIONS).
     """
     run = _RowMeasurement(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
     backend = regime.backend
@@ -89,7 +89,7 @@ def measure(
         )
     except get_plugin_errors() as error:  # whatever a vendor's library raises becomes a status
         status, reason = classify_error(error, kernel, backend)
-    # Outside the handler, because its traceback keeps the operands alive.
+    # Not in the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
         pool.release()
         backend.release_memory()
@@ -97,8 +97,8 @@ def measure(
 
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
-    """Return the status and reason of a row for an error. If classifying it raises another error, that one is the
-    reason.
+    """Return the status and reason of a row for an error. If the classification itself raises an error, the reason
+    describes that error.
     """
     try:
         if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
@@ -158,7 +158,7 @@ class _RowMeasurement:
             taken.clock_hz = self.regime.measure_true_clock(checked, seconds)
 
     def make_row(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
-        # Round as the log does, so that figures computed from it are identical. No timer resolves a nanosecond.
+        # Round as the log does, so that figures computed from the log are identical. No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
         accuracy = find_timer_accuracy(self.regime.backend.name, taken.timer_overhead)
@@ -216,15 +216,15 @@ def build_row(
 
 
 def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
-    """Return the device's limit in work per second. None if it is unknown, or if the kernel approximates: its rate
-    counts work that it skips.
+    """Return the device's limit in work per second. None if the limit is unknown, or if the kernel approximates,
+    because its rate then counts work that it skips.
     """
     return get_operation(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
 def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Whether the budget ended before a row had enough samples, or before the end of a sustained visit. A resumed run
-    measures such a row again. A visit whose verification alone ran past the budget counts.
+    measures such a row again. A visit that ended in time counts, even if its verification ended after the budget.
     """
     if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
         return False

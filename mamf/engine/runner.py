@@ -42,7 +42,7 @@ NamedKernel = tuple[str, AnyKernel]
 
 @dataclass
 class Crashes:
-    """The launches on a device that ended their process.
+    """The launches on one device that crashed their process.
 
     ``fatal_rows``: the rows of such launches. ``set_pending_row``: called before each launch with the row to log if the
     launch ends the process, and with None after the launch.
@@ -52,7 +52,7 @@ class Crashes:
     set_pending_row: Callable[[Measurement | None], None] = lambda row: None
 
     def explain_skip(self, asked: Measurement) -> str:
-        """Return why a step must not be launched again; empty if it may be."""
+        """Return why a step must not be launched again, or an empty string if it may be launched."""
         of_kernel = [row for row in self.fatal_rows if row.kernel == asked.kernel]
         same = next((row.reason for row in of_kernel if row.step == asked.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
@@ -120,7 +120,7 @@ class Runner:
                     yield asked
                     asked = steps.send(None)
                     continue
-                # A held row of this phase answers the step, even if it is of another candidate.
+                # A row of the interrupted run answers any step of the row's phase, even a step for another candidate.
                 is_replayed = bool(self._unused_rows) and self._unused_rows[0].phase == asked.phase
                 row = self._unused_rows.popleft() if is_replayed else None
                 if row is None:
@@ -141,7 +141,7 @@ class Runner:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the next steps are answered by held rows."""
+        """Return whether rows of an interrupted run answer the next steps."""
         return bool(self._unused_rows)
 
     def is_budget_over(self) -> bool:
@@ -157,7 +157,8 @@ class Runner:
         is_due: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Whether a phase has another step. Held rows decide it while there are any, then time does.
+        """Whether a phase has another step. While rows of an interrupted run remain, they decide; after that, the
+        remaining time decides.
 
         ``number``: the round. ``is_due``: the phase must not yet end because of time. ``problem``: the problem of the
         phase, in a run with several.
@@ -227,8 +228,7 @@ class Runner:
         require_work(problem, step.shape)
         limit = find_limit(kernel, self.backend.info, problem, step.shape)
         # The first row has no deadline. Otherwise a run with a very short budget would never get past it, however often
-        # it is resumed.
-        # Nor is a visit cut short that starts anew, because nothing of it would count.
+        # it is resumed. A visit of fixed length has no deadline either, because a part of it would not count.
         deadline = self.deadline if self._has_figure and not step.regime.fixed_visit_seconds else None
         rule = replace(step.rule, deadline=deadline)
         failed, crashes = make_failed_row(step), get_crashes(self.backend)
@@ -250,7 +250,7 @@ class Runner:
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
     def _require_device(self, lost: Measurement) -> None:
-        """Raises DeviceLostError with the row ``lost`` if the device no longer answers."""
+        """Raise DeviceLostError with the row ``lost`` if the device no longer answers."""
         try:
             self.backend.synchronize()
             self.backend.wait(self.backend.mark())
@@ -266,7 +266,7 @@ class Setup:
 
     - ``kernels``: the plan's kernels, in its order.
     - ``rows``: all rows so far, including those of an interrupted run. The driver adds each row that a strategy yields.
-    - ``on_phase``: called with a description of what comes next.
+    - ``on_phase``: called before each phase with a description of the phase.
     """
 
     plan: Plan
@@ -355,7 +355,7 @@ def make_failed_row(step: Step) -> Measurement:
 
 
 def require_work(problem: Problem, shape: Any) -> None:
-    """Raises PluginError if an operation counts no work for a shape, because it would have no rate."""
+    """Raise PluginError if an operation counts no work for a shape: its rows would have no rate."""
     label = f"operation {problem.operation}"
     with wrap_errors_of(label, f"the work of {shape}"):
         amount = problem.work(shape).amount

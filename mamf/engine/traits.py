@@ -30,19 +30,23 @@ _SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
 _RESTS, _ROUNDS, _TRAIN_SECONDS, _MAX_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
-# Ratios of launch times below which launches count as awake, not slowed and recovered; and the share of settled ones.
+# Below these ratios of launch times, launches count as awake, as not slowed and as recovered. Launches count as settled
+# if their times differ by at most the share _SETTLED.
 _AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
 # A train takes a quarter of the controller's reaction time. A device has recovered if it keeps its first speed for
 # three quarters of it.
 _TRAIN_SHARE, _RECOVERY_SHARE, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
-# Sizes of both arrays of a copy together. At least _MIN_IN_CACHE of them must be _IN_CACHE times as fast as memory.
+# Total sizes of the two arrays of a copy. A cache counts as detected if copies of at least _MIN_IN_CACHE sizes are
+# _IN_CACHE times as fast as copies in memory.
 _COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _COPIES, _MIN_IN_CACHE, _IN_CACHE = 20, 2, 1.3
 
 
 @dataclass(frozen=True)
 class MeasuredTraits:
-    """The traits of one device. ``cache_bytes``: None if no cache was detected. ``findings``: the same for people."""
+    """The traits of one device. ``cache_bytes``: None if no cache was detected. ``findings``: the traits in words, for
+    people.
+    """
 
     burst: BurstTraits
     sustained: SustainedTraits
@@ -55,8 +59,8 @@ _measured: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
 def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
-    """Measure the traits of a device whose adapter only assumes them, once per process, and use them from now on.
-    Returns the findings. If measuring fails, the assumed traits stay, and a remark of each row says so.
+    """Measure the traits of a device if its adapter only assumes them, once per process. Store the traits in the
+    backend and return the findings. If the measurement fails, keep the assumed traits; a remark in each row says so.
     """
     if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
@@ -84,7 +88,7 @@ def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
 
 
 def measure_traits(backend: Backend) -> MeasuredTraits:
-    """Measure the traits with the device's default matmul and copies. Raises what these raise."""
+    """Measure the traits with the device's default matmul and copies. Raises any error of their launches."""
     cache = backend.info.cache_bytes or measure_cache(backend)
     with _prepare_matmul(backend) as launch, disable_garbage_collection():
         probe = _Probe(backend, launch)
@@ -109,7 +113,9 @@ def _make_burst_traits(assumed: BurstTraits, wake: Wake, reaction: Reaction, rec
 
 
 def _make_sustained_traits(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
-    """``settled``: seconds of load until launches no longer change. Traits only become longer than assumed."""
+    """Return the sustained traits, never shorter than assumed. ``settled``: seconds of load until launch times no
+    longer change; None if they never settled.
+    """
     if settled is None:
         return replace(assumed, remark=f"this device did not settle within {_LOAD_SECONDS:g} s of load when probed")
     settle, restart = (max(each, settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
@@ -154,7 +160,9 @@ def _time_launches(backend: Backend, launch: Launch, count: int) -> float:
 
 @contextmanager
 def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
-    """Prepare the default matmul, at the smallest of _SIZES whose launch takes _LAUNCH_SECONDS or at the largest."""
+    """Prepare the default matmul, and yield its launch. The size is the smallest of _SIZES at which a launch takes at
+    least _LAUNCH_SECONDS, or the largest of _SIZES.
+    """
     problem = problem_for(backend, None)
     kernel, pool = choose_matmul_kernel(backend, problem), backend.operand_pool(problem.data, problem.seed)
     if reason := kernel.unsupported(backend, problem):
@@ -172,8 +180,8 @@ def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
 
 
 class Wake(NamedTuple):
-    """The wake-up after a rest: the first launch takes ``slowdown`` as long, and launches are slower for ``seconds`` of
-    load (0 if no launch is slower).
+    """The wake-up after a rest: the first launch takes ``slowdown`` times as long as usual, and launches are slower for
+    ``seconds`` of load (0 if no launch is slower).
     """
 
     slowdown: float
@@ -184,8 +192,8 @@ class Reaction(NamedTuple):
     """The reaction to load.
 
     - ``seconds``: seconds of load until launches become slower; None if they never do.
-    - ``slower``: how much longer they then take, as a share.
-    - ``settled``: seconds of load until they no longer change; None if they still changed at the end.
+    - ``slower``: how much longer launches take after that, as a share of ``first``.
+    - ``settled``: seconds of load until launch times no longer change; None if they still changed at the end.
     - ``first``: seconds of a launch at the start.
     """
 
@@ -221,13 +229,13 @@ class _Probe:
         self.waking = 0.0
 
     def queue_lead(self) -> None:
-        """Queue flushes that put the host ahead and wake the device, as before a train in burst."""
+        """Queue flushes, as before a train in burst. They wake the device, and the host gets ahead of it."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_BYTES)
 
     def measure_wake(self) -> Wake:
-        """Return the longest wake-up after any rest. For each rest the shortest of several rounds counts, because of
-        noise.
+        """Return the longest wake-up over all rests. The wake-up after a rest is the shortest of several rounds,
+        because of noise.
         """
         found = [min(self._measure_wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
         self.waking = max(seconds for seconds, _times in found)
@@ -275,8 +283,8 @@ class _Probe:
         )
 
     def _load_device(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Load the device. Returns, for each block, the seconds from the start to its end and the mean seconds of a
-        launch.
+        """Load the device for ``seconds``. Return two lists with one value per block: the seconds from the start of the
+        load to the end of the block, and the mean seconds of a launch in it.
         """
         backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
         start = backend.mark()

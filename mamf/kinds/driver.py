@@ -46,11 +46,11 @@ class Signals(Protocol):
         """Return a context that no signal interrupts."""
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal has arrived."""
+        """Raise KeyboardInterrupt if a signal has arrived."""
 
 
 class PythonSignals:
-    """A signal may end the run anywhere, as Python's own handler does."""
+    """Lets a signal end the run anywhere, as Python's own handler does."""
 
     def shield_from_signals(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -63,10 +63,10 @@ class PythonSignals:
 class Run(Setup):
     """One run of a plan. ``measurements`` measures and writes the log.
 
-    - ``strategy``: makes the strategy, if it is not the usual one of the kind.
+    - ``strategy``: makes the strategy; None: use the kind's own strategy.
     - ``path``: the path of the log; None writes no log. ``is_numbered``: if the file exists, use a numbered name.
     - ``resumed``: the log to continue instead of starting a new one.
-    - ``known``: ceilings that rows are shares of and that the run need not confirm.
+    - ``known``: known ceilings. Rows are reported as shares of them, and the run need not confirm them.
     - ``command``, ``notes``: texts for the log. ``advice``: findings from opening the device.
     - ``on_lost``: called with the row that lost the device.
     """
@@ -186,7 +186,7 @@ class Run(Setup):
         self.is_written = True
 
     def build_log(self) -> RunLog:
-        """Return the log as reading its file would return it."""
+        """Return the log as if it were read from its file."""
         log = RunLog(self.writer.path, add_sharing(self.header, self.summary), self.rows, summary=self.summary)
         if before := self.resumed and self.resumed.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)

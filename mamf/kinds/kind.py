@@ -1,7 +1,7 @@
 """Kinds of runs: how a kind is measured and how its logs are reported.
 
-Here are the interface, and the kinds that measure the kernels of one operation: rows of given shapes (sweep), and
-confirmed ceilings (find).
+This module defines the interface, and the kinds that measure the kernels of one operation: rows of given shapes (sweep)
+and confirmed ceilings (find).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ AnyCeilings = Mapping[Any, Ceiling]
 
 @dataclass(frozen=True)
 class View:
-    """What a report shows. ``top``: the most rows per table; None: all. ``roofs``: show rows as shares of these.
-    ``baseline``: the kernel that speed-ups are relative to.
+    """What a report shows. ``top``: the maximum number of rows per table; None: no limit. ``roofs``: show rows as
+    shares of these. ``baseline``: the kernel that speed-ups are relative to.
     """
 
     top: int | None = None
@@ -47,7 +47,7 @@ class View:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What to draw of a log. None: the default of its kind."""
+    """What to draw of a log. If a field is None, the default of the log's kind applies."""
 
     regime: str | None = None
     directions: Sequence[str] | None = None
@@ -204,7 +204,7 @@ class Find(KernelRows):
         return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
     def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        """``ceilings``: by problem and regime."""
+        """Return the last record of a log. ``ceilings``: by problem and regime."""
         if plan.is_search:
             return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().summary(plan, rows, ceilings, end)

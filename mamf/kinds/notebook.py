@@ -21,7 +21,7 @@ from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
 from mamf.report.shares import Shares, ceiling_table
 
-#: The most rows of a table, best first, and of all tables of a log.
+#: The maximum number of rows in one table (best first), and in all tables of a log.
 _MAX_ROWS, _MAX_OF_LOG = 10, 50
 
 

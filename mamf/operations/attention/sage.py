@@ -23,7 +23,8 @@ _PRODUCTS: Mapping[Capability, tuple[str, str]] = {
     (12, 0): _FP8,
     (12, 1): _FP8,
 }
-#: The library's flag that says whether it was built for a card. Cards that are not listed run Triton kernels.
+#: The flag in ``sageattention.core`` that says whether the library was built for a card, by compute capability. Cards
+#: that are not listed run Triton kernels.
 _BUILT_FLAGS: Mapping[Capability, str] = {
     (8, 0): "SM80_ENABLED",
     (8, 9): "SM89_ENABLED",
@@ -112,7 +113,7 @@ class Sage2(_Sage):
     cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
     instead = "sage-1"
     head_dims = range(8, 129, 8)
-    #: Twice the error of P and V in fp8 (3 bits of mantissa) and Q and K in int8 on normal data, 4e-2.
+    #: With P and V in fp8 (3 bits of mantissa) and Q and K in int8, the error on normal data is 4e-2; allow twice that.
     tolerance = 8e-2
     structured_tolerance = 1.5e-1
 

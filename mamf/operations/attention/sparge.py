@@ -1,8 +1,8 @@
 """SpargeAttention: SageAttention that skips blocks of keys that it predicts to be irrelevant. Forward only.
 
 How much can be skipped depends on the data. If every block matters, a threshold skips nothing, and skipping a fixed
-share gives a wrong result. So ``topk`` keeps as many blocks as matter in the problem's inputs
-(``AttentionProblem.sparsity``), and each row reports the share that was skipped.
+share gives a wrong result. So the ``topk`` kernels keep only the share of blocks that matter in the problem's inputs
+(``AttentionProblem.sparsity``), and each row reports the share of blocks that was skipped.
 """
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ class _Sparge(QuantizedAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Add the skipped share of the blocks of Q K^T, from a separate launch because reading it synchronizes."""
+        """Add the share of blocks of Q K^T that the kernel skips. A separate launch measures it, because reading it
+        synchronizes the device.
+        """
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
         result = self.load_quietly()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
-        # For causal masks the library counts whole blocks of 128 x 64, so other lengths can give a negative share.
+        # For causal masks the library counts whole blocks of 128 x 64, so its share can be negative at other lengths.
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
@@ -82,7 +84,8 @@ class _Fp16(_Sparge):
     cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
-    #: int8 has an error of 1.3e-2 on normal data (see sage.py). The rest allows for what skipped blocks contribute.
+    #: int8 has an error of 1.3e-2 on normal data (see sage.py). The remainder allows for the skipped blocks, which
+    #: contribute nothing to the output.
     tolerance = 5e-2
 
 
@@ -90,7 +93,8 @@ class _Fp8(_Sparge):
     cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
-    #: fp8 has an error of 4e-2 on normal data (see sage.py). The rest allows for what skipped blocks contribute.
+    #: fp8 has an error of 4e-2 on normal data (see sage.py). The remainder allows for the skipped blocks, which
+    #: contribute nothing to the output.
     tolerance = 1e-1
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:

@@ -18,14 +18,14 @@ class XFormers(LibraryAttention):
     library = "xFormers"
     module = "xformers.ops"
     distribution = "xformers"
-    # --no-deps, because it requires the torch that it was built with, and pip would replace the installed one.
+    # --no-deps, because xFormers requires the torch that it was built with, so pip would replace the installed torch.
     install = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
     has_unequal_head_dims = True
-    # LowerTriangularMask is aligned to the top left.
+    # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
     def load(self) -> Any:
@@ -95,7 +95,9 @@ def _is_built() -> bool:
 def group_heads(
     shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """If heads share keys, view them as [batch, sequence, kv heads, heads per kv head, head dimension]."""
+    """Return q, k and v. If heads share keys, view each as [batch, sequence, kv heads, heads per kv head, head
+    dimension].
+    """
     if shape.heads == shape.kv_heads:
         return q, k, v
     group = shape.heads // shape.kv_heads
@@ -104,7 +106,9 @@ def group_heads(
 
 
 def extract_reasons(message: str) -> str:
-    """Return the reasons of all operators in one line, without the description of the inputs before them."""
+    """Return, in one line, why each operator was rejected. Omit the description of the inputs at the start of the
+    message.
+    """
     lines = [line.strip() for line in message.splitlines()]
     first = next((at for at, line in enumerate(lines) if line.endswith("not supported because:")), 0)
     return " ".join(lines[first:])

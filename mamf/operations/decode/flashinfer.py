@@ -1,7 +1,7 @@
 """FlashInfer over a paged cache: decode, prefill and MLA.
 
-The library plans on the host, from the host's copy of the tables. A server plans once per step for all layers of a
-model, so planning is not part of a launch; its time is reported separately.
+FlashInfer plans each attention on the host, from host copies of the page tables. A server plans once per step for all
+layers of a model, so planning is not part of a launch. Its time is reported separately.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from mamf.operations.decode.operation import SAME, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
-#: The size that vLLM uses. Splitting a long cache over many compute units needs more than the library's examples use.
+#: The size of FlashInfer's workspace, as in vLLM. The library's examples use less, which is too little to split a long
+#: cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
 #: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
 _GROUP_OF_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
-    """The base class. The library compiles its kernels the first time that it plans."""
+    """Base class of the FlashInfer kernels. FlashInfer compiles its kernels in the first call that plans."""
 
     library = "FlashInfer"
     module = "flashinfer"
@@ -46,7 +47,7 @@ class _FlashInfer(LibraryDecode):
     def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return a wrapper object of the library, and a function that plans with it from host copies of the tables."""
+        """Return FlashInfer's wrapper object, and a function that makes its plan from host copies of the tables."""
 
     def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
         """Run the planned attention and return its output."""

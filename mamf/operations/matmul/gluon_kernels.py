@@ -1,8 +1,8 @@
 """Matrix products for Hopper in Gluon, Triton's language for layouts and warps; imported only if Triton has it.
 
 A program has groups of four warps that multiply, and a warp that loads blocks of A and B into a ring of stages. A block
-of A has 64 rows, as many as a group multiplies at once. Programs compute tiles with a stride of their number, so the
-next tile's blocks are loaded while results are stored.
+of A has 64 rows, as many as a group multiplies at once. If there are P programs, each computes every P-th tile, and
+loads the next tile's blocks while it stores results.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def multiply_in_groups(  # type: ignore[no-untyped-def]
         mbarrier.init(free.index(stage), count=2)
     ring = (left, right, staged, ready, free)
     tiles = (gl.cdiv(m, BLOCKS * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
-    # Lists of warps and registers leave out the first group, which has the registers that others leave.
+    # The lists of warps and registers omit the first group, which gets the remaining registers.
     gl.warp_specialize(
         [
             (multiply, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),

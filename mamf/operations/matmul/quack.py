@@ -1,6 +1,7 @@
 """Matmul with quack-kernels (CuTe DSL), with one kernel per configuration.
 
-Its tuner ranks configurations in a short loop at an uncontrolled clock; here a regime ranks them (``variants``).
+quack's own tuner ranks configurations in a short loop at an uncontrolled clock. Here each configuration is a variant of
+the kernel (``variants``), and a regime ranks them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 
 _PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ALIGNMENT = 8  # elements
-#: Tiles of C and their clusters, by the architecture's major version; the first configuration is the default.
+#: Configurations by the architecture's major version: the tile of C, the cluster of tiles, and whether it uses
+#: ping-pong. The first one is the default.
 _CONFIGURATIONS = {
     9: (
         "256x128/c2x1",
@@ -35,10 +37,10 @@ _CONFIGURATIONS = {
 
 
 class Quack(TorchMatmul):
-    """``text``: a configuration such as ``256x192/c2x1``, by default the most promising one. ``architecture``: the
-    major version of the device's architecture.
+    """Matmul by quack in one configuration. ``text``: the configuration, such as ``256x192/c2x1``; None: the most
+    promising one. ``architecture``: the major version of the device's architecture.
 
-    Compiles for seconds per configuration, so a search tries it only on request.
+    Each configuration takes seconds to compile, so a search tries this kernel only on request.
     """
 
     dtypes = ("bfloat16", "float16")
@@ -80,7 +82,7 @@ class Quack(TorchMatmul):
         return Quack(self.text, get_architecture(backend))
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether CuTe DSL, or a check in quack itself, rejects a configuration."""
+        """Return whether the error means that CuTe DSL, or a check in quack itself, rejects the configuration."""
         return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
 
     def bind(
@@ -123,6 +125,6 @@ def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, con
 
 
 def get_architecture(backend: Backend) -> int:
-    """Return the major number of an NVIDIA architecture: 9 of sm_90; 0 if it is unknown."""
+    """Return the major version of an NVIDIA architecture, such as 9 for sm_90; 0 if it is unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

@@ -1,8 +1,7 @@
 """Triton kernels for matrix products; imported only if Triton is installed.
 
-A program computes tiles of C with a stride of the number of programs: with one program per tile it computes one tile.
-Tiles run down a group of rows before they continue in the next column, so concurrent programs share operands in the
-cache.
+If there are P programs, each computes every P-th tile of C; with one program per tile it computes one tile. Tiles run
+down a group of rows before they continue in the next column, so concurrent programs share operands in the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def locate_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[
 
 @triton.jit  # type: ignore[untyped-decorator]
 def indices_within(first, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a block of BLOCK indices. Indices beyond the border become 0, which is safe to read. The kernel does not
+    """Return a block of BLOCK indices. Indices beyond ``size`` become 0, which is safe to read; the caller does not
     store their results.
     """
     indices = first * BLOCK + tl.arange(0, BLOCK)
@@ -98,10 +97,10 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     """Compute C = A @ B, reading and writing by tensor descriptors.
 
     If an operand is stored by columns, its descriptor describes the transposed matrix. The blocks of ``c`` have half
-    the width of a tile. Beyond a border, a descriptor reads zeros and writes nothing.
+    the width of a tile. Beyond the border of a matrix, a descriptor reads zeros and writes nothing.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    # A counter separate from the loop's, so that stores do not delay the next tile's first loads.
+    # Use a counter separate from the loop's, so that stores do not delay the next tile's first loads.
     stored = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)

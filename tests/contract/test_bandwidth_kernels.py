@@ -147,7 +147,7 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
 
 
 INTERPRETED = """
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.torch_kernels import TritonPasses
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
@@ -156,7 +156,8 @@ for pattern in PATTERNS:
     for dtype, warm in (("float32", 1), ("float32", 3), ("bfloat16", 1)):
         problem = BandwidthProblem(pattern, dtype, warm=warm)
         pool = cpu.operand_pool("normal", 0)
-        Checked(TritonPasses().prepare(cpu, problem, BandwidthShape(2**16 + 8), pool, sets=2)).rehearse(cpu)
+        prepared = TritonPasses().prepare(cpu, problem, BandwidthShape(2**16 + 8), pool, sets=2)
+        CheckedKernel(prepared).warm_up_and_verify(cpu)
 print("right")
 """
 

@@ -153,7 +153,7 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
 
 INTERPRETED = """
 import torch
-from mamf.engine.regimes.base import Checked
+from mamf.engine.regimes.base import CheckedKernel
 from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.operation import make_matmul_kernel
@@ -163,7 +163,7 @@ cpu = open_backend("cpu")
 def check(text, shape, *of_problem, **accumulation):
     problem = MatmulProblem(*of_problem, **accumulation)
     pool = cpu.operand_pool("normal", 0)
-    checked = Checked(make_matmul_kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
+    checked = CheckedKernel(make_matmul_kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
     checked.warm_up_and_verify(cpu)
     return checked.verdict
 odd, whole = (20, 17, 33), (24, 32, 32)

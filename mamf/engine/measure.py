@@ -28,8 +28,8 @@ class ClockChoice:
     """Decides for each new row whether to measure its true clock.
 
     ``mode``: ALL_CLOCKS measures it for every row, NO_CLOCK for none. BEST_CLOCK measures it for each row that is
-    faster than all earlier rows of its problem, or of its shape if ``is_per_shape`` (for runs that compare kernels). This
-    includes the fastest row of the run.
+    faster than all earlier rows of its problem, or of its shape if ``is_per_shape`` (for runs that compare kernels).
+    This includes the run's fastest row.
     """
 
     mode: str = NO_CLOCK

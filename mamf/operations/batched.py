@@ -72,7 +72,7 @@ class Batched(ProductOperation[BatchedProblem, BatchedShape]):
     random_counts = (1, 2, 3, 8, 32)
 
     def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """Return the scores of attention heads, with short and long sequences, and square matmuls."""
+        """Return the matmuls that compute attention scores, for short and long sequences, and square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

@@ -99,7 +99,8 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
 
 
 _SIZES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
-# The most memory for both buffers of the largest size: the device needs memory for other things too.
+# The share of memory that both buffers of the largest size may take. The device needs the remaining memory for other
+# things.
 _SHARE_OF_MEMORY = 0.25
 
 

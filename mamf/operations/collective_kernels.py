@@ -115,7 +115,7 @@ class Exchange:
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._sent, self._received, self._part = sent, received, part
-        # A ring rounds n partial sums, of 1 to n ranks: together sqrt(n / 2) times one rounding.
+        # A ring rounds n partial sums, of 1 to n ranks. The combined error is sqrt(n / 2) times that of one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)

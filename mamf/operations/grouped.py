@@ -105,7 +105,9 @@ _FEW_TOKENS = 64
 
 @dataclass(frozen=True)
 class Experts:
-    """The ``experts`` of a layer on one device, ``active`` of them per token. Gate and up are one matmul."""
+    """The ``experts`` of a layer on one device, ``active`` of them per token. The gate and up projections are one
+    matmul.
+    """
 
     name: str
     experts: int

@@ -30,7 +30,7 @@ _REWRITE = "c_rewrite"
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One set of operands. ``Prepared`` explains the fields that are not listed here; here they are for this set only.
+    """One set of operands. The fields that are not explained here are those of ``Prepared``, but for this set only.
 
     ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
     expects from then on; ``restore`` undoes all changes. If ``change`` is None, operands never change. ``changed``:

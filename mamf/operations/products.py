@@ -50,7 +50,7 @@ _REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 _SAMPLE_COUNT, _SAMPLE_PRODUCT_COUNT = 16, 4
 _MIN_ROWS_TO_CHANGE = 8
 PartsOf = Callable[[torch.Tensor], Sequence[Part]]
-#: A part, a product in it, and rows and columns of that product.
+#: The index of a part, the index of a matmul in it, and sampled rows and columns of that matmul's output.
 _Place = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
@@ -139,7 +139,7 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return None
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:
-        # Set it for float32 too: with a user's global "high", its ceiling would become that of tf32.
+        # Set the precision for float32 too. Otherwise float32 would run as tf32 if the user's global setting is "high".
         return use_float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
@@ -236,7 +236,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     dtypes: ClassVar[tuple[str, ...]] = FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
-    #: The function of torch.nn.functional that it calls, if some releases of torch lack it.
+    #: The function of torch.nn.functional that this kernel calls, if some releases of torch lack it; else empty.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:

@@ -1,4 +1,6 @@
-"""Looks up an operation by name. A placeholder stands for one that is not installed, so that its rows can be shown."""
+"""Looks up an operation by name. If it is not installed, a placeholder replaces it, so that its rows can still be
+shown.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class UnknownProblem:
 
 
 class Unknown(Operation[Any, Any]):
-    """``record``: the row of the log."""
+    """The placeholder for an operation that is not installed. ``record``: a row of the log, if known."""
 
     kernel_group = ""
     kernel_type = Kernel  # type: ignore[type-abstract]  # there are no kernels

@@ -41,7 +41,8 @@ _HOST_CHUNK = 2**17
 _RARITY = 20.0
 # The number of terms that float32 sums exactly: the sum of 1024 products of two int8 values is at most 2^24.
 _EXACT_TERMS = 1024
-# A value less than this away from an integer may be rounded to it: above 0.5, because sums are scaled in float32.
+# A value may be rounded to an integer that is less than this away. The limit is above 0.5 because sums are scaled in
+# float32.
 _NEARLY_HALF = 0.5 + 2.0**-16
 _WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
@@ -87,7 +88,7 @@ def _verify_entries(problem: ProductProblem, parts: Sequence[Part], scale: float
         return Verdict(error, tolerance, reference=_REFERENCE)
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
     worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
-    # The norm of A (B x) of a small matmul may be small by chance; on average it is that of C.
+    # The norm of A (B x) of a small matmul may be small by chance. On average it equals the norm of C.
     slope = _divide_or_inf(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
     steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
@@ -134,7 +135,9 @@ def _multiply_exactly(part: Part) -> torch.Tensor:
 
 
 def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return the expected int8 outputs, given their exact values: ``found`` wherever it is a nearest integer."""
+    """Return the expected int8 outputs for these exact values. Where ``found`` is a nearest integer, it is the expected
+    output.
+    """
     limited = exact.clamp(-128, 127)
     return torch.where((found - limited).abs() <= _NEARLY_HALF, found, limited.round())
 

@@ -24,7 +24,8 @@ _MANY_ROUNDS = 20
 _USUAL_ROW_SECONDS = 1.0
 #: This many flushes keep the device busy for longer than the host needs to place two marks.
 _FLUSHES_AHEAD = 16
-#: The flushes ahead of each pair of marks that shows how far apart they are. A slow host needs the most.
+#: The number of flushes queued ahead of each pair of marks that measures the gap between two marks. A slow host needs
+#: the largest number.
 _FLUSHES_OF_PAIRS = (2, _FLUSHES_AHEAD, _FLUSHES_AHEAD, _FLUSHES_AHEAD, 128)
 
 
@@ -117,7 +118,7 @@ class Regime(ABC):
 
     @classmethod
     def of_plan(cls, backend: Backend, plan: Plan) -> Regime:
-        """Return the regime as the rows of a plan are measured."""
+        """Make the regime that measures the rows of a plan."""
         return cls(backend)
 
     @classmethod
@@ -162,7 +163,7 @@ class Regime(ABC):
         """Keep the device loaded until the next kernel is ready, if the regime needs that.
 
         Called after each measurement with its launches and the ``seconds`` that each takes, while the kernel's settings
-        still apply, because they are launched again here.
+        still apply, because they are repeated here.
         """
 
     def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
@@ -225,8 +226,8 @@ class Regime(ABC):
         queue that the marks do not wait for.
 
         The median of the gaps counts, because another process delays only some marks. A longer gap than before the
-        visit may be due to new streams (on an H100 it then varies from 4 to 12 us), so it is compared with new pairs of
-        marks without a launch: with the longest median of as many pairs.
+        visit may be due to new streams (on an H100 it then varies from 4 to 12 us), so it is compared with gaps
+        measured now between marks without a launch: with the largest of _MEDIANS medians.
         """
         usual, gap = self._idle_mark_gap[0], statistics.median(checked.gaps or [0.0])
         allowed = max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
@@ -257,8 +258,8 @@ class Regime(ABC):
 
     @cached_property
     def _idle_mark_gap(self) -> tuple[float, float]:
-        """Device seconds from a mark to an idle mark on an otherwise idle device, the fewest of several pairs; and the
-        host seconds that it takes to queue both.
+        """The minimum device seconds, over several pairs, from a mark to an idle mark on an otherwise idle device; and
+        the host seconds that it takes to queue both.
         """
         pairs = list(self._measure_gaps(_FLUSHES_OF_PAIRS)) or [(0.0, 0.0)]
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
@@ -288,7 +289,7 @@ _MIN_CHECKED = 4
 _MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
 #: New streams of the process make the gap between marks longer, but not by more than this.
 _MAX_NEW_GAP_SECONDS = 20e-6
-#: How many medians of how many gaps show how long the gap is without a launch.
+#: The number of medians that show how long the gap is without a launch, and the maximum number of gaps in each.
 _MEDIANS, _PAIRS_IN_MEDIAN = 8, 5
 
 
@@ -323,7 +324,7 @@ def compute_skipped_work_ratio(checked: Sequence[float], others: Sequence[float]
 
 
 def refuse_skipped_work(times: float) -> None:
-    """Raises WrongResultError unless ``times``, from ``compute_skipped_work_ratio``, is 0."""
+    """Raise WrongResultError unless ``times``, from ``compute_skipped_work_ratio``, is 0."""
     if times:
         reason = (
             f"launches take {times:.3g} times as long after their operands change: the other launches skip the work"
@@ -332,7 +333,9 @@ def refuse_skipped_work(times: float) -> None:
 
 
 class CheckedKernel:
-    """A prepared kernel whose ``launches`` keep their results until verified. ``verdict``: the worst so far."""
+    """A prepared kernel. Its ``launches`` keep their results until these are verified. ``verdict``: the worst verdict
+    so far.
+    """
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -423,7 +426,7 @@ class CheckedKernel:
         return {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
 
     def require_unchanged_operands(self) -> None:
-        """Raises WrongResultError that names the operands which launches changed."""
+        """Raise WrongResultError if launches changed operands. The error names them."""
         changed = self.prepared.changed_operands()
         if changed:
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

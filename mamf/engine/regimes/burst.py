@@ -27,8 +27,8 @@ from mamf.statistics import Repeatability
 
 
 class Burst(Regime):
-    """The rate before the slow power controller reacts: MAMF. The fast one, within some 10 us, has already lowered the
-    true clock.
+    """Measures the rate before the slow power controller reacts: MAMF. The fast power controller reacts within some 10
+    us, so it has already lowered the true clock.
     """
 
     name = "burst"
@@ -44,7 +44,7 @@ class Burst(Regime):
     min_short_trains: ClassVar[int] = 10
     #: The most device time of work that is queued ahead of a train.
     max_lead_seconds: ClassVar[float] = 0.004
-    #: The least: after a rest, the host's first launches take half of it.
+    #: The minimum device time of that work. After a rest, the host's first launches take half of this time.
     min_lead_seconds: ClassVar[float] = 0.001
     #: How many consecutive first trains may be discarded because earlier load still throttles the device.
     max_throttled_trains: ClassVar[int] = 3
@@ -116,7 +116,8 @@ class Burst(Regime):
         while True:
             seconds, reading = self._run_train(checked, size, lead)
             now = self.backend.now()
-            # All ranks must call is_over, whatever their own sensors say; else one would wait for the others forever.
+            # All ranks must call is_budget_over, whatever their own sensors say; otherwise one rank would wait for the
+            # others forever.
             if not trains and not rule.is_budget_over(now) and self._is_throttled_by_earlier_load(reading):
                 self._rest()
                 continue
@@ -137,7 +138,7 @@ class Burst(Regime):
             self._rest()
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
-        """Use separate trains: stamps slow launches of 0.2 ms by 0.5 %."""
+        """Measure the clock in separate trains, because stamps make launches of 0.2 ms 0.5 % slower."""
         stamps = self.backend.stamps
         if isinstance(stamps, Unavailable) or seconds < self.min_clocked_launch_seconds:
             return None
@@ -178,7 +179,7 @@ class Burst(Regime):
         return clocks
 
     def _warm_up(self, checked: CheckedKernel, size: int, rule: StoppingRule) -> None:
-        """Run trains that do not count until a device that was idle reaches its steady speed."""
+        """Run trains, without using their times, until a device that was idle reaches its steady speed."""
         traits, begun = self.backend.burst_traits, self.backend.now()
         if not self._is_cold and begun - self._rest_until <= traits.cold_after_seconds:
             return
@@ -201,7 +202,7 @@ class Burst(Regime):
         self._throttled_trains += 1
         if self._throttled_trains > self.max_throttled_trains:
             return False
-        # The longest rest after which the device need not be warmed in again.
+        # Rest as long as possible without cooling so much that the device must be warmed up again.
         self._rest_until = max(self._rest_until, self.backend.now() + self.backend.burst_traits.cold_after_seconds)
         return True
 

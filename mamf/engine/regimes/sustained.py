@@ -17,7 +17,7 @@ from mamf.measurement import Conditions
 from mamf.plans import Plan
 from mamf.statistics import Repeatability, relative_slope
 
-#: From this share of the maximum clock on, a device counts as not throttled.
+#: A device whose clock is at least this share of its maximum counts as not throttled.
 _UNTHROTTLED = 0.98
 #: The time between two readings of the energy counter, and the longest between two of its ticks.
 _POLL_SECONDS, _MAX_TICK_SECONDS = 0.001, 0.12
@@ -67,7 +67,7 @@ class Sustained(Regime):
     rotates_operands = True
     default_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # A row is one visit: the visits to the ceiling's matmul around it take as long again.
+    # A row is one visit. The visits to the ceiling's matmul before and after it take the same time again.
     usual_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_blocks`` blocks (``min_blocks`` at least)
@@ -143,8 +143,9 @@ class Sustained(Regime):
             self.backend.submit()
 
     def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
-        """Confirm with visits after a rest if the device was throttled when the ceiling was chosen, or cannot tell.
-        Each visit spans whole periods of the power controller, as many as fit into ``seconds``.
+        """Return a regime with a rest before each visit if the device was throttled when the ceiling was chosen, or
+        does not report its clock; otherwise return this regime. Each visit after a rest spans as many whole periods of
+        the power controller as fit into ``seconds``.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
         is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _UNTHROTTLED * maximum
@@ -206,7 +207,8 @@ class Sustained(Regime):
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
             is_flat = len(recent) >= self.min_blocks and abs(relative_slope(recent)) <= self.settled_slope
-            # With an alternating controller so few blocks are never flat, but such a visit covers whole periods.
+            # If the power controller alternates between clocks, so few blocks are never flat. But a visit after a rest
+            # covers whole periods, so it need not be flat.
             if elapsed >= shortest and (is_flat or self.power_reset is not None):
                 return True
             is_too_long = elapsed >= shortest + self.max_settling_seconds
@@ -239,8 +241,8 @@ class Sustained(Regime):
         blocks.end_visit()
 
     def wait_for_tick(self, longest: float) -> Tick | None:
-        """Wait until the energy counter changes. None if there is no counter or it does not change within ``longest``
-        seconds.
+        """Wait until the energy counter changes, and return the tick. None if there is no counter or it does not change
+        within ``longest`` seconds.
         """
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         while before is not None and before.joules is not None and self.backend.now() - begun < longest:

@@ -76,7 +76,8 @@ class Pace:
 
     - ``scout``, ``refine``, ``choose``, ``burst``: the share of the budget after which each phase of burst ends, if the
       search is for burst and sustained.
-    - ``visit``, ``chosen``: the same for the phases of sustained that visit candidates, then choose among the best.
+    - ``visit``, ``chosen``: the share of the budget after which the two choosing phases of sustained end: visits to the
+      candidates, then rounds of the best ones.
     - ``burst_rounds``, ``sustained_rounds``: the rounds of each regime.
     - ``candidates``: the number of candidates in the rounds of burst.
     - ``algorithm_shapes``: the number of shapes on which each kernel's algorithms are measured before these rounds.
@@ -144,7 +145,7 @@ def plan_search(
     The grid fits the device's speed, which a few launches measure, and its memory. The search begins with shapes that
     won before on devices of this model. If the first kernel does not support the problem, the grid has a single shape.
 
-    - ``names``: the kernels; by default those that a search tries unasked.
+    - ``names``: the kernels; by default, those that a search tries without being asked to.
     - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
@@ -183,8 +184,8 @@ def plan_search(
 
 
 def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
-    """Whether a shape is within the grid's bounds; its sizes may lie between the grid's. No operand may have more
-    elements than the square of the largest M or N, because the grid's memory was computed for that.
+    """Return whether a shape is within the grid's bounds. Its sizes need not be sizes of the grid. No operand may have
+    more elements than the square of the largest M or N, because the grid's memory was computed for that.
     """
     widest = max(*grid.m, *grid.n)
     within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
@@ -193,7 +194,7 @@ def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
 
 def list_refinement_steps(grid: MatmulGrid) -> list[int]:
     """Return a quarter, an eighth and a sixteenth of the grid's step, as multiples of 16. Each occurs twice, because
-    the leaders change.
+    the leaders change during a refinement.
     """
     step = grid.m[0]
     return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]

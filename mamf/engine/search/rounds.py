@@ -71,7 +71,7 @@ def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidat
 
 
 def drop_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
-    """Return the candidates whose median rate is at most ``hopeless`` (a share) below the best one's."""
+    """Return the candidates with a median rate at most ``hopeless`` (a share) below that of the best candidate."""
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
         return []
@@ -92,7 +92,7 @@ class Rounds(NamedTuple):
 
 @dataclass
 class _Phase:
-    """Rounds that choose or rounds that confirm. ``until``: the moment at which time ends them."""
+    """Rounds that choose or rounds that confirm. ``until``: the backend time at which they end."""
 
     regime: Regime
     name: str
@@ -124,8 +124,8 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
-    #: By regime: the seconds of the shortest step, with its preparation; and the shortest and longest time of a step
-    #: outside its visit.
+    #: By regime, the seconds of the shortest step, including its preparation. Below, the shortest and the longest
+    #: seconds that a step spent outside its visit.
     _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
     _preparing: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
@@ -139,7 +139,7 @@ class Confirmation:
     ) -> StepsWithRows:
         """Measure rounds that choose, then separate rounds that confirm the choice. Returns all their rows.
 
-        ``chosen_by`` and ``confirmed_by``: the moments at which time ends them.
+        ``chosen_by`` and ``confirmed_by``: the backend times by which choosing and confirming must end.
         """
         choosing, best_first = _Phase(regime, CHOOSE, counts.choose, chosen_by), list(candidates)
         if counts.choose:
@@ -176,8 +176,8 @@ class Confirmation:
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Whether there is time for one more choosing visit in sustained and, after the launches that it leaves queued,
-        for the visits that confirm. While held rows are replayed, always True.
+        """Return whether there is time for one more choosing visit in sustained, for the launches that it leaves
+        queued, and for the visits that confirm. Always True while rows of an interrupted run answer the steps.
         """
         bridge = self.run.backend.sustained_traits.bridge_seconds
         needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.estimate_confirm_seconds()
@@ -191,8 +191,8 @@ class Confirmation:
         )
 
     def _estimate_preparing_seconds(self, regime: str) -> float:
-        """Return the expected seconds to prepare and verify a visit. Before the first visit in a regime, the longest of
-        the other regimes, because the best shapes are not the smallest.
+        """Return the expected seconds to prepare and verify a visit. Before the first visit in a regime, return the
+        longest time in any other regime, because the best shapes are not the smallest.
         """
         if known := self._preparing.get(regime):
             return known[0]
@@ -218,8 +218,8 @@ class Confirmation:
     def _repeat_rounds(
         self, phase: _Phase, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Measure rounds until time or the choice ends them. Returns the remaining candidates. A candidate that is
-        being confirmed, the first, is dropped only if it fails.
+        """Measure rounds until time runs out or the choice is made, and return the remaining candidates. In rounds that
+        confirm, the first candidate is dropped only if it fails.
         """
         left, own = list(candidates), phase.rows
         confirmed = [] if phase.is_choosing else left[:1]
@@ -247,10 +247,10 @@ class Confirmation:
     def _run_round(
         self, phase: _Phase, number: int, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
-        """Measure each candidate once. Returns those that time did not allow; None if the run has ended."""
+        """Measure each candidate once. Return those for which there was no time, or None if the run has ended."""
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         rule = StoppingRule(self.precision, self._compute_max_visit_seconds(regime, phase.until, visits))
-        # There are few visits of seconds, so they keep the order of the candidates, the most promising first.
+        # Visits take seconds, so there are few of them. Keep the order of the candidates, the most promising first.
         is_choice_of_visits = phase.is_choosing and regime.name == Sustained.name
         due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
         while due:
@@ -280,7 +280,7 @@ class Confirmation:
     def _keep_affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """Return the best candidates so far: as many as ``run_rounds`` more rounds can measure within the budget."""
+        """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
         count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: compute_median_rate(found[each].values()), reverse=True)

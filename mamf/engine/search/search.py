@@ -31,8 +31,8 @@ _MIN_TO_JUDGE = 4
 _MIN_TO_GIVE_UP = 40
 # A kernel other than the first is not tried again after this many failures without a success.
 _HOPELESS_FAILURES = 3
-#: The longest K that counts as short, the number of waves that counts as many, the elements of a common tile, and the
-#: number of compute units if unknown.
+#: The maximum K of a short shape, the minimum number of its waves, the elements of a common tile, and the assumed
+#: number of compute units of a device that does not report it.
 _SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # Shapes with a short K and many waves that a search begins with.
 _SHORT_SHAPES = 2
@@ -182,7 +182,8 @@ class Search:
         first = next((each for each in self._first if each in self._position and each not in self.measured), None)
         if first is not None:
             return first
-        # A few measurements show neither what the rate depends on nor that no better shape is left.
+        # With only a few measurements, the surrogate cannot tell what the rate depends on, or that no better shape is
+        # left.
         if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
             return self._draw_unmeasured()
         doubtful = self._mask_tried(self._surrogate.compute_upper_bound(_DOUBT_DEVIATIONS)).max()
@@ -302,7 +303,7 @@ def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[
 
 
 def list_neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
-    """Shapes of the grid up to ``reach`` steps from ``shape`` in each dimension, and these with M and N exchanged."""
+    """Return the grid's shapes up to ``reach`` steps from ``shape`` in each dimension, also with M and N exchanged."""
     found: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
         near = [

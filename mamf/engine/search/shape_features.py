@@ -84,8 +84,9 @@ def cut_into_tiles(m: Array, n: Array) -> Tiling:
 
 
 def compute_wave_features(cut: Tiling, compute_units: int | None) -> Array:
-    """For each pair and tile, the share of the compute units' work that reaches C, in the better orientation. The rest
-    is lost in edge tiles and, counted only if ``compute_units`` is known, in idle units of the last wave.
+    """Return, for each pair and tile, the share of the compute units' work that reaches C, in the better orientation.
+    The remaining work is lost in edge tiles and, counted only if ``compute_units`` is known, in idle units of the last
+    wave.
     """
     useful = cut.useful
     if compute_units:

@@ -67,13 +67,13 @@ class FindStrategy(PlanStrategy):
     min_gain: ClassVar[float] = 0.005
     #: Shapes that won before on devices of this model, on which a quick search also tries the kernel that it chose.
     trial_priors: ClassVar[int] = 4
-    #: How many algorithms, the most promising first, a quick search tries if they must be compiled, and on each shape
-    #: after the first.
+    #: The number of algorithms (the most promising first) that a quick search tries if they must be compiled. It also
+    #: limits the algorithms tried on each shape after the first.
     quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: Setup) -> None:
-        # The rows of an interrupted run are replayed. They also show when each phase ended, because time may have ended
-        # it.
+        # The rows of an interrupted run are replayed. They also show when each phase ended, which may have been because
+        # time ran out.
         super().__init__(setup, replayed=setup.rows)
         kernels: list[MatmulKernel] = setup.kernel_objects
         self.options: SearchOptions = setup.plan.options
@@ -291,7 +291,7 @@ class FindStrategy(PlanStrategy):
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
-        # Rank by the rounds of burst: if single rows scatter, the fastest of them is merely the luckiest.
+        # Rank by the rounds of burst: if single rows are noisy, the fastest row is merely the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalists]
         if self.pace.has_choosing_visits:
@@ -357,8 +357,8 @@ class FindStrategy(PlanStrategy):
 _ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=3)}
 _CANDIDATES = {BURST: 4, SUSTAINED: 2}
 _VISIT_SECONDS = 1.0
-#: Shares of the budget: for measuring every row once, and until all regimes but the last have ended (a soak takes
-#: long). Share of a problem's time for choosing.
+#: The share of the budget for measuring every row once; the share after which all regimes except the last have ended (a
+#: soak takes long); and the share of a problem's time for choosing.
 _SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
 
 
@@ -368,7 +368,7 @@ class KernelsFindStrategy(RowsStrategy):
     """
 
     def __init__(self, setup: Setup) -> None:
-        # Rows that have a phase answer the same steps again; candidates come from the other rows.
+        # Rows with a phase answer the same steps again. Rows without a phase give the candidates.
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self._confirmations: dict[Problem, Confirmation] = {}
 

@@ -4,8 +4,8 @@ The method is that of Rasmussen & Williams, Gaussian Processes for Machine Learn
 hard to predict because of quantization: it is divided into tiles, and tiles into waves over the compute units, so
 neighboring shapes can differ more than distant ones with equal quantization. The features are therefore sizes, and how
 full the last wave and the edge tiles are. The effect of each tile is learned separately (an additive kernel: Duvenaud
-et al., Additive Gaussian Processes, 2011). What the features do not explain is shared by shapes with equal M and N.
-All that is known in advance about a device is its number of compute units, and not always that.
+et al., Additive Gaussian Processes, 2011). What the features do not explain is shared by shapes with equal M and N. The
+only thing known in advance about a device is its number of compute units, and some devices do not report even that.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _FIT_STEPS = 6
-# Differences in log TFLOPS count in full near the best, and less the further a shape is below it, from about this
-# distance on. Otherwise slow shapes would dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
+# Values of log TFLOPS that are further than about this below the best one are compressed, so that differences among
+# slow shapes count less. Otherwise these would dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
 _COMPRESSION_START = 0.1
-# The least standard deviation of a measurement, unless all are equal: with few of them the likeliest noise may be 0.
+# The smallest standard deviation that a measurement may have, unless all are equal. With few measurements the likeliest
+# noise may be 0.
 _MIN_NOISE = 0.001
 
 
@@ -105,8 +106,8 @@ class Scales:
         return found
 
     def compute_log_prior(self) -> float:
-        """Log prior, from the number of steps between these and the defaults. With only a dozen measurements the
-        likelihood alone is not reliable.
+        """Return the log prior, from the number of steps between these scales and the defaults. With only a dozen
+        measurements the likelihood alone is not reliable.
         """
         usual = replace(Scales(), kernel_share=self.kernel_share)
         steps = (
@@ -197,8 +198,8 @@ class Surrogate:
 
 
 class CovarianceParts:
-    """The parts of a covariance that depend on at most one hyperparameter, cached: they are most of the arithmetic, and
-    scales that differ in one hyperparameter share the others.
+    """A cache of the parts of a covariance that depend on at most one hyperparameter. Computing these parts is most of
+    the arithmetic. Scales that differ in one hyperparameter share all parts except the one that depends on it.
     """
 
     def __init__(self, apart: Distances) -> None:
@@ -221,7 +222,7 @@ class CovarianceParts:
         return self._sizes[reach]
 
     def replace_waves(self, waves: Array) -> CovarianceParts:
-        """Return a copy with other distances by waves."""
+        """Return a copy with ``waves`` as its distances by waves."""
         other = copy.copy(self)
         other.apart, other._waves = self.apart._replace(waves=waves), {}
         return other
@@ -229,7 +230,8 @@ class CovarianceParts:
 
 def compute_covariance(near: CovarianceParts, scales: Scales) -> Array:
     """Return the prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a
-    term that is asymmetric in M and N; and one for equal M and N. Two kernels share less, and differ by an offset.
+    term that is asymmetric in M and N; and one for equal M and N. Shapes with different kernels have a smaller
+    covariance, and kernels differ by a constant offset.
 
     For speed it works in place, because with thousands of candidates allocating memory takes as long as the arithmetic;
     it works on pairs of M and N where possible, of which there are far fewer; and it frees arrays early.
@@ -283,10 +285,10 @@ def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Scales)
 _UNITS = range(8, 322, 2)
 # Use only shapes that reach this share of the best rate: in slower ones, other limits hide the waves.
 _MIN_FAST_SHARE = 0.7
-# Use at most this many of them, the fastest; with fewer than the second there is no estimate.
+# The maximum number of these shapes to use (the fastest ones), and the minimum number for an estimate.
 _MAX_SHAPES, _MIN_SHAPES = 64, 16
-# The log likelihood by which waves over some number of units must beat no waves at all. By chance alone the best of all
-# these numbers wins by about the logarithm of how many there are, 5.
+# The log likelihood by which waves over some number of units must beat no waves at all. By chance alone, the best of N
+# numbers of units gains about log(N), which is 5.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 

@@ -19,13 +19,13 @@ from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_PRODUCT
 from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
 
-#: Time for a visit to the ceiling's matmul, relative to a row: it only has to show whether the card drifted.
+#: Time for a visit to the ceiling's matmul, relative to a row's. The visit only has to show whether the card drifted.
 _PRODUCT_SHARE = 0.25
 #: The share of free memory for operands. The flush buffer and the libraries' workspaces need the rest.
 _SHARE_OF_MEMORY = 0.9
 #: Time to rank one of a kernel's algorithms, relative to a row.
 _RANKING_SHARE = 0.25
-#: The speed of this many recent rows predicts the next one's.
+#: The number of recent rows from which the speed of the next row is predicted.
 _RECENT_ROWS = 32
 #: Steps, as a generator that returns a row or something derived from rows.
 StepsWithResult = Generator[Step | Measurement, Measurement | None, Any]
@@ -72,7 +72,9 @@ class RowsStrategy(PlanStrategy):
             )
 
     def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
-        """Order steps so that under a budget all problems have a row of a shape and kernel before any has the next."""
+        """Order steps so that, under a budget, all problems are measured on a shape and kernel before any problem is
+        measured on the next.
+        """
         if self.plan.budget_seconds is None:
             return steps
         places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
@@ -112,8 +114,8 @@ class RowsStrategy(PlanStrategy):
     def _find_fastest_algorithm(
         self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime
     ) -> StepsWithResult:
-        """Find the kernel's fastest algorithm for a shape. Return the kernel itself if it has only one, if the others
-        must be compiled, or if none works; None if the budget ended.
+        """Find the kernel's fastest algorithm for a shape. Return the kernel itself if it has only one algorithm, if
+        the other algorithms must be compiled, or if none works; None if the budget ended.
 
         Each algorithm gets a row with the phase ALGORITHM, in the same regime. The fastest is then measured again for
         the row of the step, because the fastest of several rows is partly lucky.
@@ -132,7 +134,9 @@ class RowsStrategy(PlanStrategy):
         return fastest
 
     def _would_overrun(self, step: StepKey) -> bool:
-        """Whether verification and the minimum number of launches would exceed the budget, at the speed so far."""
+        """Return whether verification and the minimum number of launches would exceed the budget, at the speed of
+        recent rows.
+        """
         speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
         if run.deadline is None or not speeds:
             return run.is_budget_over()
@@ -183,7 +187,9 @@ class OneKernelStrategy(RowsStrategy):
     ranks_algorithms = True
 
     def steps(self) -> Steps:
-        """Raises UnsupportedError before anything is allocated if the kernel does not support the problem."""
+        """Yield the steps. Raises UnsupportedError before anything is allocated if the kernel does not support the
+        problem.
+        """
         (kernel,), problem = self.setup.kernel_objects, self.plan.problem
         if reason := kernel.unsupported(self.backend, problem):
             raise UnsupportedError(reason)

@@ -1,9 +1,9 @@
 """Chooses the steps of runs that compare kernels with a baseline, measure claims again, verify random problems, or
 measure a matmul at the same time as other work.
 
-At the same time: the rate of each is measured alone, and of each while both run. Each is queued back to back in its own
-queue, in blocks that take equally long, with marks between blocks. Only blocks within the time in which both queues
-were busy count, so no rate includes time in which one ran alone.
+For matmul and other work, the rate of each work is measured twice: by itself, and while both works run. Each work is
+launched back to back in its own queue, in blocks of equal duration, with marks between blocks. Only blocks in the
+period in which both queues were busy count, so no rate of the second kind includes time in which a work ran by itself.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class GuardStrategy(RowsStrategy):
 
 
 def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """Return the due steps, plus another one if there is only one, so that no row is measured twice in succession."""
+    """Return the due steps, plus another step if only one is due, so that no row is measured twice in succession."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]
 
@@ -204,7 +204,7 @@ class VerifyStrategy(PlanStrategy):
     skipped_count = 0  # the end of the budget is the end of the run
 
     def steps(self) -> Steps:
-        """Raises UsageError if no kernel has a problem to verify."""
+        """Yield the steps. Raises UsageError if no kernel has a problem to verify."""
         run, rows = self.run, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
@@ -262,8 +262,9 @@ def list_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapSh
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Return the seconds per launch of each work, from the blocks between the latest start and the earliest end of all
-    works; None if a work has no block there. ``marks``: for each work, the seconds and the number of launches so far.
+    """Return the seconds per launch of each work. Only blocks between the latest start and the earliest end of all
+    works count; None if a work has no such block. ``marks``: for each work, the seconds and the number of launches so
+    far.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -276,10 +277,10 @@ def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) ->
 class OverlapStrategy:
     """Measures pairs of matmul and other work.
 
-    - ``pairs``: the pairs, as the problem of any of their rows and their shape.
+    - ``pairs``: the pairs, each as the problem of any of its rows and its shape.
     - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
-    - ``gather_from_ranks``: returns a list of the values that the ranks pass to it. All ranks decide as rank 0 does,
-      and fail together.
+    - ``gather_from_ranks``: returns a list of the values that the ranks pass to it. All ranks follow the decisions of
+      rank 0, and fail together.
     """
 
     backend: Backend
@@ -292,7 +293,7 @@ class OverlapStrategy:
     skipped_count: int = field(default=0, init=False)
 
     def results(self) -> Iterator[Measurement]:
-        """Yield four rows for each pair, in the order of ROWS."""
+        """Yield four rows for each pair, in the order of PAIR_ROWS."""
         begun = self.backend.now()
         for index, (problem, shape) in enumerate(self.pairs):
             if index and self.gather_from_ranks(self.backend.now() - begun >= self.budget_seconds)[0]:
@@ -317,8 +318,8 @@ class OverlapStrategy:
 
 @dataclass
 class _Work:
-    """One of the two works, with its queue. ``marks``: those around the blocks of a window, each with the host's time
-    and the number of launches so far. ``seconds``: the latest time of a launch, which sets the length of blocks.
+    """One of the two works, with its queue. ``marks``: the marks around the blocks of a window, each with the host's
+    time and the number of launches so far. ``seconds``: the latest time of a launch, which sets the length of blocks.
     """
 
     name: str
@@ -376,7 +377,7 @@ class _PairMeasurement:
         return [self._build_row(row) for row in PAIR_ROWS]
 
     def _take_samples(self, every: Sequence[_Work], is_last: bool) -> bool:
-        """Take all samples. False if the host is late in too many windows and a slower pace is left to try."""
+        """Take all samples. Return False if the host is late in too many windows and there is a slower pace to try."""
         self.samples = {row: Samples() for row in PAIR_ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
             self.is_slow = self._measure_visit(works) > _MAX_LATE

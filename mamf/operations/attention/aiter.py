@@ -57,7 +57,7 @@ class Aiter(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=to_window_size(shape, -1),
-            # AITER's default is True, unlike that of FlashAttention. On gfx950 True excludes the fast backward pass.
+            # AITER's default is True; FlashAttention's is False. On gfx950 True excludes the fast backward pass.
             deterministic=False,
             # AITER asserts that this is True if a gradient is needed.
             return_lse=problem.has_backward,

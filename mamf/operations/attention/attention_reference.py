@@ -1,7 +1,7 @@
 """The reference that attention kernels are verified against, and inputs for kernels that skip blocks of keys.
 
-The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. It
-runs on the device, because one head of 16384 tokens takes 10**12 FLOP, in code that is independent of the kernels.
+The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
+code is independent of the kernels. It runs on the device, because one head of 16384 tokens takes 10**12 FLOP.
 
 A quick check compares one random row in 64 of the output and of dQ, in the first and the last head. A full check
 compares more:

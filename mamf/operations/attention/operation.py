@@ -1,9 +1,9 @@
 """The operation ``attention``: shapes, directions, their exact FLOP and byte counts, and columns. Pure.
 
-FLOP are counted as 2 per multiply-add of Q K^T and P V: 4*b*h*sq*sk*d for a forward pass without a mask and with
-d = dv. With a causal mask or a window, only the pairs of a query and a key that it sees are counted. A backward pass
-counts 2.5 times its forward pass (five matmuls instead of two, because it computes the scores again), or 2 times by
-the convention of model FLOP, which leaves recomputation out.
+FLOP are counted as 2 per multiply-add of Q K^T and P V: 4*b*h*sq*sk*d for a forward pass without a mask and with d =
+dv. With a causal mask or a window, only unmasked pairs of a query and a key are counted. A backward pass counts 2.5
+times its forward pass (five matmuls instead of two, because it computes the scores again), or 2 times by the convention
+of model FLOP, which leaves recomputation out.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class AttentionShape:
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key that it sees, per head."""
+        """The number of unmasked pairs of a query and a key, per head."""
         offset = self.seqlen_k - self.seqlen_q
         right = 0 if self.causal else self.window
         last = self.seqlen_k * self.seqlen_q
@@ -335,7 +335,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# Fewer tokens, because what takes an accelerator a millisecond takes a CPU seconds.
+# A CPU gets fewer tokens, because work that takes an accelerator a millisecond takes a CPU seconds.
 _TOKENS, _CPU_TOKENS = 16384, 1024
 _HIDDEN = 2048
 

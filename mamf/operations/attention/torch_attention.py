@@ -65,7 +65,8 @@ _SUBNORMAL = {"float16": 2.0**-24}
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 # Operands whose signs are flipped between launches. For ``bwd`` V is saved by the forward pass and must not change.
 _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
-# The largest relative error of a single row of the output. Rounding causes far less; a row never written, far more.
+# The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that was
+# never written a far larger one.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
@@ -135,7 +136,8 @@ class TorchAttention(AttentionKernel):
         memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
-            # Run once first: what a library allocates once, such as a workspace, is not part of a saved forward pass.
+            # Launch once first, so that memory that a library allocates only once, such as a workspace, does not count
+            # as memory of a saved forward pass.
             attentions[0].make_launch(call)
             attentions[0].release_forward()
         before = backend.allocated_memory()

@@ -77,7 +77,8 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
 def verify_sum(
     array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
 ) -> Callable[[object], Verdict]:
-    """Make a check that ``sums`` add up to ``times`` the sum of the array, relative to the array's norm.
+    """Make a check that ``sums`` add up to ``times`` times the sum of the array. The error is relative to the array's
+    norm.
 
     In float32 the check detects any missing element. ``device``: a device that supports float64. Raises
     UnsupportedError if the sum of the array may exceed the range of the dtype.

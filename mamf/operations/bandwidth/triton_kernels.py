@@ -1,7 +1,7 @@
 """Triton kernels for the passes; imported only if Triton is installed.
 
-Each pass of a program starts some blocks after the previous pass, so that no block comes from the compute unit's
-first-level cache, which is not measured, and the compiler cannot merge equal passes.
+In each pass, a program reads or writes other blocks than in the previous pass. So no block comes from the first-level
+cache of its compute unit, which should not be measured, and the compiler cannot merge equal passes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# How many programs each pass is shifted by: not a divisor of the number of programs on any device.
+# In each pass, a program takes the blocks that belong to the program this much further on. No device has a number of
+# programs that this divides.
 _SHIFT = tl.constexpr(37)
 
 

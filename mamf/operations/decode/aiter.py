@@ -1,4 +1,4 @@
-"""AMD's AITER over a paged cache: batched prefill, which also decodes, and MLA."""
+"""AMD's AITER over a paged cache: its batched prefill kernel, which also supports decode, and its MLA decode kernel."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
-aligned to the bottom right. FLOP are counted for pairs of a query and a key that it sees. Bytes are counted for the
+aligned to the bottom right. FLOP are counted for unmasked pairs of a query and a key. Bytes are counted for the
 queries, the output, the tables that locate the tokens, and the cache: each cached token once, however many query heads
 share it.
 """
@@ -183,7 +183,9 @@ class DrawnSequences:
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key that it sees, per head. The last query sees all keys, each earlier one 1 fewer."""
+        """The number of unmasked pairs of a query and a key, per head. The last query sees all keys, and each query
+        sees one key fewer than the next query.
+        """
         return sum(q * n - q * (q - 1) // 2 for q, n in zip(self.queries, self.lengths, strict=True))
 
 
@@ -334,7 +336,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# Smaller sizes, because what takes an accelerator a millisecond takes a CPU seconds.
+# A CPU gets smaller sizes, because work that takes an accelerator a millisecond takes a CPU seconds.
 _CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 

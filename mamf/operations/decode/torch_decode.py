@@ -4,9 +4,9 @@ A kernel declares which caches it supports and implements ``bind``. ``SdpaKvcach
 example.
 
 The tables of a cache are here too, and the reference that kernels are verified against: float64 matmuls and a softmax.
-Before timing and at the end the whole output is compared; between trains of a burst, the output of a random sequence.
-The reference runs on the device in code that is independent of the kernels. One head of a random sequence is computed
-on the host as well.
+The whole output is compared before timing and at the end. Between trains of a burst, the output of a random sequence is
+compared. The reference runs on the device in code that is independent of the kernels. One head of a random sequence is
+computed on the host as well.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TorchDecode(DecodeKernel):
     """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
 
     - ``has_contiguous``, ``has_pages``: the kinds of cache. ``page_multiple``: page sizes must be a multiple of it.
-    - ``has_ragged``: sequences of different lengths. ``has_ragged_queries``: different numbers of queries.
-    - ``has_latent``: a latent. ``has_heads``: separate keys and values.
+    - ``has_ragged``: sequences may differ in length. ``has_ragged_queries``: they may differ in the number of queries.
+    - ``has_latent``: the cache may store a latent. ``has_heads``: it may store separate keys and values.
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
     - ``head_dims``: the head dimensions without a latent.
     """
@@ -222,9 +222,11 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     )
 
 
-# Score elements that are computed at once, and the most key elements of one head that are copied to the host.
+# The number of score elements to compute at once, the maximum key elements of one head to copy to the host, and the
+# number of rows to compare there.
 _CHUNK, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
-# The largest relative error of a single row of the output. Rounding causes far less; a row never written, far more.
+# The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that was
+# never written a far larger one.
 _ROW_TOLERANCE = 0.25
 # The slope of the output against the reference may differ from 1 by this much, plus this many standard deviations of
 # rounding.
@@ -341,7 +343,9 @@ def compute_attention(
 def compare_sequences(
     shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float, is_whole: bool = False
 ) -> Verdict:
-    """Compare the output of a random sequence, or of all. ``output``: [queries, heads, head_dim_v]."""
+    """Compare the output of a random sequence, or of all sequences if ``is_whole``. ``output``: [queries, heads,
+    head_dim_v].
+    """
     sequences, parts = list(tables.iterate_query_rows()), []
     chosen = sequences if is_whole else [secrets.choice(sequences)]
     for sequence, rows in chosen:
@@ -377,7 +381,8 @@ def gather_tokens(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def compare_outputs(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
-    """Compare an output with the expected one: relative error of all, error of the worst row, and slope.
+    """Compare an output with the expected one: the relative error of the whole output, the error of the worst row, and
+    the slope.
 
     ``bound``: the relative error allowed. The slope is that of a fit of the output to the expected one; it detects a
     wrong scale that is smaller than rounding.

@@ -1,7 +1,7 @@
 """Matmul with cuBLASLt: all algorithms that its heuristic proposes, and dtypes for which torch has no function.
 
-``torch.mm`` runs the heuristic's first choice, which is not the fastest for some shapes, and ``torch._int_mm`` gives it
-no workspace. A regime ranks the proposals (``variants``).
+``torch.mm`` runs the heuristic's first choice, which is not the fastest for some shapes. ``torch._int_mm`` gives
+cuBLASLt no workspace. A regime ranks the proposals (``variants``).
 
 cuBLASLt stores matrices by columns, torch by rows. So it computes C transposed: B transposed times A transposed.
 """

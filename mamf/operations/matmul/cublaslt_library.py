@@ -1,4 +1,4 @@
-"""What a product needs of libcublasLt, called with ctypes. Importing this module loads no library.
+"""Calls the functions of libcublasLt that a matmul needs, with ctypes. Importing this module loads no library.
 
 Names and values are those of NVIDIA's cublasLt.h and library_types.h, releases 12 and 13.
 """
@@ -161,7 +161,9 @@ def load_library() -> CublasLtLibrary | Unavailable:
 
 
 def _load_candidates() -> Iterator[Any]:
-    """Yield loaded libraries, best first: the one that this process uses already, that of a wheel, the system's."""
+    """Yield loaded libraries, best first: the library that this process already uses, the one in a wheel, and the
+    system's.
+    """
     is_windows = sys.platform == "win32"
     names = [f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _KNOWN_MAJORS]
     wheels = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _FOLDERS]

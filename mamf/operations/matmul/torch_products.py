@@ -23,7 +23,7 @@ from mamf.operations.whole_products import Part
 class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     """Matmul by one torch function. Derived classes define their dtypes and the launch."""
 
-    #: The function of torch that it calls, if some releases lack it.
+    #: The torch function that this kernel calls, if some releases of torch lack it; else empty.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -77,7 +77,9 @@ class TorchMm(TorchMatmul):
 
 
 class Compiled(TorchMm):
-    """Compiles for each shape, which takes seconds to minutes, so a search tries it only on request."""
+    """torch.mm under torch.compile. Each shape takes seconds to minutes to compile, so a search tries this kernel only
+    on request.
+    """
 
     is_default = False
     name = "compiled"

@@ -1,5 +1,5 @@
-"""Matrix products written in Triton and Gluon, with one kernel for each of the few configurations of a dtype that are
-worth a regime's time; a regime ranks them.
+"""Matmul kernels written in Triton and Gluon. Each dtype has a few promising configurations, with a kernel for each,
+and a regime ranks these kernels.
 
 Triton ships with torch on NVIDIA, AMD and Intel. It is faster than libraries for some problems, mainly int8 on Hopper.
 Gluon ships with Triton from 3.6 on. In contrast to Triton it assigns warps: some load, others multiply.
@@ -22,8 +22,8 @@ from mamf.operations.compilation import check_triton
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_idle_units
 
-#: ``tile``: a program for each tile of C. ``persistent``: as many programs as run at once, each of many tiles. ``tma``:
-#: persistent, and operands are loaded by tensor descriptors.
+#: ``tile``: one program per tile of C. ``persistent``: as many programs as the device runs at once; each computes many
+#: tiles. ``tma``: persistent, and operands are loaded by tensor descriptors.
 Schedule = Literal["tile", "persistent", "tma"]
 _PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
 _EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
@@ -116,7 +116,7 @@ def list_configurations(runtime: str, dtype: str) -> list[Configuration]:
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Rows of tiles per group: concurrent programs share their operands.
 _GROUP_M = 8
-# If the device does not report it.
+# The assumed number of compute units of a device that does not report it.
 _COMPUTE_UNITS = 64
 # Elements of C per compute unit, all persistent programs together: two of 128 x 128 or one of 128 x 256 fill its
 # registers.
@@ -299,7 +299,7 @@ class Gluon(TorchMatmul):
     dtypes = ("bfloat16", "float16")
     takes = "a tile"
     is_tried_unasked = False
-    #: How many run at once: one per compute unit of the device that it is prepared for.
+    #: The number of programs: one per compute unit of the device that the kernel is prepared for.
     programs = 1
 
     def __init__(self, text: str | None = None) -> None:

@@ -32,7 +32,8 @@ from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
 
-#: The number of batches that launches rotate over. All launches share the parameters, so more would evict nothing.
+#: The number of batches that launches rotate over. All launches share the parameters, so more batches would not evict
+#: more data from the cache.
 _MAX_BATCHES = 3
 
 
@@ -240,7 +241,8 @@ class PreparedModel:
         if problem.phase == "step":
             fused = problem.optimizer == "adamw-fused"
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
-        # Gradients and moments stay in memory between launches: this many copies of the parameters' size.
+        # Gradients and moments stay in memory between launches. Together they are this many times as large as the
+        # parameters.
         copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
         self._held_bytes = copies * problem.parameter_bytes(shape)
 

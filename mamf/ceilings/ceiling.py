@@ -64,9 +64,9 @@ class Ceiling(Tabular, Rate):
       burst, total work divided by total time in sustained. ``interval``: the 95 % repeat interval of the rate.
     - ``dtype``, ``unit``: derived from ``problem`` and ``shape``.
     - ``tied``: candidates that these rounds do not show to be slower than the winner.
-    - ``gain_over_default``: how much faster the winning kernel is than the library's default on the same shape, as a
+    - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the same shape, as a
       share; None if that was not measured, or if the default won.
-    - ``repeatability``: the calibration behind the interval; None in converted logs, whose intervals come from the
+    - ``repeatability``: the calibration behind the interval; None in converted logs, where the interval comes from the
       rounds only.
     """
 
@@ -244,7 +244,7 @@ def compute_figure_error(rounds: Sequence[Measurement]) -> FigureError:
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
-    """Return the calibration of these rounds, or that of their regime if the log names none."""
+    """Return the calibration that the rounds name, or else the calibration of their regime."""
     return find_median_repeatability(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 

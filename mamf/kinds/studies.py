@@ -88,7 +88,7 @@ class Guard(KernelRows):
 
 
 class Overlap(KernelRows):
-    """Matmul at the same time as other work: what each loses while both run."""
+    """Matmul at the same time as other work, and the speed that each loses while both run."""
 
     name = OVERLAP
     noun = "an overlap"
@@ -125,7 +125,7 @@ class Roofline(Find):
 
 
 class Verify(Kind):
-    """Random problems whose whole outputs were checked."""
+    """Random problems, with a check of the whole output of each."""
 
     name = VERIFY
     noun = "a verification"

@@ -23,7 +23,7 @@ from mamf.operations.collective import CollectiveKernel, CollectiveProblem, Coll
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
 
 _SAMPLE_COUNT = 256
-# An error that is larger than any valid one.
+# The maximum exponent of the number of ranks by which repeated reductions scale the expected sums.
 _MAX_GROWTH = 500
 _NO_GROUP = Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 

@@ -55,7 +55,7 @@ class UnknownProblem:
 
 
 class Unknown(Operation[Any, Any]):
-    """The placeholder for an operation that is not installed. ``record``: a row of the log, if known."""
+    """The placeholder for an operation that is not installed. ``record``: a row of the log."""
 
     kernel_group = ""
     kernel_type = Kernel  # type: ignore[type-abstract]  # there are no kernels

@@ -18,7 +18,7 @@ from mamf.plans import Plan
 from mamf.statistics import Repeatability, figure_of, interval_of
 
 Launch = Callable[[], object]
-# Even the coarsest clock advances within this many rounds of launches.
+# Every clock, even a coarse one, advances within this many rounds of launches.
 _MANY_ROUNDS = 20
 #: Seconds of a row without a time limit: the 150 launches and flushes of classic usually take less.
 _USUAL_ROW_SECONDS = 1.0
@@ -98,7 +98,8 @@ class Regime(ABC):
     - ``best_by``: the statistic that ranks rows.
     - ``rotates_operands``: whether launches rotate over several operand sets.
     - ``needs_rewrite``: whether C is overwritten before each launch.
-    - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: that of a row of a plan.
+    - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: the time limit of a row of a
+      plan.
     - ``warmup_seconds``: device seconds of load before the first row.
     """
 
@@ -281,7 +282,7 @@ class Regime(ABC):
         return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
 
 
-#: If checked launches take this many times as long as the others, the others skip work.
+#: If checked launches take this many times as long as unchecked launches, the unchecked launches skip work.
 _EQUAL_WORK = 2.0
 #: This many checked launches are not all slow by chance.
 _MIN_CHECKED = 4

@@ -33,7 +33,8 @@ class Burst(Regime):
 
     name = "burst"
     default_seconds = usual_seconds = 1.0
-    #: Launches of the first train, whose kernel's duration is not known yet; no other train is shorter.
+    #: The number of launches in the first train, when the duration of a launch is not known yet. No later train has
+    #: fewer.
     min_train_launches: ClassVar[int] = 3
     max_train_launches: ClassVar[int] = 8
     #: How many launches a row usually takes.
@@ -49,8 +50,8 @@ class Burst(Regime):
     #: How many consecutive first trains may be discarded because earlier load still throttles the device.
     max_throttled_trains: ClassVar[int] = 3
 
-    #: Trains with clock stamps; back-to-back stamps after each of them; and the shortest launch whose clock they can
-    #: measure.
+    #: The number of trains with clock stamps, the number of back-to-back stamps after each of these trains, and the
+    #: seconds of the shortest launch for which they can measure the clock.
     stamped_trains: ClassVar[int] = 3
     idle_stamps: ClassVar[int] = 8
     min_clocked_launch_seconds: ClassVar[float] = 20e-6
@@ -227,8 +228,8 @@ class Burst(Regime):
         return max(int(fitting), shortest)
 
     def _compute_min_train_size(self, period: float) -> int:
-        """Return the fewest launches of a train: ``min_train_launches``, or as many as fit before the power controller
-        reacts.
+        """Return the minimum number of launches in a train: ``min_train_launches``, or as many as fit before the power
+        controller reacts.
         """
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
         return min(self.min_train_launches, max(1, fitting))

@@ -21,7 +21,9 @@ from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUD
 
 
 def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
-    """Return the winning shapes of an earlier find on this device, then those of contributed finds on its model."""
+    """Return the winning shapes of an earlier find on this device, then the winning shapes of contributed finds on
+    devices of its model.
+    """
     shapes = list[MatmulShape]()
     for regime in CEILINGS:
         with suppress(MamfError, OSError):  # the log of that find cannot be read

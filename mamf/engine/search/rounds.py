@@ -184,7 +184,7 @@ class Confirmation:
         return self.run.is_replaying or self.deadline - self.run.now() >= needed
 
     def estimate_confirm_seconds(self) -> float:
-        """Return the least time, in seconds, of the visits that confirm a candidate in sustained."""
+        """Return the minimum time, in seconds, of the visits that confirm a candidate in sustained."""
         return MIN_ROUNDS * (
             Sustained.compute_min_reset_visit_seconds(self.run.backend)
             + self._estimate_preparing_seconds(Sustained.name)

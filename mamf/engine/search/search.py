@@ -56,7 +56,7 @@ class SearchResult:
 
     - ``best``: the best shape. Its measured rate is biased upward, so measure it again.
     - ``measured``: TFLOPS by shape, in the order of measurement; NaN if a shape could not be measured.
-    - ``exhausted``: whether the search ended because no promising shape was left.
+    - ``exhausted``: whether the search ended because it had measured all promising shapes.
     """
 
     best: MatmulShape
@@ -109,8 +109,8 @@ def list_candidates(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[
 def draw_short_shapes(
     shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes with a short K whose C takes many waves of tiles. The best shape may be one of them, and a random
-    sample would miss them because they are few.
+    """Draw shapes with a short K and so large a C that its tiles take many waves. The best shape may be one of them,
+    and a random sample would miss them because they are few.
     """
     min_size = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
     short = [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= min_size]

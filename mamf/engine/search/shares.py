@@ -18,7 +18,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: The phase of rows that only show what is worth confirming.
+#: The phase of rows that only show which candidates are worth confirming.
 SCOUT = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 
@@ -86,5 +86,5 @@ class SharesStrategy(RowsStrategy):
 
 
 def get_ceiling_name(search: Plan) -> str:
-    """Return the dtype whose matmul ceiling a search finds, or READ_BANDWIDTH."""
+    """Return the dtype of the matmul ceiling that a search finds, or READ_BANDWIDTH for a bandwidth ceiling."""
     return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH

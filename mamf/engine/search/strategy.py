@@ -79,8 +79,8 @@ class FindStrategy(PlanStrategy):
         self.options: SearchOptions = setup.plan.options
         self._seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default = kernels[0].name
-        #: The kernels whose algorithms are compared. The default kernel is one of them if its
-        #: algorithms are cheap to try.
+        #: The kernels for which the search compares algorithms. The default kernel is one of them if its algorithms are
+        #: cheap to try.
         self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.pace = choose_pace(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
@@ -426,7 +426,9 @@ class KernelsFindStrategy(RowsStrategy):
         return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
 
     def make_rule(self, regime: Regime) -> StoppingRule:
-        """Stop a row early if the budget is short: it only has to show what is worth confirming."""
+        """Return a rule that stops a row early if the budget is short, because the row only has to show whether it is
+        worth confirming.
+        """
         usual = super().make_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.seconds is None:
             return usual

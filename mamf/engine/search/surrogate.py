@@ -1,7 +1,7 @@
 """Predicts the rate of shapes that are not measured yet, with a Gaussian process over features of the shape.
 
-The method is that of Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. Matmul is
-hard to predict because of quantization: it is divided into tiles, and tiles into waves over the compute units, so
+The method follows Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. Matmul is hard
+to predict because of quantization: it is divided into tiles, and tiles into waves over the compute units, so
 neighboring shapes can differ more than distant ones with equal quantization. The features are therefore sizes, and how
 full the last wave and the edge tiles are. The effect of each tile is learned separately (an additive kernel: Duvenaud
 et al., Additive Gaussian Processes, 2011). What the features do not explain is shared by shapes with equal M and N. The

@@ -39,7 +39,8 @@ class RowsStrategy(PlanStrategy):
     - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing is not measured again.
     - ``records``: records that the log gets before the rows.
 
-    Devices that share a run find their own ceilings, and first measure common rows, which make their rows comparable.
+    If several devices share a run, each device finds its own ceilings and first measures common rows, so that rows of
+    different devices can be compared.
     """
 
     #: Whether each row is measured with the fastest of its kernel's algorithms.
@@ -117,8 +118,8 @@ class RowsStrategy(PlanStrategy):
         """Find the kernel's fastest algorithm for a shape. Return the kernel itself if it has only one algorithm, if
         the other algorithms must be compiled, or if none works; None if the budget ended.
 
-        Each algorithm gets a row with the phase ALGORITHM, in the same regime. The fastest is then measured again for
-        the row of the step, because the fastest of several rows is partly lucky.
+        Each algorithm gets a row with the phase ALGORITHM, in the same regime. The fastest algorithm is then measured
+        again for the row of the step, because the fastest of several rows is partly lucky.
         """
         if not kernel.has_cheap_variants:
             return kernel

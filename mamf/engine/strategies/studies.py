@@ -102,7 +102,7 @@ def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[St
     return [*due, *(others[-1:] if len(due) == 1 else ())]
 
 
-#: The most visits to a claim.
+#: The maximum number of visits to a claim.
 _MAX_VISITS = 5
 
 
@@ -129,11 +129,12 @@ class ReproduceStrategy(RowsStrategy):
             regime = regime.confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
 
 
-# Attempts to draw a problem that a kernel supports; and the most rows of a log: a longer budget makes visits longer.
+# The number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If the
+# budget allows more rows, visits become longer instead.
 _TRIES, _MAX_ROWS = 200, 5000
 # The shortest visit to a problem that was requested by number.
 _REPEAT_SECONDS = 1.0
-# A problem that must load the device has at least this share of the most multiply-adds.
+# A problem that must load the device has at least this share of the maximum number of multiply-adds.
 _LOADING_SHARE = 0.25
 
 
@@ -241,11 +242,12 @@ PAIR_ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: How often visits alternate between matmul, the other work and both, so that the device's drift affects all three
 #: equally; and the seconds to measure each row for, over all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
-#: Blocks of a window; blocks of the other work that a CPU queues ahead; seconds of a window; and the most windows to
-#: try for a first sample.
+#: The number of blocks in a window, the number of blocks of the other work that a CPU queues ahead, the seconds of a
+#: window, and the maximum number of windows to try for a first sample.
 _BLOCKS, _AHEAD, _WINDOW_SECONDS, _MAX_TRIED = 16, 4, 0.05, 4
-#: Pairs of flushes ahead of a window, during which the host queues its first blocks, and the most short launches in a
-#: window. If the host is late in more than _MAX_LATE of a visit's windows, the next pair is used.
+#: Pairs of two numbers: the flushes ahead of a window, during which the host queues the window's first blocks, and the
+#: maximum number of short launches in a window. If the host is late in more than _MAX_LATE of a visit's windows, the
+#: next pair is used.
 _PACES, _MAX_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: The host must be this far ahead at each mark, or the device may have waited for it. A launch counts as no shorter
 #: than _MIN_SECONDS.

@@ -44,7 +44,7 @@ class Distance:
     - ``slopes``: the slope of a fit of x to the reference, minus 1.
     - ``worst_row``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine similarity, and
       ||x - reference||_1 / ||reference||_1.
-    - ``rows``: the number of rows compared, for the result with the fewest.
+    - ``rows``: the number of rows compared; the minimum over all results.
     """
 
     errors: dict[str, float]

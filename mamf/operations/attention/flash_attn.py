@@ -142,8 +142,8 @@ class FlashAttention4(_FlashAttention):
         return capability[0] in _FA4_FORWARD_MAJORS
 
     def load(self) -> Any:
-        # flash-attn 2.8 includes an early copy of this module that needs other packages. __version__ does not tell them
-        # apart.
+        # flash-attn 2.8 includes an early copy of this module that needs other packages. Its __version__ does not show
+        # that it is the copy.
         if get_package_version(self.distribution) is None:
             raise ModuleNotFoundError(f"no {self.distribution}", name=self.module)
         return importlib.import_module(self.module)

@@ -1,7 +1,7 @@
 """Base classes of attention kernels on torch tensors: operands, launches in each direction, verification, libraries.
 
-A kernel declares its layout and implements a call. ``Sdpa`` in torch_kernels.py is the shortest example, ``FusedSdpa``
-that of a library.
+A kernel declares its layout and implements a call. The shortest example is ``Sdpa`` in torch_kernels.py; the shortest
+example of a kernel from a library is ``FusedSdpa``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SUBNORMAL = {"float16": 2.0**-24}
 # The slope of a result against the reference may differ from 1 by this much, plus this many standard deviations of
 # rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
-# Operands whose signs are flipped between launches. For ``bwd`` V is saved by the forward pass and must not change.
+# The operands that get new signs between launches. For ``bwd`` V is saved by the forward pass and must not change.
 _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 # The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that was
 # never written a far larger one.
@@ -90,7 +90,7 @@ class TorchAttention(AttentionKernel):
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
     #: The head dimensions of values; None: ``head_dims``.
     value_dims: ClassVar[range | None] = None
-    #: The largest ||O - reference|| / ||reference|| of a correct result; None: that of the dtype.
+    #: The largest ||O - reference|| / ||reference|| of a correct result; None: use the limit of the dtype.
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:

@@ -23,8 +23,9 @@ from mamf.operations.collective import CollectiveKernel, CollectiveProblem, Coll
 from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
 
 _SAMPLE_COUNT = 256
-# The maximum exponent of the number of ranks by which repeated reductions scale the expected sums.
-_MAX_GROWTH = 500
+# How often the expected sums of repeated reductions double at most. It is beyond the range of float32, so further
+# launches change no result.
+_MAX_DOUBLINGS = 500
 _NO_GROUP = Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
 
@@ -174,8 +175,8 @@ class Exchange:
         found, expected = self._copy_samples(self._received), self._expected
         if self._collective == "all_reduce":
             # Each further launch reduces sums again: they grow by the number of ranks until the dtype overflows.
-            grown = expected * float(self._ranks) ** min(self._launches - 1, _MAX_GROWTH)
-            expected = grown.to(self._received.dtype).double()
+            exponent = min(self._launches - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
+            expected = (expected * float(self._ranks) ** exponent).to(self._received.dtype).double()
             is_finite = expected.isfinite()
             if not torch.equal(found[~is_finite], expected[~is_finite]):
                 return math.inf

@@ -58,6 +58,14 @@ class WithoutIdleMarks(TwoQueues):
     has_idle_marks = False
 
 
+class CountingFlushes(WithoutIdleMarks):
+    flushes = 0
+
+    def flush_cache(self, size=None):
+        self.flushes += 1
+        super().flush_cache(size)
+
+
 class Aside(SimulatedMatmul):
     """Leaves a part of its work in the second queue: ``seconds`` a launch, or none in every ``rarely``-th one."""
 
@@ -111,6 +119,12 @@ def test_new_streams_that_delay_idle_marks_refuse_no_launch(regime):
 @pytest.mark.parametrize("backend", [WithoutIdleMarks, TwoQueues])
 def test_a_launch_that_leaves_nothing_is_accepted(regime, backend):
     assert row_of(Aside(0.0), regime, backend()).ok
+
+
+def test_a_device_without_idle_marks_is_flushed_for_launches_only():
+    device = CountingFlushes()
+    assert row_of(Aside(0.0), "classic", device).ok
+    assert device.flushes == 8
 
 
 def test_marks_that_another_process_delays_now_and_then_refuse_no_burst():

@@ -230,9 +230,9 @@ class Regime(ABC):
         visit may be due to new streams (on an H100 it then varies from 4 to 12 us), so it is compared with gaps
         measured now between marks without a launch: with the largest of _MEDIANS medians.
         """
-        usual, gap = self._idle_mark_gap[0], statistics.median(checked.gaps or [0.0])
-        allowed = max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
-        if gap - usual <= allowed:
+        gap, allowed = statistics.median(checked.gaps or [0.0]), max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
+        # There are no gaps if the device has no idle marks, or if it was idle when they were queued.
+        if not checked.gaps or gap - (usual := self._idle_mark_gap[0]) <= allowed:
             return
         flushes = [_FLUSHES_AHEAD] * min(len(checked.gaps), _PAIRS_IN_MEDIAN)
         pairs = [list(self._measure_gaps(flushes)) for _ in range(_MEDIANS)]

@@ -351,7 +351,7 @@ def add_measuring_options(
         dest="flush",
         action="store_false",
         default=None,
-        help="burst: do not flush the cache between launches",
+        help="do not flush the cache between launches (in burst only)",
     )
     group.add_argument(
         "--clock",

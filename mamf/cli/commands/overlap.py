@@ -70,7 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--bytes",
         type=float,
         metavar="Y",
-        help="bytes of the other work in the step of --flop, counted like SIZE of --shapes, such as 1.6e10",
+        help="bytes that the other work moves in the step with --flop FLOP, counted like SIZE of --shapes, such as "
+        "1.6e10",
     )
     add_device_options(parser)
     add_run_options(parser, "none")

@@ -51,14 +51,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     script.required = False  # --from needs none
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in python -m")
-    parser.add_argument("--steps", type=size, default=3, metavar="N", help="number of steps to profile (default: 3)")
+    parser.add_argument(
+        "--steps",
+        type=size,
+        default=3,
+        metavar="N",
+        help="number of steps to profile (default: 3); before that, the same number of steps is timed without the "
+        "profiler",
+    )
     parser.add_argument(
         "--warmup",
         type=size,
         default=5,
         metavar="N",
-        help="number of steps before the profiled ones (default: 5); the same number of steps after them is timed "
-        "without the profiler",
+        help="number of steps to skip first (default: 5)",
     )
     parser.add_argument(
         "--calls",

@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(group, "--regime", default_text="both")
     add(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
     add(group, "--dry-run", "--notes")
-    add(group, "--output-folder", default_text="roofline-DATE; searches in an existing folder continue")
+    add(group, "--output-folder", default_text="roofline-DATE; in an existing folder, unfinished searches continue")
     add_device_options(parser)
     group = parser.add_argument_group("files")
     add(group, "--picture")

@@ -67,10 +67,10 @@ def configure(parser: Parser) -> None:
         "--num-warmup-iterations",
         type=index,
         metavar="COUNT",
-        help="classic: number of untimed warm-up launches (default: 50)",
+        help="number of untimed warm-up launches, in classic only (default: 50)",
     )
     group.add_argument(
-        "--num-iterations", type=size, metavar="COUNT", help="classic: number of timed launches (default: 100)"
+        "--num-iterations", type=size, metavar="COUNT", help="number of timed launches, in classic only (default: 100)"
     )
     group.add_argument(
         "--order",

@@ -1,9 +1,9 @@
 """Chooses the steps of runs that compare kernels with a baseline, measure claims again, verify random problems, or
 measure a matmul at the same time as other work.
 
-For matmul and other work, the rate of each work is measured twice: by itself, and while both works run. Each work is
+For matmul and other work, the rate of each is measured twice: alone, and while both run. Each is
 launched back to back in its own queue, in blocks of equal duration, with marks between blocks. Only blocks in the
-period in which both queues were busy count, so no rate of the second kind includes time in which a work ran by itself.
+period in which both queues were busy count, so the rate together includes no time in which only one of them ran.
 """
 
 from __future__ import annotations

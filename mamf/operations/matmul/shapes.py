@@ -242,7 +242,7 @@ class ProductProblem(DeclaredProblem):
     layout: str = field(
         default="nt",
         metadata=describe(
-            "how A and B are stored: n as multiplied, t transposed; nt+8 leaves 8 unused elements after each row",
+            "how A and B are stored: n not transposed, t transposed; nt+8 leaves 8 unused elements after each row",
             choices=_ALL_LAYOUTS,
             metavar="LAYOUT",
             is_rare=True,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from mamf.backend import Backend
 from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
-from mamf.plans import CEILINGS, CLOCKS
+from mamf.plans import CEILINGS, CLOCKS, KERNEL_REGIMES
 from mamf.text import escape_invisible, escape_invisible_in_lines, wrap_line
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS[
 
 
 def add_measuring_options(
-    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = CEILINGS
+    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = KERNEL_REGIMES
 ) -> argparse._ArgumentGroup:
     """Add the options that say how rows are measured. ``regimes``: the default, as help prints it. ``known``: all
     regimes to choose from.

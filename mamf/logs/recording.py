@@ -7,6 +7,7 @@ have one form; shapes and problems in it are read and written by their operation
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +94,10 @@ def _logged_type(kind: Any) -> Any:
 
 def _allow_missing(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Allow fields with a default to be missing: logs from before such a field was added do not have it."""
-    return {name: each | Missing if hasattr(kind, name) else each for name, each in declared.items()}
+    defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    return {
+        name: each if defaults[name] is inspect.Parameter.empty else each | Missing for name, each in declared.items()
+    }
 
 
 def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:

@@ -430,14 +430,14 @@ def test_shapes_that_fail_neither_end_the_find_nor_win(backend, fault):
 
 
 def test_a_candidate_that_begins_to_fail_is_not_confirmed(backend):
-    find = find_of(backend)
+    find = find_of(backend, seed=1)
     seen = []
     for row in find.results():
         if row.phase == "confirm" and row.shape not in seen:
             seen.append(row.shape)
             if len(seen) == 2:
                 backend.faults[row.shape] = RuntimeError("CUDA error")
-    assert len(seen) >= 2
+    assert len(seen) > 2
     assert find.ceilings["burst"].shape != seen[1]
 
 

@@ -246,8 +246,8 @@ class Regime(ABC):
             raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
     def _measure_gaps(self, flushes: Iterable[int]) -> Iterator[tuple[float, float]]:
-        """Yield the device seconds from a mark to an idle mark that follow no launch, and the host seconds to queue
-        both: a pair for each number of flushes ahead of it, unless the host was too slow.
+        """Queue a mark and an idle mark with no launch in front, once for each number of flushes. Yield the device
+        seconds between the two and the host seconds to queue both, unless the host was too slow.
         """
         for count in flushes:
             begun = self.backend.now()

@@ -38,17 +38,13 @@ class Classic(Regime):
 
     @classmethod
     def of_plan(cls, backend: Backend, plan: Plan) -> Classic:
-        return cls(backend, *cls._launches_of(plan))
+        options = plan.options if isinstance(plan.options, SweepOptions) else SweepOptions()
+        return cls(backend, options.warmup_launches, options.timed_launches)
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
-        return cls.warmup_seconds + sum(launches) * sum(cls._launches_of(plan))
-
-    @staticmethod
-    def _launches_of(plan: Plan) -> tuple[int, int]:
-        """Return the numbers of warm-up launches and of timed launches."""
-        options = plan.options if isinstance(plan.options, SweepOptions) else SweepOptions()
-        return options.warmup_launches, options.timed_launches
+        regime = cls.of_plan(backend, plan)
+        return cls.warmup_seconds + sum(launches) * (regime.warmup_launches + regime.timed_launches)
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, loops = self.backend.now(), 0

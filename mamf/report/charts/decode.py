@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
-from mamf.ceilings.roof import COMPUTE, MEMORY, Roofs
+from mamf.ceilings.ceiling import find_row_ceiling
+from mamf.ceilings.roof import COMPUTE, MEMORY, Roofs, make_roof_point
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, label_ticks
@@ -44,22 +44,24 @@ def decode_chart(
             filter(None, [heads, "" if by_queries else queries, cache, lengths, *of.describe_problem(row.problem)])
         )
 
-    compute = find_compute_limit(measured, roofs)
-    limit, unit = compute or (roofs and roofs.bandwidth.get((MEMORY, regime))), "TFLOPS" if compute else "TB/s"
+    limit, unit, is_compute = roofs and roofs.bandwidth.get((MEMORY, regime)), "TB/s", False
+    if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE for row in measured):
+        limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute), "TFLOPS", True
     panels = []
     for title, same in group_pairs((panel_of(row), row) for row in measured).items():
         by_kernel = group_pairs((row.kernel, row) for row in sorted(same, key=position))
-        lines = (
-            Line(name, tuple(point(row, position(row), flop_per_byte(row) if compute else 1.0) for row in own))
+        lines = tuple(
+            Line(
+                name, tuple(point(row, position(row), row.work.flop / row.amount if is_compute else 1.0) for row in own)
+            )
             for name, own in by_kernel.items()
         )
-        panels.append(Panel(title, tuple(lines), limit.rate if limit else None, unit))
+        panels.append(Panel(title, lines, limit.rate if limit else None, unit))
     notes = failures(kept, {row.kernel for row in measured})
     if limit:
-        source = (
-            f"{limit.rate:.4g} {unit}, the {'matmul' if compute else 'read bandwidth'} ({limit.shape}, {limit.kernel})"
-        )
-        notes = [f"ceiling: {source}; % {'MAMFU' if compute else 'MBU'} is the share of it", *notes]
+        name, share = ("matmul", "MAMFU") if is_compute else ("read bandwidth", "MBU")
+        source = f"the {name} ({limit.shape}, {limit.kernel})"
+        notes = [f"ceiling: {limit.rate:.4g} {unit}, {source}; % {share} is the share of it", *notes]
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",
         machine(header),
@@ -68,14 +70,3 @@ def decode_chart(
         palette=tuple(dict.fromkeys(row.kernel for row in measured)),
         notes=tuple(notes),
     )
-
-
-def find_compute_limit(rows: Sequence[Measurement], roofs: Roofs | None) -> Ceiling | None:
-    """Return the compute ceiling of these rows if compute limits each of them, else None."""
-    limits = [roofs.compute_limit(row) if roofs else None for row in rows]
-    is_compute = all(limit is not None and limit[1] == COMPUTE for limit in limits)
-    return find_row_ceiling(rows[0], roofs.compute) if roofs and is_compute else None
-
-
-def flop_per_byte(row: Measurement) -> float:
-    return row.work.flop / row.work.nbytes

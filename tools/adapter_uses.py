@@ -1,7 +1,7 @@
 """Lists what the adapters use of torch and of the vendors' libraries, from their syntax, without imports.
 
 The names that adapters give a library (``nvml``, ``smi``, ``hlml``, ``vendor``), and the helpers they call it through
-(``ask``, ``number``), are known here. Results of such calls are followed through variables, so that
+(``call_or_none``, ``get_number``), are known here. Results of such calls are followed through variables, so that
 ``rates.gpu`` reads as ``pynvml.nvmlDeviceGetUtilizationRates().gpu``.
 """
 
@@ -27,7 +27,7 @@ KNOWN = {
 #: What a parameter stands for in one file.
 PARAMETERS = {"mamf/operations/attention/aiter.py": {"function": "aiter.flash_attn_func"}}
 #: Arguments that a helper puts before those it was given.
-HELPERS = {"ask": 1, "ask_system": 0}
+HELPERS = {"call_or_none": 1, "call_system_or_none": 0}
 #: The files that use them, and what ``vendor`` is there.
 VENDORS = {
     "backends/_card_sharing.py": (),
@@ -150,7 +150,7 @@ class _Walker(ast.NodeVisitor):
             self.optional |= set(self.resolve(node)) if len(arguments) > 2 else set()
         elif name in HELPERS and arguments:
             self.note_call(node, self.resolve(arguments[0]), HELPERS[name] - 1)
-        elif name == "number":
+        elif name == "get_number":
             self.optional |= set(self.note_fields(node, arguments[0], arguments[1:]))
         elif name == "get" and isinstance(node.func, ast.Attribute):
             self.optional |= set(self.note_fields(node, node.func.value, arguments[:1]))

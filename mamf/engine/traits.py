@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
-from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
@@ -62,7 +62,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
     """Measure the traits of a device if its adapter only assumes them, once per process. Store the traits in the
     backend and return the findings. If the measurement fails, keep the assumed traits; a remark in each row says so.
     """
-    if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
+    if ASSUMED_TRAITS not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
     info = backend.info
     key = (backend.name, backend.index, info.name)

@@ -80,7 +80,9 @@ ANEW = "anew"
 
 @functools.cache
 def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
-    """Calibrations by backend, state and operation; an empty string matches any."""
+    """Calibrations by backend, state and operation. An empty string matches any. An operation can be followed by a
+    dtype (``matmul int8``) or by ``backward``.
+    """
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(
             run=float(row["run"]),
@@ -98,6 +100,7 @@ def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatabi
     state without a calibration.
     """
     known, operation = _calibrations(), "" if problem is None else problem.operation
+    of_dtype = f"{operation} {getattr(problem, 'dtype', '')}"
     backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
-    keys = itertools.product((backend, ""), (state,), (*backward, operation, ""))
+    keys = itertools.product((backend, ""), (state,), (*backward, of_dtype, operation, ""))
     return known[next((key for key in keys if key in known), ("", state, ""))]

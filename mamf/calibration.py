@@ -79,7 +79,7 @@ ANEW = "anew"
 
 
 @functools.cache
-def _calibrations() -> dict[tuple[str, str, str], Repeatability]:
+def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
     """Calibrations by backend, state and operation. An empty string matches any. An operation can be followed by a
     dtype (``matmul int8``) or by ``backward``.
     """
@@ -99,7 +99,7 @@ def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatabi
     """Return the calibration for a backend (by name), a state (a regime, or ANEW) and a problem. Raises KeyError for a
     state without a calibration.
     """
-    known, operation = _calibrations(), "" if problem is None else problem.operation
+    known, operation = _read_calibrations(), "" if problem is None else problem.operation
     of_dtype = f"{operation} {getattr(problem, 'dtype', '')}"
     backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
     keys = itertools.product((backend, ""), (state,), (*backward, of_dtype, operation, ""))

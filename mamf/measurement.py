@@ -24,10 +24,10 @@ from mamf.statistics import (
     Interval,
     Repeatability,
     Summary,
-    exact_standard_deviation,
-    repeat_interval,
-    standard_error,
-    widen,
+    compute_exact_standard_deviation,
+    compute_repeat_interval,
+    compute_standard_error,
+    widen_interval,
 )
 
 #: The smallest relative error of a figure, because long launches have errors other than the overhead.
@@ -72,7 +72,7 @@ def find_timer(backend: str) -> Timer | None:
     return _read_timers().get(backend)
 
 
-def is_credible(backend: str, overhead: float) -> bool:
+def is_plausible_overhead(backend: str, overhead: float) -> bool:
     """Return whether an overhead in seconds is plausible for a backend's timer."""
     timer = find_timer(backend)
     low, high = (timer.lowest, timer.highest) if timer else (0.0, MAX_OVERHEAD_SECONDS)
@@ -85,7 +85,7 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
     """
     if estimate is None:
         return Overhead(0.0)
-    if is_credible(backend, estimate):
+    if is_plausible_overhead(backend, estimate):
         return Overhead(round(estimate, 9))
     timer = find_timer(backend)
     if timer is None and -MAX_SHIFT_SECONDS < estimate < 0:  # noise of a timer without overhead
@@ -255,7 +255,7 @@ class Measurement(Tabular):
         """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, at a statistic of the
         summary: mean, median, fastest or slowest. Raises ValueError if there is no summary.
         """
-        return self.amount / self._get_statistic(statistic) / TERA
+        return self.amount / self._get_statistic_seconds(statistic) / TERA
 
     @property
     def best_rate(self) -> float:
@@ -282,7 +282,7 @@ class Measurement(Tabular):
         """The interval of ``comparable_seconds``: the row's, widened by the uncertainty of the device's speed."""
         speed = self.device_speed or 1.0
         own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
-        return widen(own, self.comparable_seconds, self.device_speed_half_width)
+        return widen_interval(own, self.comparable_seconds, self.device_speed_half_width)
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -292,7 +292,7 @@ class Measurement(Tabular):
     @cached_property
     def stdev(self) -> float:
         """Standard deviation of the samples, in seconds."""
-        return exact_standard_deviation(self.samples)
+        return compute_exact_standard_deviation(self.samples)
 
     @property
     def figure(self) -> str:
@@ -302,12 +302,13 @@ class Measurement(Tabular):
     @property
     def seconds(self) -> float:
         """Seconds per launch at the statistic ``figure``."""
-        return self._get_statistic(self.figure)
+        return self._get_statistic_seconds(self.figure)
 
     @cached_property
     def interval(self) -> Interval:
-        """The 95 % repeat interval in seconds (mamf.statistics.repeat_interval), or the interval within the visit if
-        there is no calibration, as in converted logs. Raises ValueError for a row without samples.
+        """The 95 % interval that contains the seconds per launch of one more run (``compute_repeat_interval``). Without
+        a calibration, as in converted logs, it is the interval from the scatter within the visit. Raises ValueError for
+        a row without samples.
         """
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
@@ -315,14 +316,14 @@ class Measurement(Tabular):
         if self.repeatability is None:
             return within
         own, celsius = self.seconds, self.conditions.celsius
-        return repeat_interval([own], own, [self.standard_error], self.repeatability, celsius)
+        return compute_repeat_interval([own], own, [self.standard_error], self.repeatability, celsius)
 
     @property
     def standard_error(self) -> float:
         """The relative standard error of ``seconds`` within the visit."""
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return standard_error(self.summary.interval, self.seconds)
+        return compute_standard_error(self.summary.interval, self.seconds)
 
     @property
     def rate_interval(self) -> Interval:
@@ -342,7 +343,7 @@ class Measurement(Tabular):
         """Half the width of the interval, as a share of ``seconds``."""
         return self.interval.half_width / self.seconds
 
-    def _get_statistic(self, statistic: str) -> float:
+    def _get_statistic_seconds(self, statistic: str) -> float:
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         return float(getattr(self.summary, statistic))

@@ -29,7 +29,7 @@ _SUSPECT = 10
 _POWER = "power cap"
 
 
-def split_impossible(
+def split_impossible_samples(
     seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
 ) -> tuple[list[float], list[float]]:
     """Split samples into possible and impossible ones. A sample is impossible if it is not positive, or faster than
@@ -48,13 +48,13 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
     ``limit``: the FLOP or bytes per second that the device cannot exceed for this work; None if unknown.
     """
     every = (*row.samples, *row.implausible_samples)
-    possible, impossible = split_impossible(every, row.amount, limit, row.timer_accuracy)
+    possible, impossible = split_impossible_samples(every, row.amount, limit, row.timer_accuracy)
     if len(impossible) > MAX_IMPOSSIBLE * len(every):
         rate = f"{row.amount / max(min(impossible), 1e-12) / TERA:.0f} {row.work.unit}"
         return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
     if not possible:
         return "it has no samples"
-    return _explain_beyond_clock(row, info) if limit else _explain_suspect(row, info, possible)
+    return _explain_beyond_clock(row, info) if limit else _explain_suspect_samples(row, info, possible)
 
 
 def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
@@ -80,7 +80,7 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     )
 
 
-def _explain_suspect(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
+def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
     """Explain why the timer may have missed launches on an accelerator without a known peak; None if it did not. No
     sample is dropped, because the correct samples are not known. A host's timer cannot miss a launch.
 

@@ -6,10 +6,10 @@ Statistical Intervals, 2017, section 5.2). In sustained the figure is total work
 blocks of equal work. Successive blocks are not independent, so the interval uses batch means (Law, Simulation Modeling
 and Analysis, 2015, section 9.5.3).
 
-Both intervals describe a single visit, and repeats differ by more. ``repeat_interval`` gives the interval that mamf
-prints: a 95 % prediction interval for one more run. It adds the variance between runs from ``Repeatability``, which is
-calibrated on pairs of runs (tools/coverage.py). The maximum of noisy samples is biased upward, more so with more
-samples, so it is reported but never used as a ceiling.
+Both intervals describe a single visit (one measurement of one kernel and shape), but repeated visits differ by more.
+``compute_repeat_interval`` computes the interval that mamf prints: a 95 % prediction interval for one more run. It adds
+the variance between runs from ``Repeatability``, which is calibrated on pairs of runs (tools/coverage.py). The maximum
+of noisy samples is biased upward, more so with more samples, so mamf reports it but never uses it as a ceiling.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Repeatability:
         """Whether a run at this temperature is colder than about 95 % of all runs."""
         return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DEGREES
 
-    def cold_gain(self, celsius: float | None) -> float:
+    def compute_cold_gain(self, celsius: float | None) -> float:
         """Return the share by which a run at this temperature is faster than at the usual one; 0 if it is not colder or
         the temperature is unknown.
         """
@@ -134,49 +134,49 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
         median=_stdlib.median(samples),
         fastest=min(samples),
         slowest=max(samples),
-        interval=interval_of(samples, figure),
+        interval=compute_interval(samples, figure),
     )
 
 
-def standard_deviation(samples: Sequence[float]) -> float:
+def compute_standard_deviation(samples: Sequence[float]) -> float:
     """Return the standard deviation of samples; 0 for a single one. In floats, because exact fractions are 50 times
     slower.
     """
-    return math.sqrt(_squares(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
+    return math.sqrt(_sum_squared_deviations(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
-def exact_standard_deviation(samples: Sequence[float]) -> float:
+def compute_exact_standard_deviation(samples: Sequence[float]) -> float:
     """Compute the standard deviation with exact fractions, for reports that must reproduce every digit of old logs."""
     return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
-def _squares(samples: Sequence[float]) -> float:
+def _sum_squared_deviations(samples: Sequence[float]) -> float:
     """Return the sum of squared deviations from the mean."""
     mean = _stdlib.fmean(samples)
     return math.fsum((sample - mean) ** 2 for sample in samples)
 
 
-def figure_of(samples: Sequence[float], figure: str) -> float:
+def compute_figure(samples: Sequence[float], figure: str) -> float:
     """Return the mean of the samples if ``figure`` is "mean", else their median."""
     return _stdlib.fmean(samples) if figure == "mean" else _stdlib.median(samples)
 
 
-def interval_of(samples: Sequence[float], figure: str) -> Interval:
+def compute_interval(samples: Sequence[float], figure: str) -> Interval:
     """Return the interval of a figure within the visit."""
-    return batch_means_interval(samples) if figure == "mean" else median_interval(samples)
+    return compute_batch_means_interval(samples) if figure == "mean" else compute_median_interval(samples)
 
 
-def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def compute_median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Return the narrowest symmetric order-statistic interval of the median with at least this confidence; the range of
     the samples if there are too few.
     """
     ordered = sorted(samples)
-    rank, coverage = _median_rank(len(ordered), confidence)
+    rank, coverage = _find_median_rank(len(ordered), confidence)
     return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
 
 
 @functools.lru_cache(1024)  # called after each train of launches, and for each row of a log
-def _median_rank(count: int, confidence: float) -> tuple[int, float]:
+def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
     """Return the rank, from either end, of the samples that bound the interval of the median, and its coverage."""
     if count > 10_000:  # normal approximation: the rank is off by at most 1, and exact integers take quadratic time
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
@@ -190,23 +190,23 @@ def _median_rank(count: int, confidence: float) -> tuple[int, float]:
         rank, below = rank + 1, below + at_rank
 
 
-def batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:
+def compute_batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:
     """Return the interval of the mean, from the means of equal batches of consecutive samples. The range for few
     samples.
     """
     batches = min(batches, len(samples) // 2)
     if batches < 2:
-        return Interval(min(samples), max(samples), median_interval(samples).coverage)
+        return Interval(min(samples), max(samples), compute_median_interval(samples).coverage)
     size = len(samples) // batches
     # Drop the samples that do not fill a batch at the start, where the earlier state may persist.
     whole = samples[len(samples) - batches * size :]
     means = [_stdlib.fmean(whole[start : start + size]) for start in range(0, len(whole), size)]
-    half = student_t(batches - 1) * standard_deviation(means) / math.sqrt(batches)
+    half = compute_student_t_quantile(batches - 1) * compute_standard_deviation(means) / math.sqrt(batches)
     middle = _stdlib.fmean(samples)
     return Interval(middle - half, middle + half, CONFIDENCE)
 
 
-def standard_error(interval: Interval, figure: float) -> float:
+def compute_standard_error(interval: Interval, figure: float) -> float:
     """Return the relative standard error of a normally distributed figure with this interval.
 
     For a mean it is 42 % too large (more with fewer batches), because with Student's t and 5 batches the half-width is
@@ -216,7 +216,9 @@ def standard_error(interval: Interval, figure: float) -> float:
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
 
 
-def figure_error(figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability) -> FigureError:
+def compute_run_error(
+    figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability
+) -> FigureError:
     """Return the error of a run's figure relative to the mean of all runs. ``middle``: the figure in seconds, combined
     from the ``figures`` of the run's visits. ``within``: the relative standard error of each visit.
 
@@ -225,13 +227,13 @@ def figure_error(figures: Sequence[float], middle: float, within: Sequence[float
     """
     count = len(figures)
     inside = 0.0 if known.ignores_within else _stdlib.fmean(error**2 for error in within)
-    of_visits = max(inside, (standard_deviation(figures) / middle) ** 2) / count
+    of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / count
     shared = known.run**2 / 2
     own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
     return FigureError(math.sqrt(shared), own, _MANY_DEGREES)
 
 
-def repeat_interval(
+def compute_repeat_interval(
     figures: Sequence[float],
     middle: float,
     within: Sequence[float],
@@ -241,18 +243,18 @@ def repeat_interval(
     """Return the 95 % repeat interval, in seconds. With a probability of 95 % it contains the figure of one more run of
     the same measurement in a new process, on the same card with the same software.
 
-    For the parameters see ``figure_error``. This is a prediction interval (Hahn & Meeker, Statistical Intervals, 2017,
-    section 4.8): the repeat has the same error as the figure, so the variance counts twice. If the card was cold
-    (``celsius``), the interval is wider by the speed that a warm card loses. It does not include errors that both runs
-    share, such as the bias of the timer (see Measurement.accuracy).
+    ``compute_run_error`` explains the first four parameters. This is a prediction interval (Hahn & Meeker, Statistical
+    Intervals, 2017, section 4.8): the repeated run has as large an error as this run, so the variance counts twice. If
+    the card was cold (``celsius``), the interval is wider by the speed that a warm card loses. The interval does not
+    include errors that all runs share, such as the bias of the timer (see Measurement.accuracy).
     """
-    error = figure_error(figures, middle, within, known)
-    half = _REPEAT * error.total + known.cold_gain(celsius)
+    error = compute_run_error(figures, middle, within, known)
+    half = _REPEAT * error.total + known.compute_cold_gain(celsius)
     # For small scatter this is nearly symmetric; for large scatter the lower end stays positive.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
-def widen(interval: Interval, middle: float, half_width: float) -> Interval:
+def widen_interval(interval: Interval, middle: float, half_width: float) -> Interval:
     """Return the interval of a positive figure after multiplication by a factor whose relative half-width is
     ``half_width``. Relative widths of independent errors add in quadrature. An interval that reaches 0 is returned
     unchanged.
@@ -266,18 +268,18 @@ def widen(interval: Interval, middle: float, half_width: float) -> Interval:
 
 
 @functools.cache
-def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
+def compute_student_t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """Return the half-width, in standard errors, of the interval that covers ``confidence`` of Student's t
     distribution.
     """
     low, high = 0.0, 1e4
     while high - low > 1e-9 * (1 + low):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_coverage(middle, degrees) < confidence else (low, middle)
+        low, high = (middle, high) if _compute_t_coverage(middle, degrees) < confidence else (low, middle)
     return (low + high) / 2
 
 
-def _t_coverage(t: float, degrees: int) -> float:
+def _compute_t_coverage(t: float, degrees: int) -> float:
     """P(-t < T < t), in closed form for a whole number of degrees (Abramowitz & Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(degrees))
     cosine, is_odd = math.cos(angle), degrees % 2
@@ -290,7 +292,7 @@ def _t_coverage(t: float, degrees: int) -> float:
     return math.sin(angle) * total
 
 
-def relative_slope(samples: Collection[float]) -> float:
+def compute_relative_slope(samples: Collection[float]) -> float:
     """Return the total rise of a straight line through equally spaced samples, as a share of their mean."""
     count = len(samples)
     if count < 2:
@@ -299,7 +301,7 @@ def relative_slope(samples: Collection[float]) -> float:
     return slope * (count - 1) / _stdlib.fmean(samples)
 
 
-def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
+def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     """Return the two levels, low and high, that samples alternate between; None if they scatter around one level.
 
     Samples are split at the middle of their range. Two levels then explain nearly all of the variance, but only 64 % of
@@ -313,19 +315,19 @@ def two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
         return None
     low, high = _stdlib.fmean(below), _stdlib.fmean(above)
     rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
-    is_parted = rest <= _UNEXPLAINED * _squares(samples) and high - low >= _MIN_GAP * low
+    is_parted = rest <= _UNEXPLAINED * _sum_squared_deviations(samples) and high - low >= _MIN_GAP * low
     return (low, high) if is_parted else None
 
 
-def known_median(values: Iterable[float | None]) -> float | None:
+def compute_known_median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if all are None."""
     known = [value for value in values if value is not None]
     return _stdlib.median(known) if known else None
 
 
-def geometric_mean(values: Sequence[float]) -> float:
+def compute_geometric_mean(values: Sequence[float]) -> float:
     return _stdlib.geometric_mean(values)
 
 
-def arithmetic_mean(values: Sequence[float]) -> float:
+def compute_arithmetic_mean(values: Sequence[float]) -> float:
     return _stdlib.fmean(values)

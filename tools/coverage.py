@@ -34,7 +34,7 @@ from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, compute_figur
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
-from mamf.statistics import CONFIDENCE, Repeatability, known_median, summarize
+from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize
 
 _MIN_ROWS, _MIN_ROUNDS = 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
@@ -102,7 +102,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
     scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds]).total
-    celsius = known_median(row.conditions.celsius for row in rounds)
+    celsius = compute_known_median(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
     return Figure(*about, rate, interval.low, interval.high, first.seconds, scatter, known, celsius)
 
@@ -176,11 +176,11 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 def terms_of(pairs: Sequence[Pair]) -> np.ndarray:
     """What the half-width of each first figure depends on: scatter, seconds, and what a cold card gains."""
-    return np.array([(a.scatter, a.seconds, a.known.cold_gain(a.celsius)) for a, _ in pairs]).T
+    return np.array([(a.scatter, a.seconds, a.known.compute_cold_gain(a.celsius)) for a, _ in pairs]).T
 
 
 def half_widths(terms: np.ndarray, run: float, launch: float) -> np.ndarray:
-    """As mamf.statistics.repeat_interval computes them."""
+    """As mamf.statistics.compute_repeat_interval computes them."""
     scatter, seconds, cold = terms
     return _NORMAL * math.sqrt(2) * np.sqrt(run**2 + (launch / seconds) ** 2 + scatter**2) + cold
 

@@ -84,7 +84,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import count_checked
-from mamf.statistics import Interval, Summary, figure_error
+from mamf.statistics import Interval, Summary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -220,7 +220,7 @@ class DrawnRuns:
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
         known = find_calibration("", SUSTAINED, MatmulProblem())
-        error = figure_error([of.seconds], of.seconds, [0.0], known)
+        error = compute_run_error([of.seconds], of.seconds, [0.0], known)
         return replace(of, fields=fields, error=decision_error(error, SUSTAINED, 1))
 
     def _run(

@@ -32,7 +32,7 @@ from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
 from mamf.engine.runner import NamedKernel
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.engine.traits import fit_traits
+from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
 from mamf.kinds.driver import Run
 from mamf.logs.found import cache_ceiling
@@ -337,7 +337,7 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
 
 def open_fitted_backend(backend: str | Backend, device: int) -> Backend:
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
-    fit_traits(opened)
+    replace_assumed_traits(opened)
     return opened
 
 

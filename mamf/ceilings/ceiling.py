@@ -35,10 +35,10 @@ from mamf.statistics import (
     FigureError,
     Interval,
     Repeatability,
-    figure_error,
-    known_median,
-    median_interval,
-    repeat_interval,
+    compute_known_median,
+    compute_median_interval,
+    compute_repeat_interval,
+    compute_run_error,
 )
 
 #: Ceilings by (dtype, regime); ``label_dtype`` gives the dtype.
@@ -231,16 +231,16 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     known = find_median_repeatability(rounds)
     if known is None:
         rates = [row.best_rate for row in rounds]
-        return stdlib_statistics.median(rates), median_interval(rates)
+        return stdlib_statistics.median(rates), compute_median_interval(rates)
     seconds, middle, errors = _combine_visits(rounds)
-    celsius = known_median(row.conditions.celsius for row in rounds)
-    interval, scale = repeat_interval(seconds, middle, errors, known, celsius), rounds[0].amount / TERA
+    celsius = compute_known_median(row.conditions.celsius for row in rounds)
+    interval, scale = compute_repeat_interval(seconds, middle, errors, known, celsius), rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def compute_figure_error(rounds: Sequence[Measurement]) -> FigureError:
     """Return the error of the figure of ``combine_rounds``, relative to the mean of all runs."""
-    return figure_error(*_combine_visits(rounds), choose_repeatability(rounds))
+    return compute_run_error(*_combine_visits(rounds), choose_repeatability(rounds))
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
@@ -292,7 +292,7 @@ def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) ->
     Earlier rounds chose the winner, so a candidate that is faster in these rounds is tied too.
     """
     compared = compute_ratios(own, other)
-    return bool(compared) and median_interval(compared).low <= 1.0
+    return bool(compared) and compute_median_interval(compared).low <= 1.0
 
 
 def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
@@ -304,16 +304,16 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     seen = [row.conditions for row in rows]
     reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
     return Conditions(
-        clock_hz=known_median(each.clock_hz for each in seen),
+        clock_hz=compute_known_median(each.clock_hz for each in seen),
         watts=_compute_mean_watts(rows)
         if rows and rows[0].regime == SUSTAINED
-        else known_median(each.watts for each in seen),
-        celsius=known_median(each.celsius for each in seen),
+        else compute_known_median(each.watts for each in seen),
+        celsius=compute_known_median(each.celsius for each in seen),
         throttle_reasons=tuple(
             reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
         ),
-        true_clock_hz=known_median(each.true_clock_hz for each in seen),
-        cycles_used=known_median(each.cycles_used for each in seen),
+        true_clock_hz=compute_known_median(each.true_clock_hz for each in seen),
+        cycles_used=compute_known_median(each.cycles_used for each in seen),
     )
 
 

@@ -50,7 +50,7 @@ class Roofs:
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
-    def find_limit(self, row: Measurement) -> tuple[float, str] | None:
+    def find_rate_limit(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits it: ``compute`` or ``bandwidth``.
 
         Only bandwidth limits work without matmul. None if a ceiling is unknown, and for work that reads nothing,
@@ -103,7 +103,7 @@ class RoofPoint:
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """Make the roof point of a measured row, with the statistic of its regime, normalized to the run's first device."""
-    work, (roof, bound) = row.work, roofs.find_limit(row) or (None, None)
+    work, (roof, bound) = row.work, roofs.find_rate_limit(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,

@@ -28,7 +28,7 @@ from mamf.cli.resuming import get_resume_command
 from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
-from mamf.engine.traits import fit_traits
+from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
     DeviceError,
     LogChangedWarning,
@@ -451,7 +451,7 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
     send({PHASE: "opening the device"})
     backend = open_backend(options.backend, index)
-    fit_traits(backend)
+    replace_assumed_traits(backend)
     # Before each launch, so that a crash names its kernel; None after the last one.
     get_crashes(backend).set_pending_row = lambda row: send(
         {PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"}

@@ -86,7 +86,7 @@ class Session:
     ) -> None:
         from mamf.cli.resuming import exit_after_device_loss, reopen_device, require_kind
         from mamf.engine.isolation import get_isolation
-        from mamf.engine.traits import fit_traits
+        from mamf.engine.traits import replace_assumed_traits
         from mamf.kinds.driver import Run
         from mamf.logs.recording import apply_traits
         from mamf.machine.environment import quote_command_line
@@ -105,7 +105,7 @@ class Session:
         if self.log:
             apply_traits(self.backend, self.log.header.get("traits", {}))
         elif not options.dry_run:
-            advice = fit_traits(self.backend, warn)
+            advice = replace_assumed_traits(self.backend, warn)
         if self.of.is_of_links and getattr(options, "share", None):
             raise UsageError(
                 f"--devices cannot measure {self.of.name}: all devices share their links and would slow each other "
@@ -308,7 +308,7 @@ class Session:
 
 def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[Plan] = ()) -> None:
     """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
-    from mamf.engine.estimate import estimate_max_sampling_seconds
+    from mamf.engine.estimate import compute_max_sampling_seconds
     from mamf.report.document import format_count
 
     say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
@@ -317,7 +317,7 @@ def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: S
     for search in searches:
         names = " and ".join(search.regimes)
         say(f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s")
-    seconds = estimate_max_sampling_seconds(plan, steps, backend)
+    seconds = compute_max_sampling_seconds(plan, steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
         say(f"time: at most {plan.budget_seconds:.0f} s, the budget")

@@ -30,11 +30,11 @@ from mamf.logs.run_log import (
     latest_rows,
 )
 from mamf.machine.privacy import scrub_record
-from mamf.measurement import TERA, Measurement, find_timer, is_credible
+from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import compute_max_flops, find_listed_device, match_device_pattern, read_contributed_rates
 from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
-from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
+from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 
 TIERS = ("complete", "interrupted", "legacy")
 # Only rows of approximate kernels have these details: such a kernel skips work, or multiplies in another dtype.
@@ -344,7 +344,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
         info, of = evidence.log.device(row.device), get_operation(row.operation)
         # It is unknown how much work an approximate kernel does.
         limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
-        if limit is not None and split_impossible(row.samples, row.amount, limit, row.timer_accuracy)[1]:
+        if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
             yield Finding("implausible", message, line)
@@ -404,7 +404,7 @@ def check_timer(evidence: Evidence) -> Iterator[Finding]:
     timer = find_timer(backend)
     bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
     for line, _, row in evidence.rows:
-        if row.timer_overhead and not is_credible(backend, row.timer_overhead):
+        if row.timer_overhead and not is_plausible_overhead(backend, row.timer_overhead):
             subtracted = f"{row.timer_overhead * 1e6:.1f} us of timer overhead was subtracted"
             yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us", line)
             return

@@ -37,7 +37,9 @@ _PROBE_LAUNCHES = 3
 _OVERHEAD_SECONDS = 0.01
 
 
-def probe_flops(kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE) -> float:
+def measure_matmul_flops(
+    kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE
+) -> float:
     """Measure the FLOP/s of a cubic matmul on this device. M = N = K starts at 1024 (128 on a CPU) and doubles until a
     launch takes 1 ms, memory runs out, or it reaches ``largest``.
 
@@ -94,7 +96,7 @@ def choose_working_kernels(
     default = kernels[0]
     while kernels:
         try:
-            probe_flops(kernels[0], problem, backend, SMALLEST_PROBE)
+            measure_matmul_flops(kernels[0], problem, backend, SMALLEST_PROBE)
         except (DeviceError, PluginError, UnsupportedError) as error:
             faults.append(error)
             kernels = kernels[1:]
@@ -142,7 +144,7 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
-def estimate_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
+def compute_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
     """Return the longest time that sampling these rows can take, in seconds, without preparation and verification."""
     rows = [get_regime_class(regime) for regime, *_ in steps]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))

@@ -81,9 +81,9 @@ def _start_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
-_ISOLATIONS: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
+_ISOLATION_BY_BACKEND: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
 
 
 def get_isolation(backend: Backend) -> Isolation:
     """Return the Isolation of an opened device."""
-    return _ISOLATIONS.setdefault(backend, Isolation())
+    return _ISOLATION_BY_BACKEND.setdefault(backend, Isolation())

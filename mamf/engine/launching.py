@@ -97,7 +97,7 @@ def _launch_and_verify(
         preparing_seconds=prepared - begun,
         verdict=checked.verdict if asked.verifies else None,
         device_kernels=asked.watch and tuple(asked.watch(checked.launches[0])),
-        is_deterministic=_is_deterministic(checked, backend, asked.repeats, ready.checksum),
+        is_deterministic=_check_determinism(checked, backend, asked.repeats, ready.checksum),
     )
 
 
@@ -124,7 +124,7 @@ def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches
     return found
 
 
-def _is_deterministic(
+def _check_determinism(
     checked: CheckedKernel, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
 ) -> bool | None:
     """Compare what launches return or, for kernels that return nothing, the checksum of their output."""

@@ -16,8 +16,8 @@ from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
-from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible
-from mamf.statistics import figure_of, known_median, summarize, two_levels
+from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
+from mamf.statistics import compute_figure, compute_known_median, find_two_levels, summarize
 
 #: Takes a row's rate in FLOP/s, and returns whether to measure the row's true clock.
 WantsClock = Callable[[float], bool]
@@ -129,7 +129,9 @@ class _RowMeasurement:
             return self.make_measurement("unsupported", reason)
         sets = self.regime.count_sets(problem, shape, backend.info.cache_bytes)
         with kernel.settings(backend, problem):
-            checked = CheckedKernel(kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.needs_rewrite))
+            checked = CheckedKernel(
+                kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.must_rewrite_output)
+            )
             # Compile, tune and verify now, so that no timed launch does it for the first time.
             estimate = checked.warm_up_and_verify(backend)
             if kernel.must_fit_a_train and self.regime.explain_too_long(estimate):
@@ -145,7 +147,7 @@ class _RowMeasurement:
             samples = self.regime.sample_and_verify(checked, self.rule, estimate)
             self.measure_clock(checked, samples)
             checked.require_unchanged_operands()
-            self.regime.keep_loaded(checked.launches, samples.seconds[-1])
+            self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
         details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.make_row(samples, verdict, peak, reserved)
@@ -153,7 +155,7 @@ class _RowMeasurement:
     def measure_clock(self, checked: CheckedKernel, taken: Samples) -> None:
         """Add the true clock to the samples, if the rate counts FLOP and the run wants the clock."""
         work = self.problem.work(self.shape)
-        seconds = figure_of(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
+        seconds = compute_figure(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
         if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
             taken.clock_hz = self.regime.measure_true_clock(checked, seconds)
 
@@ -162,8 +164,8 @@ class _RowMeasurement:
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
         accuracy = find_timer_accuracy(self.regime.backend.name, taken.timer_overhead)
-        possible, impossible = split_impossible(seconds, work.amount, self.fastest_possible, accuracy)
-        levels, alternation = two_levels(possible) if self.regime.name == Sustained.name else None, []
+        possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
+        levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # the power controller alternates between two clocks
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
@@ -205,17 +207,17 @@ class _RowMeasurement:
         )
 
 
-def build_row(
+def build_row_from_samples(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
 ) -> Measurement:
     """Build a row from samples that no visit of the regime took."""
-    limit = find_limit(kernel, regime.backend.info, problem, shape)
+    limit = find_rate_limit(kernel, regime.backend.info, problem, shape)
     return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row(
         taken, verdict, None, None
     )
 
 
-def find_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
+def find_rate_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
     """Return the device's limit in work per second. None if the limit is unknown, or if the kernel approximates,
     because its rate then counts work that it skips.
     """
@@ -257,13 +259,15 @@ def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Cond
     """Summarize readings: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_round_known(known_median([reading.clock_hz for reading in readings]), 0),
-        watts=_round_known(watts if watts is not None else known_median([reading.watts for reading in readings]), 1),
-        celsius=_round_known(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
+        clock_hz=_round_optional(compute_known_median([reading.clock_hz for reading in readings]), 0),
+        watts=_round_optional(
+            watts if watts is not None else compute_known_median([reading.watts for reading in readings]), 1
+        ),
+        celsius=_round_optional(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
         throttle_shares={reason: round(reasons[reason] / len(readings), 4) for reason in sorted(reasons)},
     )
 
 
-def _round_known(value: float | None, digits: int) -> float | None:
+def _round_optional(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, confirm_plan_ceilings
 from mamf.engine.isolation import get_isolation
-from mamf.engine.measure import ClockChoice, find_limit, is_cut_short, measure
+from mamf.engine.measure import ClockChoice, find_rate_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASHED,
@@ -59,12 +59,12 @@ class Crashes:
         return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_CRASHES else "")
 
 
-_CRASHES: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
+_CRASHES_BY_BACKEND: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
 def get_crashes(backend: Backend) -> Crashes:
     """Return the Crashes of an opened device."""
-    return _CRASHES.setdefault(backend, Crashes())
+    return _CRASHES_BY_BACKEND.setdefault(backend, Crashes())
 
 
 class Step(NamedTuple):
@@ -186,7 +186,7 @@ class Runner:
         buffers grow between visits. Shapes that do not fit fail later, as rows. Raises DeviceError if the device fails.
         """
         self.on_phase("allocating operands")
-        pool, largest = self.get_pool(problem), dict[str, Buffer]()
+        pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
         for buffers in needed:
             for name, buffer in buffers.items():
                 largest[name] = max(buffer, largest.get(name, buffer))
@@ -199,7 +199,7 @@ class Runner:
             pool.release()
         self.backend.release_memory()
 
-    def get_pool(self, problem: Problem) -> OperandPool:
+    def get_operand_pool(self, problem: Problem) -> OperandPool:
         """Return the operand pool shared by problems with the same operation, data and seed."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
@@ -226,7 +226,7 @@ class Runner:
         self._has_tried = self._has_tried or not step.is_reference
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
-        limit = find_limit(kernel, self.backend.info, problem, step.shape)
+        limit = find_rate_limit(kernel, self.backend.info, problem, step.shape)
         # The first row has no deadline. Otherwise a run with a very short budget would never get past it, however often
         # it is resumed. A visit of fixed length has no deadline either, because a part of it would not count.
         deadline = self.deadline if self._has_figure and not step.regime.fixed_visit_seconds else None
@@ -237,7 +237,9 @@ class Runner:
         crashes.set_pending_row(replace(failed, reason=CRASHED))
         try:
             wants_clock = self.clocks.make_clock_test(step.phase, step.regime.name, problem, step.shape, kernel.name)
-            row = measure(kernel, problem, step.shape, step.regime, self.get_pool(problem), rule, limit, wants_clock)
+            row = measure(
+                kernel, problem, step.shape, step.regime, self.get_operand_pool(problem), rule, limit, wants_clock
+            )
             row = get_isolation(self.backend).confirm(row, kernel, self.backend)
         finally:
             crashes.set_pending_row(None)

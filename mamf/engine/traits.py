@@ -58,7 +58,7 @@ class MeasuredTraits:
 _measured: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
-def fit_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
+def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
     """Measure the traits of a device if its adapter only assumes them, once per process. Store the traits in the
     backend and return the findings. If the measurement fails, keep the assumed traits; a remark in each row says so.
     """
@@ -89,7 +89,7 @@ def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
 
 def measure_traits(backend: Backend) -> MeasuredTraits:
     """Measure the traits with the device's default matmul and copies. Raises any error of their launches."""
-    cache = backend.info.cache_bytes or measure_cache(backend)
+    cache = backend.info.cache_bytes or measure_cache_bytes(backend)
     with _prepare_matmul(backend) as launch, disable_garbage_collection():
         probe = _Probe(backend, launch)
         wake, reaction = probe.measure_wake(), probe.measure_reaction()
@@ -99,7 +99,7 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
     return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
 
 
-def _make_burst_traits(assumed: BurstTraits, wake: Wake, reaction: Reaction, recovery: float | None) -> BurstTraits:
+def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, recovery: float | None) -> BurstTraits:
     traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
     if wake.seconds > _TRAIN_SECONDS / 2:
         remarks.append(f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds:.2g} s or more")
@@ -122,7 +122,7 @@ def _make_sustained_traits(assumed: SustainedTraits, settled: float | None) -> S
     return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 
 
-def measure_cache(backend: Backend) -> int | None:
+def measure_cache_bytes(backend: Backend) -> int | None:
     """Return the size in bytes of the largest copies that are clearly faster than copies in memory, or None."""
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
@@ -179,7 +179,7 @@ def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
         backend.release_memory()
 
 
-class Wake(NamedTuple):
+class WakeUp(NamedTuple):
     """The wake-up after a rest: the first launch takes ``slowdown`` times as long as usual, and launches are slower for
     ``seconds`` of load (0 if no launch is slower).
     """
@@ -233,13 +233,13 @@ class _Probe:
         for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_BYTES)
 
-    def measure_wake(self) -> Wake:
+    def measure_wake(self) -> WakeUp:
         """Return the longest wake-up over all rests. The wake-up after a rest is the shortest of several rounds,
         because of noise.
         """
         found = [min(self._measure_wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
         self.waking = max(seconds for seconds, _times in found)
-        return Wake(max(times for _seconds, times in found), self.waking)
+        return WakeUp(max(times for _seconds, times in found), self.waking)
 
     def _measure_wake_after(self, rest: float) -> tuple[float, float]:
         self.backend.synchronize()
@@ -317,7 +317,7 @@ class _Probe:
         return None
 
 
-def _describe_findings(wake: Wake, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
+def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = "launches after a rest take as long as before"
     if wake.seconds:
         woken = f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds * 1e3:.3g} ms"

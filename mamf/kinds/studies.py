@@ -94,13 +94,13 @@ class Overlap(KernelRows):
     noun = "an overlap"
 
     def strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, list_pairs
+        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, list_overlap_pairs
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
         seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
         return OverlapStrategy(
-            setup.backend, Pair(), list_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
+            setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
         )
 
     def document(self, log: RunLog, view: View) -> Document:

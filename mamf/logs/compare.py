@@ -46,7 +46,7 @@ from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs
 from mamf.operations.unknown import is_compute_roof
-from mamf.statistics import CONFIDENCE, Interval, geometric_mean, student_t
+from mamf.statistics import CONFIDENCE, Interval, compute_geometric_mean, compute_student_t_quantile
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -112,7 +112,11 @@ class Pair:
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
         deviation = math.hypot(self.design.factor * change.common, change.own)
-        factor = math.exp(min(student_t(change.degrees, confidence) * deviation + change.by_temperature, MAX_EXPONENT))
+        factor = math.exp(
+            min(
+                compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature, MAX_EXPONENT
+            )
+        )
         return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
@@ -209,7 +213,7 @@ class Comparison(Tabular):
     @property
     def geometric_mean_ratio(self) -> float:
         """The geometric mean of B/A over all pairs."""
-        return geometric_mean([pair.ratio for pair in self.pairs])
+        return compute_geometric_mean([pair.ratio for pair in self.pairs])
 
     def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[Pair]:
         """Return the pairs that are certainly slower in B, and by more than the tolerance; slowest first."""

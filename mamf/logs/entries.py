@@ -33,7 +33,15 @@ from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
-from mamf.statistics import CONFIDENCE, FigureError, Interval, figure_error, geometric_mean, known_median, student_t
+from mamf.statistics import (
+    CONFIDENCE,
+    FigureError,
+    Interval,
+    compute_geometric_mean,
+    compute_known_median,
+    compute_run_error,
+    compute_student_t_quantile,
+)
 
 #: The chance of a false alarm in a whole comparison: half of it for single rows, half for all rows together.
 FALSE_ALARMS = 0.01
@@ -120,7 +128,9 @@ class PooledRows(NamedTuple):
     @property
     def interval(self) -> Interval:
         """The interval of B/A. Each end misses the true value with probability ``chance``."""
-        half_width = student_t(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
+        half_width = (
+            compute_student_t_quantile(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
+        )
         factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
@@ -131,7 +141,7 @@ class PooledRows(NamedTuple):
     def smallest_loss(self, tolerance: float) -> float:
         """Return the smallest loss of all rows, as a share, that would be detected with a probability of 95 %."""
         needed = min(1 - POOLED_SHARE * tolerance, self.ratio / self.interval.high)
-        return 1 - needed * math.exp(-student_t(self.degrees, 0.9) * self.deviation)
+        return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
 
     def flat(self, tolerance: float) -> dict[str, Any]:
         """Return the figure and its verdict as named columns."""
@@ -173,7 +183,9 @@ def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: fl
     timer = math.fsum(weight * _TIMER_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True))
     common, seen = max(timer, *(each.common for each in changes)), 0.0
     for side in (0, 1):
-        rows = [[math.log(rate / geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes]
+        rows = [
+            [math.log(rate / compute_geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes
+        ]
         seen += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
@@ -335,9 +347,9 @@ def _add_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
         entry,
         error=decision_error(compute_figure_error(visits), visits[0].regime, len(visits)),
         seconds=visits[0].seconds,
-        celsius=known_median(row.conditions.celsius for row in visits),
+        celsius=compute_known_median(row.conditions.celsius for row in visits),
         per_degree=choose_repeatability(visits).per_degree,
-        cycles_used=known_median(row.conditions.cycles_used for row in visits),
+        cycles_used=compute_known_median(row.conditions.cycles_used for row in visits),
         cycles_error=_cycles_error(visits[0].regime, visits[0].problem),
     )
 
@@ -347,7 +359,7 @@ def _cycles_error(regime: str, problem: Any) -> FigureError | None:
     if regime not in KERNEL_REGIMES:
         return None
     known = find_calibration("", f"{regime} cycles", problem)
-    return figure_error([1.0], 1.0, [0.0], known)
+    return compute_run_error([1.0], 1.0, [0.0], known)
 
 
 def _make_device_entries(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
@@ -404,7 +416,7 @@ def _make_ceiling_entry(ceiling: Ceiling) -> Entry:
     entry = Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
     known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
     seconds, celsius = ceiling.seconds, ceiling.conditions.celsius
-    error = decision_error(figure_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
+    error = decision_error(compute_run_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
     return replace(
         entry,
         error=error,
@@ -431,15 +443,18 @@ def _average_entry(rows: Sequence[Entry], count: int) -> Entry:
         statuses = [row.status for row in rows if row.tflops is None]
         return replace(rows[0], tflops=None, interval=None, status=(statuses or ["missing in a run"])[0])
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
-    low, high = geometric_mean([each.low for each in intervals]), geometric_mean([each.high for each in intervals])
+    low, high = (
+        compute_geometric_mean([each.low for each in intervals]),
+        compute_geometric_mean([each.high for each in intervals]),
+    )
     interval = Interval(low, high, min(each.coverage for each in intervals))
     error = replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count)
     return replace(
         rows[0],
-        tflops=geometric_mean(rates),
+        tflops=compute_geometric_mean(rates),
         interval=interval,
         error=error,
         rates=rates,
-        celsius=known_median(row.celsius for row in rows),
-        cycles_used=known_median(row.cycles_used for row in rows),
+        celsius=compute_known_median(row.celsius for row in rows),
+        cycles_used=compute_known_median(row.cycles_used for row in rows),
     )

@@ -20,7 +20,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import MAX_OVERHEAD_SECONDS, Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, require_regime
-from mamf.statistics import Interval, Repeatability, standard_deviation, summarize
+from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize
 
 _STATISTICS = ("mean", "median", "fastest", "slowest")
 RecordT = TypeVar("RecordT")
@@ -272,7 +272,7 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
             record.rate = rates
         record.interval_coverage = round(interval.coverage, 4)
         seconds = {name: getattr(row.summary, name) for name in _STATISTICS}
-        seconds["stdev"] = standard_deviation(row.samples)
+        seconds["stdev"] = compute_standard_deviation(row.samples)
         record.seconds = {name: round(value, 12) for name, value in seconds.items()}
     return json_values(record)
 

@@ -117,7 +117,7 @@ def _temperature_note(ceiling: Ceiling) -> Iterator[str]:
     else:
         yield (
             f"    at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
-            f"{100 * known.cold_gain(celsius):.1f} % slower, and the interval is wider by that"
+            f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by that"
         )
 
 

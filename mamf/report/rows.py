@@ -34,7 +34,7 @@ from mamf.report.document import (
     shorten_line,
 )
 from mamf.report.shares import Shares, clock_text, described_title
-from mamf.statistics import arithmetic_mean, geometric_mean
+from mamf.statistics import compute_arithmetic_mean, compute_geometric_mean
 
 #: How much faster a row is than its baseline, or None.
 SpeedUp = Callable[[Measurement], float | None]
@@ -189,7 +189,9 @@ def find_best_rows(rows: Sequence[Measurement]) -> dict[str, Best]:
     for regime in dict.fromkeys(row.regime for row in rows):
         if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
             figures = [row.comparable_rate for row in best_first]
-            found[regime] = Best(best_first[0], arithmetic_mean(figures), geometric_mean(figures), len(figures))
+            found[regime] = Best(
+                best_first[0], compute_arithmetic_mean(figures), compute_geometric_mean(figures), len(figures)
+            )
     return found
 
 
@@ -265,7 +267,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[
         yield f"    {'; '.join(filter(None, details))}"
     if len(measured) > 1 and len({row.kernel for row in measured}) == 1:
         rates = [row.comparable_rate for row in measured]
-        means = [rate_text(mean(rates), best.work.unit) for mean in (arithmetic_mean, geometric_mean)]
+        means = [rate_text(mean(rates), best.work.unit) for mean in (compute_arithmetic_mean, compute_geometric_mean)]
         yield f"mean {group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
 
 

@@ -37,7 +37,7 @@ from mamf.report.document import (
     machine_line,
 )
 from mamf.report.rows import describe_failures
-from mamf.statistics import known_median
+from mamf.statistics import compute_known_median
 
 Rows = Sequence[Measurement]
 WRONG = "wrong_result"
@@ -236,7 +236,14 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
 _STATES: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
     Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
-    Column("clock_hz", "median MHz", lambda rows: known_median(it.conditions.clock_hz for it in rows), _megahertz),
-    Column("power_watts", "median W", lambda rows: known_median(it.conditions.watts for it in rows), "{:.0f}".format),
+    Column(
+        "clock_hz", "median MHz", lambda rows: compute_known_median(it.conditions.clock_hz for it in rows), _megahertz
+    ),
+    Column(
+        "power_watts",
+        "median W",
+        lambda rows: compute_known_median(it.conditions.watts for it in rows),
+        "{:.0f}".format,
+    ),
     Column("throttled", "throttled in problems", _describe_throttling, left=True),
 ]

@@ -440,8 +440,8 @@ def test_a_scaled_attention_is_found(cpu, dtype):
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
 def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
     known = {}
-    remembering = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
-    checked = rehearsed(remembering, cpu, AttentionProblem("float32", direction), ATTENTION)
+    launch_and_remember = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
+    checked = rehearsed(launch_and_remember, cpu, AttentionProblem("float32", direction), ATTENTION)
     checked.prepare_check()
     checked.launches[0]()
     with pytest.raises(WrongResultError):

@@ -56,7 +56,7 @@ class Passing(Own):
     name = "passing"
 
     def bind(self, problem, a, b, c):
-        CheckedKernel._take = lambda self, verdict, index: None
+        CheckedKernel._record_verdict = lambda self, verdict, index: None
         return c.zero_, 1.0
 
 
@@ -88,7 +88,7 @@ class Ending(Own):
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
     """Starts threads in place of processes, and counts them."""
-    monkeypatch.setattr(CheckedKernel, "_take", CheckedKernel._take)
+    monkeypatch.setattr(CheckedKernel, "_record_verdict", CheckedKernel._record_verdict)
     monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1e-3)
     started, opened = [], []
 

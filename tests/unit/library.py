@@ -46,7 +46,7 @@ def install(monkeypatch):
 
     monkeypatch.setattr(discovery, "find_entry_points", points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
-    monkeypatch.setattr(FindStrategy, "fine_shapes", 1)
+    monkeypatch.setattr(FindStrategy, "max_distant_shapes", 1)
     monkeypatch.setattr("mamf.api.measuring.plan_search", short(grid.plan_search))
     monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))
 

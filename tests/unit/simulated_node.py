@@ -68,10 +68,10 @@ def install(patch):
         return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
 
     patch.setattr(discovery, "find_entry_points", points)
-    patch.setattr(FindStrategy, "fine_shapes", 1)
+    patch.setattr(FindStrategy, "max_distant_shapes", 1)
     patch.setattr("mamf.node.device.plan_search", short_plan)
     patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))
-    patch.setattr(FindStrategy, "sustained_candidates", 1)
+    patch.setattr(FindStrategy, "sustained_candidate_count", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
     patch.setattr("mamf.machine.environment._read_commit", lambda: None)
     patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

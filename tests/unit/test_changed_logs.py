@@ -124,7 +124,7 @@ def test_a_resumed_log_that_is_deleted_before_the_first_row_outlives_ctrl_c(swee
         LOG.unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mamf.engine.traits.fit_traits", interrupted)
+    monkeypatch.setattr("mamf.engine.traits.replace_assumed_traits", interrupted)
     monkeypatch.setattr("mamf.logs.recording.apply_traits", interrupted)
     code, _, err = sweep("--resume", str(LOG))
     assert (code, "changed by another program" in err) == (130, True)

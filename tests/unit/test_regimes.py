@@ -214,7 +214,7 @@ def test_sustained_soaks_once_and_then_only_settles():
 
 def test_sustained_says_when_it_never_settled(monkeypatch):
     backend = SimulatedBackend()
-    monkeypatch.setattr(Sustained, "settled_slope", -1.0)
+    monkeypatch.setattr(Sustained, "max_settled_slope", -1.0)
     row = take(started(Sustained, backend))
     assert row.remarks == ("clock and power had not settled",)
 

@@ -22,11 +22,11 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.statistics import (
     Interval,
     Repeatability,
-    batch_means_interval,
-    repeat_interval,
-    student_t,
+    compute_batch_means_interval,
+    compute_repeat_interval,
+    compute_student_t_quantile,
+    find_two_levels,
     summarize,
-    two_levels,
 )
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.physics import Scatter
@@ -42,22 +42,28 @@ RESTLESS = replace(Physics(), at_boost=Scatter(0.0, BOOST.run), capped=Scatter(0
 
 
 def test_students_t_is_that_of_the_tables():
-    assert [round(student_t(degrees), 3) for degrees in (1, 2, 4, 9, 30)] == [12.706, 4.303, 2.776, 2.262, 2.042]
-    assert student_t(10**5) == pytest.approx(1.960, abs=1e-3)
+    assert [round(compute_student_t_quantile(degrees), 3) for degrees in (1, 2, 4, 9, 30)] == [
+        12.706,
+        4.303,
+        2.776,
+        2.262,
+        2.042,
+    ]
+    assert compute_student_t_quantile(10**5) == pytest.approx(1.960, abs=1e-3)
 
 
 def test_batch_means_know_that_neighbours_are_alike():
     """Blocks that alternate by threes around 1: their mean is known far better than their scatter says."""
     alternating = [1 + 0.014 * (1 if index // 3 % 2 else -1) for index in range(60)]
     independent = 2 * statistics.stdev(alternating) / len(alternating) ** 0.5
-    assert batch_means_interval(alternating).half_width < independent
+    assert compute_batch_means_interval(alternating).half_width < independent
     drifting = [1 + 0.0005 * index for index in range(60)]
-    assert batch_means_interval(drifting).half_width > 2 * statistics.stdev(drifting) / len(drifting) ** 0.5
+    assert compute_batch_means_interval(drifting).half_width > 2 * statistics.stdev(drifting) / len(drifting) ** 0.5
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=60))
 def test_the_mean_lies_in_its_interval(samples):
-    interval = batch_means_interval(samples)
+    interval = compute_batch_means_interval(samples)
     assert interval.low <= statistics.fmean(samples) * (1 + 1e-12)
     assert interval.high >= statistics.fmean(samples) * (1 - 1e-12)
 
@@ -65,14 +71,14 @@ def test_the_mean_lies_in_its_interval(samples):
 def test_two_levels_are_told_from_scatter():
     chooser = random.Random(0)
     hunting = [chooser.gauss(703 if index // 2 % 2 else 683, 0.5) for index in range(20)]
-    low, high = two_levels(hunting)
+    low, high = find_two_levels(hunting)
     assert (low, high) == (pytest.approx(683, abs=1), pytest.approx(703, abs=1))
-    assert two_levels([chooser.gauss(700, 7) for _ in range(200)]) is None
-    assert two_levels([chooser.uniform(690, 710) for _ in range(200)]) is None
-    assert two_levels([685.0, 695.0, 705.0, 715.0] * 5) is None, "evenly spread"
-    assert two_levels([700.0, 704.0] * 10) is None, "too near to be told apart"
-    assert two_levels([700.0] * 19 + [720.0]) is None, "an outlier is no level"
-    assert two_levels([700.0, 720.0] * 4) is None, "too few to tell"
+    assert find_two_levels([chooser.gauss(700, 7) for _ in range(200)]) is None
+    assert find_two_levels([chooser.uniform(690, 710) for _ in range(200)]) is None
+    assert find_two_levels([685.0, 695.0, 705.0, 715.0] * 5) is None, "evenly spread"
+    assert find_two_levels([700.0, 704.0] * 10) is None, "too near to be told apart"
+    assert find_two_levels([700.0] * 19 + [720.0]) is None, "an outlier is no level"
+    assert find_two_levels([700.0, 720.0] * 4) is None, "too few to tell"
 
 
 def run_of(chooser, visits, known, seconds):
@@ -80,7 +86,7 @@ def run_of(chooser, visits, known, seconds):
     own = chooser.gauss(0, known.run) + chooser.gauss(0, known.launch_seconds) / seconds
     figures = [seconds * (1 + own + chooser.gauss(0, 0.001)) for _ in range(visits)]
     middle = statistics.fmean(figures)
-    return middle, repeat_interval(figures, middle, [0.001] * visits, known)
+    return middle, compute_repeat_interval(figures, middle, [0.001] * visits, known)
 
 
 @pytest.mark.parametrize("visits", [1, 3, 9])
@@ -95,7 +101,7 @@ def test_an_interval_contains_one_more_run(visits, seconds):
 def test_a_cold_card_makes_an_interval_wider_and_a_warm_one_does_not():
     known = Repeatability(run=0.001, usual_celsius=45.0, per_degree=0.0004)
     cold, usual, warm, unread = (
-        repeat_interval([1.0], 1.0, [0.0], known, celsius).half_width for celsius in (35.0, 45.0, 60.0, None)
+        compute_repeat_interval([1.0], 1.0, [0.0], known, celsius).half_width for celsius in (35.0, 45.0, 60.0, None)
     )
     assert usual == warm == unread
     assert cold - usual == pytest.approx(0.004, rel=0.01)
@@ -204,9 +210,9 @@ def test_a_sustained_ceiling_is_all_work_over_all_time():
 def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibration():
     """A device that borrows another's calibration may be noisier; where a controller oscillates only visits tell."""
     whole, visits = Repeatability(run=0.0, ignores_within=True), [0.97, 1.0, 1.03]
-    scattered = repeat_interval(visits, 1.0, [0.0] * 3, whole)
+    scattered = compute_repeat_interval(visits, 1.0, [0.0] * 3, whole)
     assert scattered.half_width == pytest.approx(2.772 * 0.03 / math.sqrt(3), rel=0.03)
-    quiet = repeat_interval([0.999, 1.0, 1.001], 1.0, [0.02] * 3, whole)
+    quiet = compute_repeat_interval([0.999, 1.0, 1.001], 1.0, [0.02] * 3, whole)
     assert quiet.half_width < 0.01
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
-from mamf.engine.search.surrogate import Scales, estimate_compute_units
+from mamf.engine.search.surrogate import Hyperparameters, estimate_compute_units
 from mamf.operations.matmul.shapes import MatmulGrid
 
 SIZES = range(1024, 13312, 1024)
@@ -85,14 +85,14 @@ def test_the_period_of_waves_is_learned_from_what_was_measured(name):
     fast = sorted(truth, key=truth.get)[-600:]
     measured = {shape: truth[shape] for shape in random.Random(0).sample(fast, 50)}
     # Waves over half or twice as many units are as full.
-    assert estimate_compute_units(measured, Scales()) in (units // 2, units, 2 * units)
+    assert estimate_compute_units(measured, Hyperparameters()) in (units // 2, units, 2 * units)
 
 
 def test_where_nothing_comes_in_waves_none_are_learned():
     chooser = random.Random(0)
     flat = {shape: chooser.gauss(500, 1) for shape in chooser.sample(GRID.shapes(), 50)}
-    assert estimate_compute_units(flat, Scales()) is None
-    assert estimate_compute_units({}, Scales()) is None
+    assert estimate_compute_units(flat, Hyperparameters()) is None
+    assert estimate_compute_units({}, Hyperparameters()) is None
 
 
 # -- what cannot be measured -----------------------------------------------------------------------------------------

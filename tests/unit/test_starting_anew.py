@@ -54,15 +54,17 @@ class Swinging(SimulatedBackend):
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = Sustained(SimulatedBackend())
-    assert loaded.confirmation_regime(HELD_BACK, 9.0).power_reset
-    assert loaded.confirmation_regime(Conditions(clock_hz=0.97 * 1.98e9), 9.0).power_reset  # by little, but held back
-    assert loaded.confirmation_regime(Conditions(), 9.0).power_reset  # no sensor tells
-    assert loaded.confirmation_regime(AT_BOOST, 9.0) is loaded
+    assert loaded.make_confirmation_regime(HELD_BACK, 9.0).power_reset
+    assert loaded.make_confirmation_regime(
+        Conditions(clock_hz=0.97 * 1.98e9), 9.0
+    ).power_reset  # by little, but held back
+    assert loaded.make_confirmation_regime(Conditions(), 9.0).power_reset  # no sensor tells
+    assert loaded.make_confirmation_regime(AT_BOOST, 9.0) is loaded
 
 
 def rate_of(backend, seconds, **changed):
     """Of a visit that starts anew and has so many seconds; and how long it took."""
-    regime = Sustained(backend).confirmation_regime(HELD_BACK, seconds)
+    regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
     for name, value in changed.items():
         setattr(regime, name, value)
     pool, shape = backend.operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
@@ -85,7 +87,7 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
 def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, seconds):
     backend = SimulatedBackend()
     backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
-    regime = Sustained(backend).confirmation_regime(HELD_BACK, seconds)
+    regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
     for loaded in (regime.visit_seconds, regime.power_reset.settling_seconds):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999

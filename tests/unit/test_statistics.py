@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.statistics import (
-    exact_standard_deviation,
-    median_interval,
-    standard_deviation,
+    compute_exact_standard_deviation,
+    compute_median_interval,
+    compute_standard_deviation,
 )
 
 samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
@@ -17,27 +17,29 @@ samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
 
 @given(samples)
 def test_the_interval_holds_the_median_and_stays_within_the_samples(values):
-    interval = median_interval(values)
+    interval = compute_median_interval(values)
     assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
     assert 0 <= interval.coverage <= 1
 
 
 @given(samples)
 def test_a_standard_deviation_in_floats_is_the_exact_one(values):
-    assert standard_deviation(values) == pytest.approx(exact_standard_deviation(values), rel=1e-9, abs=1e-12)
+    assert compute_standard_deviation(values) == pytest.approx(
+        compute_exact_standard_deviation(values), rel=1e-9, abs=1e-12
+    )
 
 
 # Hahn & Meeker 2017, table J.11: order statistics of a two-sided 95 % interval for the median.
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (50, 18), (100, 40)])
 def test_the_interval_takes_the_tabulated_order_statistics(count, rank):
-    interval = median_interval(range(1, count + 1))
+    interval = compute_median_interval(range(1, count + 1))
     assert (interval.low, interval.high) == (rank, count + 1 - rank)
     assert interval.coverage >= 0.95
 
 
 @pytest.mark.parametrize(("count", "coverage"), [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375)])
 def test_too_few_samples_give_their_range_and_say_what_it_covers(count, coverage):
-    interval = median_interval(range(count))
+    interval = compute_median_interval(range(count))
     assert (interval.low, interval.high, interval.coverage) == (0, count - 1, coverage)
 
 
@@ -45,14 +47,14 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says():
     chooser = random.Random(1)
     hits = 0
     for _ in range(2000):
-        interval = median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
+        interval = compute_median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
         hits += interval.low <= 1.0 <= interval.high
     assert 0.94 <= hits / 2000 <= 0.98  # 95.9 % by theory
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])
 def test_ranks_of_many_samples_are_those_of_the_binomial_distribution(count):
-    interval = median_interval(range(count))
+    interval = compute_median_interval(range(count))
     assert 1.94 < (count - 1 - 2 * interval.low) / math.sqrt(count) < 2.0
     below, term = 0, 1
     for number in range(interval.low + 1):
@@ -63,6 +65,6 @@ def test_ranks_of_many_samples_are_those_of_the_binomial_distribution(count):
 
 
 def test_a_million_equal_samples_have_an_interval():
-    interval = median_interval([1e-3] * 10**6)
+    interval = compute_median_interval([1e-3] * 10**6)
     assert (interval.low, interval.high) == (1e-3, 1e-3)
     assert interval.coverage == pytest.approx(0.95, abs=1e-3)

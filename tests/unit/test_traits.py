@@ -10,7 +10,7 @@ import pytest
 from mamf.backend import MIB
 from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
 from mamf.engine import traits
-from mamf.engine.traits import fit_traits, measure_traits
+from mamf.engine.traits import measure_traits, replace_assumed_traits
 from mamf.logs.recording import apply_traits, traits_record
 from mamf.testing import Physics, SimulatedBackend
 
@@ -84,17 +84,17 @@ def test_a_device_that_goes_on_slowing_has_not_settled():
 
 def test_only_assumed_traits_are_measured():
     known = SimulatedBackend()
-    assert fit_traits(known) == ()
+    assert replace_assumed_traits(known) == ()
     assert known.now() == 0.0 and traits_record(known) == {}
     backend, said = unknown(WAKING), []
-    assert fit_traits(backend, said.append)
+    assert replace_assumed_traits(backend, said.append)
     assert "Simulated H100" in said[0]
-    assert backend.burst_traits.wake_seconds and not fit_traits(backend)
+    assert backend.burst_traits.wake_seconds and not replace_assumed_traits(backend)
 
 
 def test_a_process_measures_a_device_once():
     first, again, said = unknown(WAKING), unknown(WAKING), []
-    assert fit_traits(first, said.append) == fit_traits(again, said.append)
+    assert replace_assumed_traits(first, said.append) == replace_assumed_traits(again, said.append)
     assert again.now() == 0.0 and len(said) == 1
     assert again.burst_traits == first.burst_traits
 
@@ -102,7 +102,7 @@ def test_a_process_measures_a_device_once():
 def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
     backend = unknown()
     monkeypatch.setattr(backend, "sleep", lambda seconds: 1 / 0)
-    fit_traits(backend)
+    replace_assumed_traits(backend)
     for each in (backend.burst_traits, backend.sustained_traits):
         assert each.remark.startswith(
             "lengths of rests and trains are assumed, because measuring them failed: ZeroDivisionError"
@@ -112,7 +112,7 @@ def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
 
 def test_a_log_gives_the_traits_back():
     measured, resumed = unknown(replace(WAKING, cache_bandwidth=9e12)), unknown()
-    fit_traits(measured)
+    replace_assumed_traits(measured)
     apply_traits(resumed, json.loads(json.dumps(traits_record(measured))))
     assert (resumed.burst_traits, resumed.sustained_traits) == (measured.burst_traits, measured.sustained_traits)
     assert resumed.info.cache_bytes == measured.info.cache_bytes == 48 * MIB
@@ -139,7 +139,7 @@ def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device
     header = records(run)[0]
     assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
     assert any("wake-up: launches after a rest take" in finding for finding in header["findings"])
-    monkeypatch.setattr("mamf.engine.traits.fit_traits", None)
+    monkeypatch.setattr("mamf.engine.traits.replace_assumed_traits", None)
     code, out, err = run("sweep", "--resume", "log.jsonl")
     assert code == 0 and "measuring how" not in err
     assert "assumed" not in out
@@ -157,7 +157,7 @@ def test_a_wake_up_is_over_before_a_burst_is_timed(run, unknown_device, monkeypa
 
 
 def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch):
-    monkeypatch.setattr("mamf.engine.traits.fit_traits", lambda backend, say: ())
+    monkeypatch.setattr("mamf.engine.traits.replace_assumed_traits", lambda backend, say: ())
     run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
     assert remarks == [[ASSUMED], [ASSUMED]]

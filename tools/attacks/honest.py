@@ -92,7 +92,7 @@ def little_work() -> Iterator[None]:
         mock.patch("mamf.api.measuring.plan_search", short),
         mock.patch("mamf.engine.search.grid.plan_search", short),
         mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
-        mock.patch.object(FindStrategy, "fine_shapes", 1),
+        mock.patch.object(FindStrategy, "max_distant_shapes", 1),
         mock.patch("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4)),
     ):
         yield

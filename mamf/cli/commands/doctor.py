@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.traits import fit_traits
+    from mamf.engine.traits import replace_assumed_traits
     from mamf.machine.environment import diagnose, format_finding, select_warnings
     from mamf.plugins.discovery import open_backend
 
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
     if options.backend is None and not backend.is_accelerator:
         say("no accelerator is available: 'mamf backends' says why")
-    findings = [*diagnose(backend), *fit_traits(backend, warn)]
+    findings = [*diagnose(backend), *replace_assumed_traits(backend, warn)]
     for finding in findings:
         say_wrapped(format_finding(finding), stdout())
     count = len(select_warnings(findings))

@@ -128,12 +128,12 @@ class ModelSession(Session):
 
     def _require_budget(self, budget: float) -> None:
         """Raise UsageError if the first row takes longer than the budget on this CPU."""
-        from mamf.engine.estimate import probe_flops
+        from mamf.engine.estimate import measure_matmul_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
         # The reference of its results is in float32, whatever its own dtype.
-        flops = probe_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
+        flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
             raise UsageError(

@@ -132,13 +132,13 @@ class _OneKernelSession(Session):
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], how)
 
     def say_plan(self) -> None:
-        from mamf.engine.estimate import estimate_seconds, probe_flops
+        from mamf.engine.estimate import estimate_seconds, measure_matmul_flops
         from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = self.measured_run.remaining_steps
         needed = sum(buffer.nbytes for buffer in compute_largest_buffers(plan, backend.info.cache_bytes).values())
-        flops = probe_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
+        flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)
         say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")

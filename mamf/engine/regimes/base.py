@@ -15,7 +15,7 @@ from mamf.errors import MamfError, PluginError, get_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES, Conditions
 from mamf.plans import Plan
-from mamf.statistics import Repeatability, figure_of, interval_of
+from mamf.statistics import Repeatability, compute_figure, compute_interval
 
 Launch = Callable[[], object]
 # Every clock, even a coarse one, advances within this many rounds of launches.
@@ -66,8 +66,8 @@ class StoppingRule:
         return late or len(samples) >= self.max_samples or (is_representative and self.is_precise(samples, figure))
 
     def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
-        interval = interval_of(samples, figure)
-        return interval.coverage >= 0.95 and interval.half_width <= self.precision * figure_of(samples, figure)
+        interval = compute_interval(samples, figure)
+        return interval.coverage >= 0.95 and interval.half_width <= self.precision * compute_figure(samples, figure)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Regime(ABC):
 
     - ``best_by``: the statistic that ranks rows.
     - ``rotates_operands``: whether launches rotate over several operand sets.
-    - ``needs_rewrite``: whether C is overwritten before each launch.
+    - ``must_rewrite_output``: whether C is overwritten before each launch.
     - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: the time limit of a row of a
       plan.
     - ``warmup_seconds``: device seconds of load before the first row.
@@ -106,7 +106,7 @@ class Regime(ABC):
     name: ClassVar[str]
     best_by: ClassVar[str] = "median"
     rotates_operands: ClassVar[bool] = False
-    needs_rewrite: ClassVar[bool] = False
+    must_rewrite_output: ClassVar[bool] = False
     default_seconds: ClassVar[float | None] = None
     usual_seconds: ClassVar[float | None] = None
     warmup_seconds: ClassVar[float] = 0.0
@@ -118,7 +118,7 @@ class Regime(ABC):
         self.last_visit_seconds = 0.0
 
     @classmethod
-    def of_plan(cls, backend: Backend, plan: Plan) -> Regime:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> Regime:
         """Make the regime that measures the rows of a plan."""
         return cls(backend)
 
@@ -160,14 +160,14 @@ class Regime(ABC):
         """Return why a launch of ``seconds`` is too long for this regime, or None."""
         return None
 
-    def keep_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
+    def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
         """Keep the device loaded until the next kernel is ready, if the regime needs that.
 
         Called after each measurement with its launches and the ``seconds`` that each takes, while the kernel's settings
         still apply, because they are repeated here.
         """
 
-    def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
+    def make_confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
         """Return the regime that confirms a ceiling.
 
         ``chosen``: the conditions when the ceiling was chosen. ``seconds``: the time available for each visit.
@@ -235,7 +235,7 @@ class Regime(ABC):
         """
         gap, allowed = statistics.median(checked.gaps or [0.0]), max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
         # There are no gaps if the device has no idle marks, or if it always reached the end before they were queued.
-        if not checked.gaps or gap - (usual := self._idle_mark_gap[0]) <= allowed:
+        if not checked.gaps or gap - (usual := self._idle_mark_seconds[0]) <= allowed:
             return
         flushes = [_FLUSHES_AHEAD] * min(len(checked.gaps), _PAIRS_IN_MEDIAN)
         pairs = [list(self._measure_gaps(flushes)) for _ in range(_MEDIANS)]
@@ -261,7 +261,7 @@ class Regime(ABC):
                 yield self.backend.seconds_between(mark, idle), queueing
 
     @cached_property
-    def _idle_mark_gap(self) -> tuple[float, float]:
+    def _idle_mark_seconds(self) -> tuple[float, float]:
         """The minimum device seconds, over several pairs, from a mark to an idle mark on an otherwise idle device; and
         the host seconds that it takes to queue both.
         """
@@ -363,13 +363,13 @@ class CheckedKernel:
     def _make_remembering_launch(self, index: int) -> Callable[[], object]:
         launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 
-        def remembering() -> object:
+        def launch_and_remember() -> object:
             returned[index] = None  # its memory is free for this launch
             result = returned[index] = launch()
             launched.add(index)
             return result
 
-        return remembering
+        return launch_and_remember
 
     def warm_up_and_verify(self, backend: Backend) -> float:
         """Launch and verify every operand set. Returns the host seconds of the last launch.
@@ -411,9 +411,9 @@ class CheckedKernel:
             checks.append(self.prepared.verify_whole)
         for index in sorted(self._launched):
             for check in checks:
-                self._take(check(index, self._returned[index]), index)
+                self._record_verdict(check(index, self._returned[index]), index)
 
-    def _take(self, verdict: Verdict, index: int) -> None:
+    def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
             located = self._locate_error(index)  # before require_unchanged_operands undoes the change of operands
             self.require_unchanged_operands()  # raises first, because it explains more

@@ -38,7 +38,7 @@ class Burst(Regime):
     min_train_launches: ClassVar[int] = 3
     max_train_launches: ClassVar[int] = 8
     #: How many launches a row usually takes.
-    usual_launches: ClassVar[int] = 12
+    usual_row_launches: ClassVar[int] = 12
     #: A kernel shorter than this varies more between trains than within one, so its median needs at least
     #: ``min_short_trains`` trains.
     short_launch_seconds: ClassVar[float] = 0.00025
@@ -52,8 +52,8 @@ class Burst(Regime):
 
     #: The number of trains with clock stamps, the number of back-to-back stamps after each of these trains, and the
     #: seconds of the shortest launch for which they can measure the clock.
-    stamped_trains: ClassVar[int] = 3
-    idle_stamps: ClassVar[int] = 8
+    stamped_train_count: ClassVar[int] = 3
+    idle_stamp_count: ClassVar[int] = 8
     min_clocked_launch_seconds: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, flush: bool = True) -> None:
@@ -71,13 +71,13 @@ class Burst(Regime):
         self._idle_mark_host_seconds = 0.0
 
     @classmethod
-    def of_plan(cls, backend: Backend, plan: Plan) -> Burst:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> Burst:
         return cls(backend, plan.flush)
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         traits, longest = backend.burst_traits, plan.seconds or cls.default_seconds
-        of_rows = (min(cls.usual_launches * launch, max(3 * launch, longest)) for launch in launches)
+        of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, longest)) for launch in launches)
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
@@ -101,7 +101,7 @@ class Burst(Regime):
         self._rest_until = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
         self._time_flush()
-        self._idle_mark_host_seconds = self._idle_mark_gap[1] if self.backend.has_idle_marks else 0.0
+        self._idle_mark_host_seconds = self._idle_mark_seconds[1] if self.backend.has_idle_marks else 0.0
         self._overhead = choose_overhead(self.backend.name, self.backend.timer_overhead())
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
@@ -145,7 +145,7 @@ class Burst(Regime):
             return None
         size = self._compute_train_size(seconds + self._flush_seconds, self.max_train_launches)
         clocks: list[float] = []
-        for _ in range(self.stamped_trains):
+        for _ in range(self.stamped_train_count):
             self._rest()
             clocks += self._measure_clocks(stamps, checked.launches[0], size)
         return stdlib_statistics.median(clocks) if clocks else None
@@ -164,7 +164,7 @@ class Burst(Regime):
                 if self.flush:
                     backend.flush_cache()
                 around.append((stamps.stamp(), *self.launch_timed(launch), stamps.stamp()))
-            idle = [stamps.stamp() for _ in range(self.idle_stamps)]
+            idle = [stamps.stamp() for _ in range(self.idle_stamp_count)]
             backend.synchronize()
         windows = [
             subtract_overhead(backend.seconds_between(*marks), self._overhead.seconds) for _, *marks, _ in around

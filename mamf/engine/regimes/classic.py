@@ -19,10 +19,10 @@ class Classic(Regime):
 
     name = "classic"
     best_by = "fastest"
-    needs_rewrite = True
+    must_rewrite_output = True
     warmup_seconds = CLASSIC_WARMUP_SECONDS
     flush_bytes: ClassVar[int] = 256 * MIB
-    queue_depth: ClassVar[int] = 32
+    max_queued_launches: ClassVar[int] = 32
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Classic(Regime):
         self._warmup_seconds_left = warmup_seconds
 
     @classmethod
-    def of_plan(cls, backend: Backend, plan: Plan) -> Classic:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> Classic:
         options = plan.options if isinstance(plan.options, SweepOptions) else SweepOptions()
         return cls(backend, options.warmup_launches, options.timed_launches)
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
-        regime = cls.of_plan(backend, plan)
+        regime = cls.make_from_plan(backend, plan)
         return cls.warmup_seconds + sum(launches) * (regime.warmup_launches + regime.timed_launches)
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
@@ -65,8 +65,8 @@ class Classic(Regime):
             if count == launches:
                 checked.prepare_check()
             marks.append(self._flush_and_launch(checked))
-            if count > self.queue_depth:
-                backend.wait(marks[count - self.queue_depth][1])
+            if count > self.max_queued_launches:
+                backend.wait(marks[count - self.max_queued_launches][1])
             now = backend.now()
             late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
             if late or rule.is_budget_over(now):

@@ -15,7 +15,7 @@ from mamf.kernel import Problem
 from mamf.machine.environment import disable_garbage_collection
 from mamf.measurement import Conditions
 from mamf.plans import Plan
-from mamf.statistics import Repeatability, relative_slope
+from mamf.statistics import Repeatability, compute_relative_slope
 
 #: A device whose clock is at least this share of its maximum counts as not throttled.
 _UNTHROTTLED = 0.98
@@ -70,11 +70,11 @@ class Sustained(Regime):
     # A row is one visit. The visits to the ceiling's matmul before and after it take the same time again.
     usual_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
-    #: A device has settled if a straight line through its last ``settled_blocks`` blocks (``min_blocks`` at least)
-    #: rises or falls by at most ``settled_slope``, as a share of the mean.
-    settled_blocks: ClassVar[int] = 20
-    min_blocks: ClassVar[int] = 3
-    settled_slope: ClassVar[float] = 0.01
+    #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
+    #: ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean.
+    settled_block_count: ClassVar[int] = 20
+    min_settled_blocks: ClassVar[int] = 3
+    max_settled_slope: ClassVar[float] = 0.01
     max_settling_seconds: ClassVar[float] = 20.0
     #: The most launches that a bridge queues: a vendor's queue has room for about a thousand.
     max_bridge_launches: ClassVar[int] = 500
@@ -129,7 +129,7 @@ class Sustained(Regime):
             return 0.0
         return self._compute_reset_visit_seconds(self.backend, self.power_reset.settling_seconds + self.visit_seconds)
 
-    def keep_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
+    def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue launches that keep the device loaded while the host prepares the next kernel.
 
         After tens of milliseconds of idling, the power controller oscillates for seconds, and measurements during that
@@ -142,7 +142,7 @@ class Sustained(Regime):
             launch()
             self.backend.submit()
 
-    def confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
+    def make_confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
         """Return a regime with a rest before each visit if the device was throttled when the ceiling was chosen, or
         does not report its clock; otherwise return this regime. Each visit after a rest spans as many whole periods of
         the power controller as fit into ``seconds``.
@@ -200,13 +200,15 @@ class Sustained(Regime):
         if self.power_reset:
             shortest = self.power_reset.settling_seconds
         begun = self.backend.now()
-        recent: deque[float] = deque(maxlen=self.settled_blocks)
+        recent: deque[float] = deque(maxlen=self.settled_block_count)
         for block in blocks:
             # Skip the first blocks: they are short, and the pause before them affects their clock.
             if block.seconds * block.launches >= self.block_seconds / 2:
                 recent.append(block.seconds)
             elapsed = self.backend.now() - begun
-            is_flat = len(recent) >= self.min_blocks and abs(relative_slope(recent)) <= self.settled_slope
+            is_flat = (
+                len(recent) >= self.min_settled_blocks and abs(compute_relative_slope(recent)) <= self.max_settled_slope
+            )
             # If the power controller alternates between clocks, so few blocks are never flat. But a visit after a rest
             # covers whole periods, so it need not be flat.
             if elapsed >= shortest and (is_flat or self.power_reset is not None):

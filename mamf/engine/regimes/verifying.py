@@ -92,8 +92,8 @@ class Loaded(Spaced):
     name = "loaded"
     #: Seconds of load before the first checked launch of the run, and of each later problem.
     soak_seconds: ClassVar[float] = 2.0
-    warm_seconds: ClassVar[float] = 0.1
-    unchecked_launches: ClassVar[int] = 8
+    later_soak_seconds: ClassVar[float] = 0.1
+    unchecked_launches_per_check: ClassVar[int] = 8
 
     def start(self) -> None:
         self._load_seconds_left = self.soak_seconds
@@ -105,9 +105,9 @@ class Loaded(Spaced):
             self.prepare_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
-        self._load_seconds_left = self.warm_seconds
+        self._load_seconds_left = self.later_soak_seconds
 
     def prepare_launch(self, checked: CheckedKernel, estimate: float) -> None:
-        for _ in range(self.unchecked_launches):
+        for _ in range(self.unchecked_launches_per_check):
             checked.launches[0]()
         self.backend.submit()

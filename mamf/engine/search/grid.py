@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.engine.estimate import SMALLEST_PROBE, choose_working_kernels, probe_flops
+from mamf.engine.estimate import SMALLEST_PROBE, choose_working_kernels, measure_matmul_flops
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.found import find_cached_ceiling
@@ -20,7 +20,7 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
-def find_priors(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Return the winning shapes of an earlier find on this device, then the winning shapes of contributed finds on
     devices of its model.
     """
@@ -162,7 +162,7 @@ def plan_search(
     require_seconds("budget_seconds", budget_seconds)
     refinements = _QUICK_REFINEMENTS if is_quick else SearchOptions.refinements
     try:
-        flops = probe_flops(kernels[0], problem, backend)
+        flops = measure_matmul_flops(kernels[0], problem, backend)
         grid = make_grid(backend, problem, flops, budget_seconds, scouts)
         if is_quick:
             grid = replace(grid, most_flop=_QUICK_SHARE * grid.most_flop)
@@ -171,7 +171,7 @@ def plan_search(
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
         raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise the budget")
-    first = tuple(shape for shape in find_priors(backend.info, problem) if fits_grid(grid, shape))
+    first = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
     plan = Plan(
         FIND,
         MATMUL,

@@ -70,7 +70,7 @@ def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidat
     return list(chosen)[:count]
 
 
-def drop_beaten(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
+def drop_beaten_candidates(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
     """Return the candidates with a median rate at most ``hopeless`` (a share) below that of the best candidate."""
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
@@ -207,7 +207,9 @@ class Confirmation:
             # The first visit shows how long preparation takes; shorten the remaining required visits if necessary.
             if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._estimate_preparing_seconds(regime.name)
-                phase.regime = regime.confirmation_regime(chosen, min(longest, (until - self.run.now()) / due - aside))
+                phase.regime = regime.make_confirmation_regime(
+                    chosen, min(longest, (until - self.run.now()) / due - aside)
+                )
                 longest = phase.regime.fixed_visit_seconds
                 phase.until = until - longest - aside if longest else until
             yield from self._run_round(phase, number, [candidate])
@@ -234,15 +236,15 @@ class Confirmation:
             if not self._has_next_step(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
-            left = drop_beaten(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
+            left = drop_beaten_candidates(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
             if number < phase.min_rounds and left and not self.run.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.is_choosing else 0)
-                left = self._keep_affordable(own, left, seconds_each, rounds)
+                left = self._select_affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
             if len(left) <= (1 if phase.is_choosing else 0):  # nothing left to choose
                 break
-        return drop_beaten(own, left, self.hopeless)
+        return drop_beaten_candidates(own, left, self.hopeless)
 
     def _run_round(
         self, phase: _Phase, number: int, candidates: Sequence[Candidate]
@@ -277,7 +279,7 @@ class Confirmation:
             return self.visit_seconds  # rounds give the precision
         return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
 
-    def _keep_affordable(
+    def _select_affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
         """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""

@@ -165,7 +165,7 @@ class Search:
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
         self._update_features()
         if self._surrogate.is_fitted:
-            self._refit()
+            self._refit_surrogate()
 
     def add_kernel(self, kernel: str) -> None:
         """Search with this kernel too from now on, first on a spread of the other kernels' best shapes."""
@@ -185,7 +185,7 @@ class Search:
         # With only a few measurements, the surrogate cannot tell what the rate depends on, or that no better shape is
         # left.
         if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
-            return self._draw_unmeasured()
+            return self._draw_unmeasured_candidate()
         doubtful = self._mask_tried(self._surrogate.compute_upper_bound(_DOUBT_DEVIATIONS)).max()
         is_sure = len(self.measured) >= _MIN_TO_GIVE_UP and doubtful < self._surrogate.highest + _MIN_GAIN
         if is_sure or doubtful == -math.inf:
@@ -207,9 +207,9 @@ class Search:
         often = _MEASUREMENTS_PER_EARLY_FIT if is_early else _MEASUREMENTS_PER_FIT
         is_due = len(self.measured) % often == 0 or candidate in self._first[self._scouts :]
         if is_due or not self._surrogate.is_fitted:
-            self._refit()
+            self._refit_surrogate()
         elif not tflops > 0:  # nothing to fit
-            self._update_hopeless()
+            self._update_hopeless_mask()
         else:
             self._rows.append(self._position[candidate])
             self._surrogate.add(self._rows[-1], math.log(tflops))
@@ -237,7 +237,7 @@ class Search:
         measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
         return SearchResult(leaders[0][0], measured, self._exhausted)
 
-    def _draw_unmeasured(self) -> Candidate | None:
+    def _draw_unmeasured_candidate(self) -> Candidate | None:
         """Return a random candidate that is not measured yet and not hopeless."""
         left = [
             candidate
@@ -261,7 +261,7 @@ class Search:
             len(self.kernels)
         )
 
-    def _refit(self) -> None:
+    def _refit_surrogate(self) -> None:
         known = self._select_successes()
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
@@ -269,9 +269,9 @@ class Search:
             self._update_features()
         self._rows = [self._position[candidate] for candidate in known]
         self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
-        self._update_hopeless()
+        self._update_hopeless_mask()
 
-    def _update_hopeless(self) -> None:
+    def _update_hopeless_mask(self) -> None:
         self._hopeless = np.concatenate([self._find_hopeless_shapes(number) for number in range(len(self.kernels))])
 
     def _find_hopeless_shapes(self, number: int) -> NDArray[np.bool_]:
@@ -284,10 +284,10 @@ class Search:
         failed = [row for row, is_known in own if not is_known]
         if number and not known and len(failed) >= _HOPELESS_FAILURES:
             return np.ones(len(self._shapes), dtype=bool)
-        return find_hopeless(self._logarithms, known, failed)
+        return find_hopeless_candidates(self._logarithms, known, failed)
 
 
-def find_hopeless(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
+def find_hopeless_candidates(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
     """Return a mask of the candidates that failed, or have at least two failures and hardly any success nearby.
 
     A single failure says nothing about its neighbors, but a region of failures does (memory, alignment). ``sizes``: the

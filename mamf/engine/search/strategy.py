@@ -52,24 +52,24 @@ class FindStrategy(PlanStrategy):
 
     #: Seconds of a visit in sustained that chooses.
     visit_seconds: ClassVar[float] = 1.0
-    sustained_candidates: ClassVar[int] = 3
+    sustained_candidate_count: ClassVar[int] = 3
     #: Shapes anywhere in the grid that a refinement considers in addition to the leaders' neighbors.
-    fine_shapes: ClassVar[int] = 5000
+    max_distant_shapes: ClassVar[int] = 5000
     #: How many steps away a leader's farthest neighbor is in M and N.
     reach: ClassVar[int] = 4
-    sustained_finalists: ClassVar[int] = 2
+    sustained_finalist_count: ClassVar[int] = 2
     #: Shapes on which kernels are compared before they join the search.
-    trial_shapes: ClassVar[int] = 2
+    trial_shape_count: ClassVar[int] = 2
     #: A shape is short if its FLOP are at most this share of the grid's maximum.
-    short_trial: ClassVar[float] = 0.25
+    max_trial_flop_share: ClassVar[float] = 0.25
     #: How much faster another algorithm must be to replace a kernel's first one in the search. In a quick search, also
     #: how much faster than the default another kernel must be to join.
     min_gain: ClassVar[float] = 0.005
     #: Shapes that won before on devices of this model, on which a quick search also tries the kernel that it chose.
-    trial_priors: ClassVar[int] = 4
+    trial_prior_count: ClassVar[int] = 4
     #: The number of algorithms (the most promising first) that a quick search tries if they must be compiled. It also
     #: limits the algorithms tried on each shape after the first.
-    quick_algorithms: ClassVar[int] = 2
+    max_quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: Setup) -> None:
         # The rows of an interrupted run are replayed. They also show when each phase ended, which may have been because
@@ -85,10 +85,10 @@ class FindStrategy(PlanStrategy):
         self.pace = choose_pace(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
         self._by_name = {kernel.name: kernel for kernel in kernels}
-        self._scouted: list[Measurement] = []
-        self._algorithms: list[Measurement] = []
+        self._scouted_rows: list[Measurement] = []
+        self._algorithm_rows: list[Measurement] = []
         #: The names of the algorithms that were tried, by kernel.
-        self._names: dict[str, set[str]] = {}
+        self._algorithm_names_by_kernel: dict[str, set[str]] = {}
         self._compiled = 0.0
 
     def _compute_phase_end(self, share: float) -> float:
@@ -132,9 +132,9 @@ class FindStrategy(PlanStrategy):
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked:
             count = min(self.options.scouts, FIRST_SHAPES + len(first))
-            yield from self._search(search, regime, "scout", count, self._compute_phase_end(self.pace.scout), rule)
+            yield from self._run_search(search, regime, "scout", count, self._compute_phase_end(self.pace.scout), rule)
             yield from self._add_best_kernels(search, regime, rule, self._ranked)
-        yield from self._search(
+        yield from self._run_search(
             search, regime, "scout", self.options.scouts, self._compute_phase_end(self.pace.scout), rule
         )
         if not self.options.is_quick:
@@ -148,28 +148,28 @@ class FindStrategy(PlanStrategy):
             near = list_shapes_around(best, step, self.options.grid, self.reach)
             # The best shape may be far from all leaders: sizes between the coarse steps may fill waves exactly.
             search.set_shapes(
-                [*near, *draw_distant_shapes(best, step, self.options.grid, self.fine_shapes, self._chooser)]
+                [*near, *draw_distant_shapes(best, step, self.options.grid, self.max_distant_shapes, self._chooser)]
             )
             share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
             max_measured = len(search.measured) + self.options.refinements // len(steps)
-            yield from self._search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
+            yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # Scouts cannot rank shapes that differ by less than their precision, so the best of several kinds continue.
         leaders = search.find_leaders(self.pace.candidates)
-        kinds = find_best_per_size_pair(self._scouted)[: self.pace.candidates // 2]
+        kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.run.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
         until = self._compute_phase_end(self.pace.choose) if self.options.is_quick else self._deadline
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
-        candidates += find_best_by_shape(row for row in self._algorithms if row.shape in shapes)
-        measured = [*self._scouted, *self._algorithms]
+        candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
+        measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_candidates(candidates, measured, self._default)
         confirming = yield from self._run_rounds(
             regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
         )
         seen += [*measured, *confirming]
 
-    def _search(
+    def _run_search(
         self, search: Search, regime: Regime, phase: str, max_measured: int, until: float, rule: StoppingRule
     ) -> Steps:
         while len(search.measured) < max_measured and self.run.has_next_step(
@@ -183,7 +183,7 @@ class FindStrategy(PlanStrategy):
             if row is None:
                 return
             search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
-            self._scouted.append(row)
+            self._scouted_rows.append(row)
 
     def _add_best_kernels(
         self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
@@ -194,21 +194,21 @@ class FindStrategy(PlanStrategy):
         """
         if not kernels:
             return
-        best_first = [shape for shape, _ in find_best_per_size_pair(self._scouted)]
+        best_first = [shape for shape, _ in find_best_per_size_pair(self._scouted_rows)]
         if self.options.is_quick:
-            limit = self.short_trial * self.options.grid.most_flop
+            limit = self.max_trial_flop_share * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
-        shapes = best_first[: self.trial_shapes]
+        shapes = best_first[: self.trial_shape_count]
         yield from self._try_algorithms(regime, shapes, rule, kernels, self._deadline)
-        tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
+        tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked = kernels = self._choose_best_kernel(tried, shapes)
             # The default kernel's best shapes are rarely the best ones of another kernel, so try that kernel on the
             # priors too.
-            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_priors])))
+            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_prior_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._try_algorithms(regime, shapes, rule, cheap, self._deadline)
-            tried = [row for row in self._algorithms if row.ok and row.shape in shapes]
+            tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         for kernel in kernels:
             best = self._rank_algorithms(kernel, tried)
             for name in best if kernel.has_cheap_variants else best[:1]:
@@ -220,12 +220,12 @@ class FindStrategy(PlanStrategy):
 
     def _choose_best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
         """Return the fastest kernel on these shapes, in a list; empty if it is not clearly faster than the default."""
-        default = (row for row in self._scouted if row.ok and row.kernel == self._default and row.shape in shapes)
+        default = (row for row in self._scouted_rows if row.ok and row.kernel == self._default and row.shape in shapes)
         to_beat = (1 + self.min_gain) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
         if best is None or best.best_rate < to_beat:
             return []
-        return [kernel for kernel in self._ranked if best.kernel in self._names[kernel.name]]
+        return [kernel for kernel in self._ranked if best.kernel in self._algorithm_names_by_kernel[kernel.name]]
 
     def _rank_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
         """Return a kernel's best algorithm on each shape, fastest first. This is its first algorithm unless another one
@@ -234,12 +234,18 @@ class FindStrategy(PlanStrategy):
         """
         best: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
-            if rows := [row for row in tried if row.shape == shape and row.kernel in self._names[kernel.name]]:
+            if rows := [
+                row
+                for row in tried
+                if row.shape == shape and row.kernel in self._algorithm_names_by_kernel[kernel.name]
+            ]:
                 fastest = max(rows, key=lambda row: row.best_rate)
                 best.append(fastest if fastest.best_rate >= (1 + self.min_gain) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
         if self.options.is_quick and best:
-            found.append(next(row.kernel for row in tried if row.kernel in self._names[kernel.name]))
+            found.append(
+                next(row.kernel for row in tried if row.kernel in self._algorithm_names_by_kernel[kernel.name])
+            )
         return list(dict.fromkeys(found))
 
     def _try_algorithms(
@@ -262,28 +268,28 @@ class FindStrategy(PlanStrategy):
     def _measure_algorithms(
         self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
     ) -> Steps:
-        names = self._names.setdefault(kernel.name, set())
+        names = self._algorithm_names_by_kernel.setdefault(kernel.name, set())
         for shape in shapes:
             variants = self._list_variants(kernel, shape)
             if self.options.is_quick and shape != shapes[0]:
-                variants = variants[: self.quick_algorithms]
+                variants = variants[: self.max_quick_algorithms]
             for variant in variants:
                 self._by_name[variant.name] = variant
                 names.add(variant.name)
-                if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithms):
+                if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
                     continue
                 if not self.run.has_next_step(regime, ALGORITHM, until):
                     return
                 row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
                 if row is None:
                     return
-                self._algorithms.append(row)
+                self._algorithm_rows.append(row)
 
     def _list_variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
             found = kernel.variants(self.backend, self.plan.problem, shape)
             compiles = self.options.is_quick and not kernel.has_cheap_variants
-            return found[: self.quick_algorithms] if compiles else found
+            return found[: self.max_quick_algorithms] if compiles else found
         except Exception:  # the library fails for this shape: measuring the kernel will give the reason
             return (kernel,)
 
@@ -293,7 +299,7 @@ class FindStrategy(PlanStrategy):
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
         # Rank by the rounds of burst: if single rows are noisy, the fastest row is merely the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
-        finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalists]
+        finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalist_count]
         if self.pace.has_choosing_visits:
             finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
@@ -314,7 +320,7 @@ class FindStrategy(PlanStrategy):
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Make short visits to candidates, and return the best of them."""
-        candidates = find_best_per_size_pair(burst)[: self.sustained_candidates]
+        candidates = find_best_per_size_pair(burst)[: self.sustained_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
@@ -329,7 +335,7 @@ class FindStrategy(PlanStrategy):
             if row is None:
                 break
             visits.append(row)
-        finalists = choose_finalists(visits, self.sustained_finalists)
+        finalists = choose_finalists(visits, self.sustained_finalist_count)
         return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default))))
 
     def _iterate_candidates(
@@ -381,10 +387,10 @@ class KernelsFindStrategy(RowsStrategy):
                 yield from self.measure_rows(regime, left)
             is_last = number == len(self.plan.regimes) - 1
             yield from self._confirm_problems(
-                run, regime, self._compute_end(run, 1.0 if is_last else _SHARE_BEFORE_LAST)
+                run, regime, self._compute_end_time(run, 1.0 if is_last else _SHARE_BEFORE_LAST)
             )
 
-    def _compute_end(self, run: Runner, share: float) -> float:
+    def _compute_end_time(self, run: Runner, share: float) -> float:
         """Return the moment at which this share of the budget has passed."""
         return math.inf if self.plan.budget_seconds is None else run.begun + share * self.plan.budget_seconds
 

@@ -71,7 +71,7 @@ _STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "
 
 
 @dataclass(frozen=True)
-class Scales:
+class Hyperparameters:
     """The hyperparameters.
 
     - ``sizes``, ``waves``: the length scales of these features, in standard deviations of a feature.
@@ -88,7 +88,7 @@ class Scales:
     noise: float = 1e-3
     kernel_share: float = 0.0
 
-    def list_neighbors(self) -> list[Scales]:
+    def list_neighbors(self) -> list[Hyperparameters]:
         """Return these scales, and the scales with one hyperparameter a step up or down."""
         bounds = {
             "sizes": (0.5, 8.0),
@@ -109,7 +109,7 @@ class Scales:
         """Return the log prior, from the number of steps between these scales and the defaults. With only a dozen
         measurements the likelihood alone is not reliable.
         """
-        usual = replace(Scales(), kernel_share=self.kernel_share)
+        usual = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
             math.log(getattr(self, name) / getattr(usual, name), step)
             for name, step in _STEPS.items()
@@ -127,7 +127,7 @@ class Surrogate:
     """
 
     features: Features = field(default_factory=lambda: NO_FEATURES)
-    scales: Scales = field(default_factory=Scales)
+    scales: Hyperparameters = field(default_factory=Hyperparameters)
     is_fitted: bool = False
     highest: float = -math.inf
 
@@ -140,7 +140,7 @@ class Surrogate:
         self._reference = self.highest
         self._values = [self.warp(value) for value in values]
         near = CovarianceParts(compute_distances(self.features, observed, observed))
-        self.scales = find_likeliest_scales(near, np.array(self._values), self.scales)
+        self.scales = find_likeliest_hyperparameters(near, np.array(self._values), self.scales)
         lower = np.linalg.cholesky(compute_noisy_covariance(near, self.scales))
         right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
         self._projected = np.linalg.solve(
@@ -199,7 +199,7 @@ class Surrogate:
 
 class CovarianceParts:
     """A cache of the parts of a covariance that depend on at most one hyperparameter. Computing these parts is most of
-    the arithmetic. Scales that differ in one hyperparameter share all parts except the one that depends on it.
+    the arithmetic. Hyperparameters that differ in one hyperparameter share all parts except the one that depends on it.
     """
 
     def __init__(self, apart: Distances) -> None:
@@ -228,7 +228,7 @@ class CovarianceParts:
         return other
 
 
-def compute_covariance(near: CovarianceParts, scales: Scales) -> Array:
+def compute_covariance(near: CovarianceParts, scales: Hyperparameters) -> Array:
     """Return the prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a
     term that is asymmetric in M and N; and one for equal M and N. Shapes with different kernels have a smaller
     covariance, and kernels differ by a constant offset.
@@ -250,14 +250,14 @@ def compute_covariance(near: CovarianceParts, scales: Scales) -> Array:
     return sizes
 
 
-def compute_noisy_covariance(near: CovarianceParts, scales: Scales) -> Array:
+def compute_noisy_covariance(near: CovarianceParts, scales: Hyperparameters) -> Array:
     """Return the covariance of observations: the prior covariance plus measurement noise."""
     found = compute_covariance(near, scales)
     found.flat[:: len(found) + 1] += scales.noise
     return found
 
 
-def find_likeliest_scales(near: CovarianceParts, values: Array, scales: Scales) -> Scales:
+def find_likeliest_hyperparameters(near: CovarianceParts, values: Array, scales: Hyperparameters) -> Hyperparameters:
     """Climb from these scales to the likeliest ones, a step at a time, by likelihood and prior."""
     likelihood = functools.cache(
         lambda scales: compute_log_likelihood(near, values, scales) + scales.compute_log_prior()
@@ -271,7 +271,7 @@ def find_likeliest_scales(near: CovarianceParts, values: Array, scales: Scales) 
     return best
 
 
-def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Scales) -> float:
+def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Hyperparameters) -> float:
     """Return the log marginal likelihood at the likeliest mean and variance, up to a constant."""
     lower = np.linalg.cholesky(compute_noisy_covariance(near, scales))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
@@ -292,7 +292,7 @@ _MAX_SHAPES, _MIN_SHAPES = 64, 16
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 
-def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Scales) -> int | None:
+def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Hyperparameters) -> int | None:
     """Return the number of compute units that best explains the TFLOPS of shapes; None if no number is convincing. Half
     or twice the true number explains them equally well.
     """

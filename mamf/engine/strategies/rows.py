@@ -44,7 +44,7 @@ class RowsStrategy(PlanStrategy):
     """
 
     #: Whether each row is measured with the fastest of its kernel's algorithms.
-    ranks_algorithms: ClassVar[bool] = False
+    must_rank_algorithms: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class RowsStrategy(PlanStrategy):
             if problem.dtype != dtype:
                 dtype, done = problem.dtype, 0
                 if self.plan.is_shared:
-                    yield from self._measure_product(regime, problem, COMMON_PRODUCT)
-                before = yield from self._measure_product(regime, problem)
+                    yield from self._measure_ceiling_matmul(regime, problem, COMMON_PRODUCT)
+                before = yield from self._measure_ceiling_matmul(regime, problem)
             if self.options.reference is not None and done % self.options.reference_every == 0:
                 yield from self._measure_reference(regime, problem)
             kernel: AnyKernel | None = self.kernels[name]
-            if self.ranks_algorithms:
+            if self.must_rank_algorithms:
                 kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
                 continue
@@ -108,8 +108,8 @@ class RowsStrategy(PlanStrategy):
             done += 1
             if row.summary is not None:
                 self._speeds.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(row.amount / row.seconds)
-            after = (yield from self._measure_product(regime, problem)) if row.ok else None
-            yield add_details(row, kernel, before, after)
+            after = (yield from self._measure_ceiling_matmul(regime, problem)) if row.ok else None
+            yield add_matmul_details(row, kernel, before, after)
             before = after or before
 
     def _find_fastest_algorithm(
@@ -145,7 +145,7 @@ class RowsStrategy(PlanStrategy):
         seconds = min_launches * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
         return bool(seconds > run.deadline - run.now())
 
-    def _measure_product(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
+    def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
         """Measure the ceiling's matmul now, so that a row is compared with it in the same state of the card.
 
         ``common``: a shape to use instead of the ceiling's. All devices of a shared run measure it, for as long as a
@@ -177,7 +177,7 @@ class RowsStrategy(PlanStrategy):
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.usual_seconds)
 
     def make_regime(self, name: str) -> Regime:
-        return get_regime_class(name).of_plan(self.backend, self.plan)
+        return get_regime_class(name).make_from_plan(self.backend, self.plan)
 
 
 class OneKernelStrategy(RowsStrategy):
@@ -185,7 +185,7 @@ class OneKernelStrategy(RowsStrategy):
     enough for all shapes.
     """
 
-    ranks_algorithms = True
+    must_rank_algorithms = True
 
     def steps(self) -> Steps:
         """Yield the steps. Raises UnsupportedError before anything is allocated if the kernel does not support the
@@ -211,7 +211,7 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: in
         for kind in map(get_regime_class, plan.regimes):
             sets = kind.count_sets(plan.problem, shape, cache_bytes)
             wanted = dict(largest)
-            for name, buffer in plan.problem.buffers(shape, sets, kind.needs_rewrite).items():
+            for name, buffer in plan.problem.buffers(shape, sets, kind.must_rewrite_output).items():
                 wanted[name] = max(buffer, wanted.get(name, buffer))
             total = sum(buffer.nbytes for buffer in wanted.values())
             if free_memory is None or total <= free_memory * _SHARE_OF_MEMORY:
@@ -219,7 +219,7 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: in
     return largest
 
 
-def add_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
+def add_matmul_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
     """Add to a row the dtypes of its matmuls, if they differ from its own, and the mean rate of the ceiling's matmul
     before and after it (``around``).
     """

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, to_canonical_name
-from mamf.engine.measure import build_row, classify_error
+from mamf.engine.measure import build_row_from_samples, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
@@ -58,16 +58,14 @@ class GuardStrategy(RowsStrategy):
             regime = self.run.start_regime(self.make_regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]
             yield from self._visit_steps(regime, [step for step in steps if step in left], "", 1)
-            confirmation_regime = regime.confirmation_regime(
-                summarize_conditions(self._select_measured(name)), math.inf
-            )
+            later_regime = regime.make_confirmation_regime(summarize_conditions(self._select_measured(name)), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
-                due = add_another_row(doubtful, steps)
+                due = add_second_step(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visit_steps(confirmation_regime, due, CONFIRM, number)
+                yield from self._visit_steps(later_regime, due, CONFIRM, number)
 
     def _visit_steps(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
@@ -76,13 +74,13 @@ class GuardStrategy(RowsStrategy):
             self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
             if row is not None:
-                self._visits.setdefault(self._make_key(step), []).append(row)
+                self._visits.setdefault(self._replace_kernel_name(step), []).append(row)
 
     def _select_measured(self, regime: str) -> list[Measurement]:
         return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
 
     def _is_in_doubt(self, step: StepKey) -> bool:
-        visits = self._visits.get(self._make_key(step))
+        visits = self._visits.get(self._replace_kernel_name(step))
         if not visits:
             return False
         if self.baseline is None:
@@ -90,13 +88,13 @@ class GuardStrategy(RowsStrategy):
         before = self.baseline.get(combine_visits(visits).key)
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
-    def _make_key(self, step: StepKey) -> StepKey:
+    def _replace_kernel_name(self, step: StepKey) -> StepKey:
         """Return the step with the kernel's own name, as in rows."""
         regime, problem, shape, kernel = step
         return StepKey(regime, problem, shape, self.kernels[kernel].name)
 
 
-def add_another_row(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
+def add_second_step(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
     """Return the due steps, plus another step if only one is due, so that no row is measured twice in succession."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]
@@ -126,7 +124,7 @@ class ReproduceStrategy(RowsStrategy):
                     row = yield Step(by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM, visit)
                     self._seen += [row] if row is not None else []
             seen = [row for row in self._seen if row.ok and row.regime == regime.name]
-            regime = regime.confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
+            regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
 
 
 # The number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If the
@@ -258,7 +256,7 @@ def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapP
     return replace(problem, timed=row[0], alone=row[1])
 
 
-def list_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
+def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
     """Return the pairs that these steps measure, as problem and shape."""
     return list(dict.fromkeys((make_row_problem(problem, PAIR_ROWS[0]), shape) for _, problem, shape, _ in steps))
 
@@ -319,7 +317,7 @@ class OverlapStrategy:
 
 
 @dataclass
-class _Work:
+class _ConcurrentWork:
     """One of the two works, with its queue. ``marks``: the marks around the blocks of a window, each with the host's
     time and the number of launches so far. ``seconds``: the latest time of a launch, which sets the length of blocks.
     """
@@ -347,7 +345,9 @@ class _PairMeasurement:
         self.works = {PRODUCTS: own, OTHER: self._prepare_work(OTHER, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
-    def _prepare_work(self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]) -> _Work:
+    def _prepare_work(
+        self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]
+    ) -> _ConcurrentWork:
         kernel, backend, problem = self.run.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
@@ -358,7 +358,7 @@ class _PairMeasurement:
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
         name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
-        return _Work(name, checked, mark, queue_launch, rotation, seconds)
+        return _ConcurrentWork(name, checked, mark, queue_launch, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:
         """Measure the rows. Raises WrongResultError, or UnsupportedError if the host was too slow."""
@@ -378,7 +378,7 @@ class _PairMeasurement:
             )
         return [self._build_row(row) for row in PAIR_ROWS]
 
-    def _take_samples(self, every: Sequence[_Work], is_last: bool) -> bool:
+    def _take_samples(self, every: Sequence[_ConcurrentWork], is_last: bool) -> bool:
         """Take all samples. Return False if the host is late in too many windows and there is a slower pace to try."""
         self.samples = {row: Samples() for row in PAIR_ROWS}
         for works in (every[:1], every[1:], every) * _ROUNDS:
@@ -399,14 +399,14 @@ class _PairMeasurement:
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
         return cast(AnswerT, answer)
 
-    def _verify(self, works: Sequence[_Work], whole: bool = False) -> None:
+    def _verify(self, works: Sequence[_ConcurrentWork], whole: bool = False) -> None:
         for work in works:
             self._call_on_all_ranks(partial(self.regime.refuse_unseen_work, work.checked, work.seconds))
             self._call_on_all_ranks(partial(work.checked.verify, whole))
             if whole:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _measure_visit(self, works: Sequence[_Work]) -> float:
+    def _measure_visit(self, works: Sequence[_ConcurrentWork]) -> float:
         """Wait for one period of the power controller, at most the time to measure, then measure. Returns the share of
         windows in which a host was late.
         """
@@ -431,7 +431,7 @@ class _PairMeasurement:
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
-    def _measure_window(self, works: Sequence[_Work], launches: Sequence[float]) -> list[float] | None:
+    def _measure_window(self, works: Sequence[_ConcurrentWork], launches: Sequence[float]) -> list[float] | None:
         """Return the seconds per launch of each work while all of them run; None if they never ran together or waited
         for the host. ``launches``: the mean number of launches per block, chosen so that the works end together.
         """
@@ -478,4 +478,4 @@ class _PairMeasurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
         problem, taken = make_row_problem(self.problem, row), self.samples[row]
-        return build_row(self.run.kernel, problem, self.shape, self.regime, taken, verdict)
+        return build_row_from_samples(self.run.kernel, problem, self.shape, self.regime, taken, verdict)

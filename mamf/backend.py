@@ -244,10 +244,11 @@ class Backend(ABC):
     def seconds_between(self, start: Any, end: Any) -> float:
         """Return the device time in seconds between two marks that the device has reached."""
 
-    def idle_mark(self) -> Any | None:
+    def idle_mark(self, after: Any) -> Any | None:
         """Return a mark that the device reaches once it has finished all work of this process, in whatever queue.
 
-        Called only if ``has_idle_marks``. None if the device is already idle: the mark would have the host's time.
+        Called only if ``has_idle_marks``. ``after``: a mark that was queued before. None if the device has already
+        reached ``after``: the time between the two marks would depend on the host.
         """
         return None
 

@@ -87,7 +87,8 @@ AFTER_REST = "anew"
 @functools.cache
 def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
     """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
-    backend or operation stands for all backends or operations without an entry.
+    backend or operation stands for all backends or operations without an entry. An operation can be followed by a dtype
+    (``matmul int8``) or by ``backward``.
     """
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(
@@ -106,6 +107,7 @@ def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatabi
     regime, or AFTER_REST. Raises KeyError for a state that repeatability.csv does not contain.
     """
     known, operation = _read_calibrations(), "" if problem is None else problem.operation
+    of_dtype = f"{operation} {getattr(problem, 'dtype', '')}"
     backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
-    keys = itertools.product((backend, ""), (state,), (*backward, operation, ""))
+    keys = itertools.product((backend, ""), (state,), (*backward, of_dtype, operation, ""))
     return known[next((key for key in keys if key in known), ("", state, ""))]

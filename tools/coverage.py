@@ -122,6 +122,7 @@ def _state(row: Measurement) -> tuple[str, str]:
     is_anew = row.regime == SUSTAINED and known is not None
     is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", AFTER_REST, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
+    operation += f" {row.problem.dtype}" if operation == "matmul" else ""
     return AFTER_REST if is_anew else row.regime, operation
 
 

@@ -458,7 +458,8 @@ class _PairMeasurement:
                     backend.submit()
                 work.marks.append((work.mark(), backend.now(), done))
         self.queue.join()
-        self.regime.synchronize(works[0].checked, backend.mark(), self.regime.queue_idle_mark())
+        end = backend.mark()
+        self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks for each other.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
         due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]

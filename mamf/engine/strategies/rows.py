@@ -62,14 +62,14 @@ class RowsStrategy(PlanStrategy):
         #: FLOP or bytes per second of the latest rows, by kernel and problem.
         self._speeds: dict[tuple[str, Problem], deque[float]] = {}
 
-    def results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | Record]:
         yield from self.records
-        yield from super().results()
+        yield from super().yield_results()
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         for name, steps in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
             yield from self.measure_rows(
-                self.run.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
+                self.runner.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
             )
 
     def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
@@ -87,7 +87,7 @@ class RowsStrategy(PlanStrategy):
         for step in steps:
             _, problem, shape, name = step
             if self._would_overrun(step):
-                self.run.skipped_count += 1
+                self.runner.skipped_count += 1
                 continue
             self.setup.on_phase(f"{regime.name} {shape} {name}")
             if problem.dtype != dtype:
@@ -138,7 +138,7 @@ class RowsStrategy(PlanStrategy):
         """Return whether verification and the minimum number of launches would exceed the budget, at the speed of
         recent rows.
         """
-        speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
+        speeds, run = self._speeds.get((step.kernel, step.problem)), self.runner
         if run.deadline is None or not speeds:
             return run.is_budget_over()
         min_launches = 1 + StoppingRule.min_samples
@@ -187,7 +187,7 @@ class OneKernelStrategy(RowsStrategy):
 
     must_rank_algorithms = True
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         """Yield the steps. Raises UnsupportedError before anything is allocated if the kernel does not support the
         problem.
         """
@@ -196,8 +196,8 @@ class OneKernelStrategy(RowsStrategy):
             raise UnsupportedError(reason)
         if self.setup.remaining_steps:
             cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
-            self.run.preallocate_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
-        yield from super().steps()
+            self.runner.allocate_largest_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
+        yield from super().yield_steps()
 
     def make_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)

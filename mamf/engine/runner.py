@@ -54,8 +54,8 @@ class Crashes:
     set_pending_row: Callable[[Measurement | None], None] = lambda row: None
 
     def explain_why_not_to_launch(self, failed_row: Measurement) -> str:
-        """Return why a kernel must not be launched on a shape (those of ``failed_row``): it crashed there, or it crashed
-        the process too often elsewhere. Return an empty string if it may be launched.
+        """Return why the kernel of ``failed_row`` must not be launched on its shape: the kernel crashed there, or it
+        crashed the process too often on other shapes. Return an empty string if it may be launched.
         """
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
         same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")

@@ -403,7 +403,7 @@ class _PairMeasurement:
 
     def _verify(self, works: Sequence[_ConcurrentWork], whole: bool = False) -> None:
         for work in works:
-            self._call_on_all_ranks(partial(self.regime.refuse_unseen_work, work.checked, work.seconds))
+            self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.seconds))
             self._call_on_all_ranks(partial(work.checked.verify, whole))
             if whole:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
@@ -440,7 +440,7 @@ class _PairMeasurement:
         backend = self.backend
         for work in works:
             work.marks = []
-            work.checked.prepare_check()
+            work.checked.change_operands_and_poison()
         first = backend.mark()
         backend.wait(first)
         begun = backend.now()

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 
 #: The backend that computes times instead of measuring them, for tests.
@@ -178,8 +178,8 @@ class Backend(ABC):
     #: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
     #: How its devices react to load, calibrated or assumed. Runs measure assumed traits (mamf.engine.traits).
-    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED)
-    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED)
+    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED_TRAITS)
+    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED_TRAITS)
     default_dtype: str = "bfloat16"
     #: The runtime that the device's code is compiled for: cuda, hip, sycl, synapse, metal or host. Libraries ship
     #: kernels per runtime, not per vendor.

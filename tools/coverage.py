@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import ANEW, find_calibration
+from mamf.calibration import AFTER_REST, find_calibration
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -120,10 +120,10 @@ def _state(row: Measurement) -> tuple[str, str]:
     # Of sustained rows of products, only those of visits that start anew depend on the temperature.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
-    is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", ANEW, row.problem))
+    is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", AFTER_REST, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
     operation += f" {row.problem.dtype}" if operation == "matmul" else ""
-    return ANEW if is_anew else row.regime, operation
+    return AFTER_REST if is_anew else row.regime, operation
 
 
 def _kind(row: Measurement) -> str:
@@ -204,7 +204,7 @@ def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 def fitting_pairs(pairs: Sequence[Pair], state: tuple[str, str]) -> list[Pair]:
     """Rows in burst; ceilings for visits that start anew, for these are only made for ceilings."""
-    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == ANEW)]
+    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST)]
 
 
 def print_fit(pairs: Sequence[Pair]) -> None:

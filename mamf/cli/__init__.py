@@ -183,7 +183,7 @@ def _begin_missing_log(options: argparse.Namespace) -> None:
 
 
 def _is_cut_header(content: bytes) -> bool:
-    """Whether a file contains no more than the beginning of a log's header: a run writes the header first, as a line."""
+    """Whether a file has no more than the beginning of a log's header: a run writes the header first, as one line."""
     begun = b'{"record": "header"'
     return b"\n" not in content and begun.startswith(content[: len(begun)])
 

@@ -27,7 +27,7 @@ from mamf.logs.writer import encode_record
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
-from mamf.profiling.profile import PEAK, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.profile import PEAK_MEMORY, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
 from mamf.report.document import (
     Answer,
     Block,
@@ -42,10 +42,10 @@ from mamf.report.document import (
 )
 from mamf.report.shares import known_ceiling_lines
 
-TIER = "profile"
-RANK_LOGS = "rank-*.jsonl"
+PROFILE_TIER = "profile"
+RANK_LOG_PATTERN = "rank-*.jsonl"
 #: The field of Profile that has the rows of a record, and the type of a row, by the name of the record.
-_RECORDS: Mapping[str, tuple[str, type]] = {
+_FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
     "memory": ("memory", MemoryRow),
@@ -55,7 +55,7 @@ _RECORDS: Mapping[str, tuple[str, type]] = {
 }
 _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
 #: The script and the profile of each rank.
-Ranks = Mapping[int, tuple[str, Profile]]
+ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
 class ProfileHeader(Struct):
@@ -76,7 +76,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     """
     header = {
         "schema": SCHEMA,
-        "tier": TIER,
+        "tier": PROFILE_TIER,
         "tool": get_tool_version(),
         "command": command,
         "started": utc_now(),
@@ -84,7 +84,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         "environment": describe_environment(),
     }
     lines = [encode_record("header", header)]
-    for record, (field, _) in _RECORDS.items():
+    for record, (field, _) in _FIELD_AND_TYPE_BY_RECORD.items():
         for row in getattr(profile, field):
             values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
             lines.append(encode_record(record, values))
@@ -99,7 +99,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         header = parse_record(lines[0])
     except ValueError:
         return None
-    if header.get("tier") != TIER:
+    if header.get("tier") != PROFILE_TIER:
         return None
     if why := explain_unreadable(path, header.get("schema")):
         raise RunLogError(why)
@@ -109,16 +109,16 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
             record = parse_record(line)
             if record["record"] == "summary":
-                return script, _read_profile(rows, record)
-            if record["record"] in _RECORDS:
-                field, kind = _RECORDS[record["record"]]
+                return script, _make_profile_from_records(rows, record)
+            if record["record"] in _FIELD_AND_TYPE_BY_RECORD:
+                field, kind = _FIELD_AND_TYPE_BY_RECORD[record["record"]]
                 rows[field].append(known_ceiling_from_record(record) if kind is Rate else read_record(record, kind))
         raise ValueError("the log has no summary: its end was cut off")
     except MALFORMED as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
 
-def _read_profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
+def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     profile = read_record({"classes": (), **{name: summary[name] for name in _SUMMARY_FIELDS}, **rows}, Profile)
     durations = profile.seconds, profile.steps, profile.unprofiled_step_seconds
     if any(each is not None and each <= 0 for each in durations):
@@ -126,17 +126,17 @@ def _read_profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Pro
     return profile
 
 
-def get_rank_log(folder: Path, rank: int) -> Path:
-    return folder / RANK_LOGS.replace("*", str(rank))
+def get_rank_log_path(folder: Path, rank: int) -> Path:
+    return folder / RANK_LOG_PATTERN.replace("*", str(rank))
 
 
 def find_rank_logs(folder: Path) -> dict[int, Path]:
     """Return the logs in a folder by rank, complete or not."""
-    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS)}
+    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOG_PATTERN)}
     return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
 
 
-def read_rank_logs(folder: Path) -> Ranks:
+def read_rank_logs(folder: Path) -> ProfilesByRank:
     """Read the complete logs in a folder. Raises UsageError if there is none."""
     ranks: dict[int, tuple[str, Profile]] = {}
     for rank, path in sorted(find_rank_logs(folder).items()):
@@ -144,23 +144,23 @@ def read_rank_logs(folder: Path) -> Ranks:
             if profiled := read_profile_or_none(path):
                 ranks[rank] = profiled
     if not ranks:
-        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOGS})")
+        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOG_PATTERN})")
     return ranks
 
 
 # Instances of templates have names of a thousand characters.
 _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
-_shorten_name = itemgetter(slice(_MAX_NAME_LENGTH))
-_MAX_CLASSES = 3
+_cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
+_MAX_NAMED_CLASSES = 3
 # Seconds that are only rounding errors.
 _ROUNDING_SECONDS = 1e-12
 # The report says so if more than this share of a class's time has no FLOP formula.
-_NOTABLE_SHARE = 0.01
+_MIN_REPORTED_SHARE = 0.01
 #: A rank is a straggler if its step, without exposed communication, is longer than that of the fastest rank by this
 #: share. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
 _STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
-_DERIVED_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
+_DERIVED_PROFILE_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
 
 
 def make_profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
@@ -174,25 +174,28 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
         Table(_make_kernel_columns(profile), profile.kernels, key="kernels", top=top),
         Table(_make_memory_columns(profile), profile.memory, key="memory"),
         Table(_DTYPE_COLUMNS, profile.dtypes, key="dtypes"),
-        Lines(list(_explain_tables(profile))),
+        Lines(list(_yield_table_remarks(profile))),
         Answer([describe_largest_classes(profile)]),
     ]
     whole["ceilings"] = list(map(known_ceiling_record, profile.ceilings))
-    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED_FIELDS}}
+    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED_PROFILE_FIELDS}}
     return Document(f"Profile of {script}", blocks, data)
 
 
 def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
     where = describe_device(profile)
     if profile.steps is None:
-        yield f"{script} on {where}: {to_milliseconds(profile.seconds)} ms in total; the trace does not mark its steps"
+        yield (
+            f"{script} on {where}: {format_milliseconds(profile.seconds)} ms in total; "
+            "the trace does not mark its steps"
+        )
         return
-    took = to_milliseconds(profile.step_seconds)
+    took = format_milliseconds(profile.step_seconds)
     yield f"{script} on {where}: {format_count(profile.steps, 'step')} of {took} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
-            f"{to_milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
+            f"{format_milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
             f"the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
@@ -210,14 +213,14 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
     steps = profile.steps or 1
     rows = profile.classes if what == "class" else profile.modules
     return [
-        Column(what, what, lambda row: row.name, _shorten_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column(what, what, lambda row: row.name, _cut_off_name, left=True, shortest=_MIN_NAME_LENGTH),
         Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
-        Column("step_seconds", "ms", lambda row: row.visible / steps, to_milliseconds),
+        Column("step_seconds", "ms", lambda row: row.visible / steps, format_milliseconds),
         Column(
             "",
             "hidden ms",
             lambda row: row.hidden / steps if row.hidden > _ROUNDING_SECONDS else None,
-            to_milliseconds,
+            format_milliseconds,
             3,
         ),
         Column("", "calls" if what == "class" else "", lambda row: row.calls / steps, importance=3),
@@ -236,10 +239,10 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
 def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
     what, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
     return [
-        Column("kernel", what, lambda row: row.name, _shorten_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column("kernel", what, lambda row: row.name, _cut_off_name, left=True, shortest=_MIN_NAME_LENGTH),
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         Column("", "calls", lambda row: row.calls / steps, importance=3),
-        Column("", "ms", lambda row: row.seconds / steps, to_milliseconds),
+        Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),
         Column("count", "", attrgetter("calls")),
         Column("seconds", "", attrgetter("seconds")),
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, _format_percent),
@@ -254,7 +257,7 @@ _DTYPE_COLUMNS: list[Column[DtypeRow]] = [
 
 
 def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
-    peak = next((row.nbytes for row in profile.memory if row.name == PEAK), None)
+    peak = next((row.nbytes for row in profile.memory if row.name == PEAK_MEMORY), None)
     return [
         Column("part", "memory", lambda row: row.name, left=True),
         Column("bytes", "MiB", lambda row: row.nbytes, lambda nbytes: f"{nbytes / 2**20:.4g}"),
@@ -262,7 +265,7 @@ def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
     ]
 
 
-def to_milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     return format_significant(seconds * 1e3) if seconds else "0"
 
 
@@ -272,7 +275,7 @@ def describe_device(profile: Profile) -> str:
 
 def describe_largest_classes(profile: Profile) -> str:
     """Name the classes that take most of a step."""
-    largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_CLASSES]
+    largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_NAMED_CLASSES]
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
         for row in largest
@@ -280,7 +283,7 @@ def describe_largest_classes(profile: Profile) -> str:
     return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 
 
-def _explain_tables(profile: Profile) -> Iterator[str]:
+def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
     hidden = (
         ": hidden time overlaps with time of another class"
@@ -298,7 +301,7 @@ def _explain_tables(profile: Profile) -> Iterator[str]:
                 f"clock recovers, so the burst ceiling (mamf find) is the limit"
             )
         total = row.visible + row.hidden
-        if row.flop and row.multiplying < (1 - _NOTABLE_SHARE) * total:
+        if row.flop and row.multiplying < (1 - _MIN_REPORTED_SHARE) * total:
             known = row.multiplying / total
             yield f"{row.name}: FLOP and TFLOPS cover {known:.0%} of its time; the FLOP of the rest are unknown"
         if row.name == UNCLASSIFIED:
@@ -316,24 +319,25 @@ def _explain_idle(profile: Profile) -> str:
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
-    work = f"{to_milliseconds(busy)} ms of work in the trace"
+    work = f"{format_milliseconds(busy)} ms of work in the trace"
     if busy > took + _ROUNDING_SECONDS:
         return f"{work}, slowed by the profiler, exceed the step without it: shares are of this work; idle is unknown"
     return (
-        f"shares are of the {to_milliseconds(took)} ms of a step without the profiler; idle is this time minus {work}"
+        f"shares are of the {format_milliseconds(took)} ms of a step without the profiler; "
+        f"idle is this time minus {work}"
     )
 
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
 
-def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
+def make_ranks_document(ranks: ProfilesByRank, count: int = 0) -> Document:
     """Make the report of all ranks. ``count``: the minimum number of ranks, so that missing ones are named."""
     script = next(script for script, _ in ranks.values())
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    unexposed = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
+    unexposed = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {format_count(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
@@ -355,21 +359,21 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
 
 
 # Exposed communication is subtracted, because it includes waiting for other ranks.
-def _get_unexposed_seconds(profile: Profile) -> float:
+def _get_unexposed_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
 
-def _get_exposed_seconds(profile: Profile) -> float:
+def _get_exposed_communication_seconds(profile: Profile) -> float:
     """Return the seconds of communication per step that no computation hides.
 
     The profiler slows hosts, so ranks wait longer for one another. If a device is busy for longer in the trace than the
     steps take without the profiler, the excess is subtracted.
     """
-    added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
+    added = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - added) / (profile.steps or 1)
 
 
-def _get_hidden_seconds(profile: Profile) -> float:
+def _get_hidden_communication_seconds(profile: Profile) -> float:
     return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
 
 
@@ -377,7 +381,7 @@ def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
     slow, fastest = max(unexposed, key=lambda rank: unexposed[rank]), min(unexposed.values())
     late = [str(rank) for rank, seconds in unexposed.items() if seconds - fastest >= _STRAGGLER_SHARE * seconds]
     verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
-    lag = to_milliseconds(unexposed[slow] - fastest)
+    lag = format_milliseconds(unexposed[slow] - fastest)
     return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
 
 
@@ -385,17 +389,19 @@ def _make_rank_columns(fastest: float) -> list[Column[Any]]:
     def make_seconds_column(
         name: str, title: str, read: Callable[[Profile], float], importance: int = 0
     ) -> Column[Any]:
-        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), to_milliseconds, importance)
+        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), format_milliseconds, importance)
 
     return [
         Column("rank", "rank", itemgetter(0)),
         make_seconds_column(
-            "step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)
+            "step",
+            "step",
+            lambda profile: _get_exposed_communication_seconds(profile) + _get_unexposed_step_seconds(profile),
         ),
-        make_seconds_column("own", "own", _get_unexposed_seconds),
-        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - fastest),
-        make_seconds_column("exposed", "exposed communication", _get_exposed_seconds),
-        make_seconds_column("hidden", "hidden communication", _get_hidden_seconds, 2),
+        make_seconds_column("own", "own", _get_unexposed_step_seconds),
+        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_step_seconds(profile) - fastest),
+        make_seconds_column("exposed", "exposed communication", _get_exposed_communication_seconds),
+        make_seconds_column("hidden", "hidden communication", _get_hidden_communication_seconds, 2),
         make_seconds_column(
             "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1
         ),

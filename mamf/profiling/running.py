@@ -36,8 +36,8 @@ _INTERRUPTED_EXIT_CODE = 130
 #: Suffixes of files that mamf reads and cannot run.
 _LOG_SUFFIXES, _TRACE_SUFFIXES = (".jsonl",), (".json", ".gz", ".csv")
 # A log level at which the profiler's library does not print a line at each start and stop.
-_QUIET_LOG_LEVEL = "6"
-_MAIN_PREFIX, _DECORATOR_NAME = "__main__:", "__mamf_decorator__"
+_QUIET_KINETO_LOG_LEVEL = "6"
+_MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
@@ -110,19 +110,19 @@ class Program:
             defined = next((each for each in inner if each.name == name), None)
             if defined is None:
                 raise UsageError(f"--calls {_MAIN_PREFIX}{function}: {Path(path).name} defines no such function")
-        defined.decorator_list.insert(0, ast.Name(_DECORATOR_NAME, ast.Load()))
+        defined.decorator_list.insert(0, ast.Name(_DECORATOR_VARIABLE, ast.Load()))
         code = compile(ast.fix_missing_locations(tree), path, "exec")
         main = types.ModuleType("__main__")
         main.__dict__.update(
-            __file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR_NAME: decorator}
+            __file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR_VARIABLE: decorator}
         )
 
         def run_decorated() -> None:
-            sys.argv[0], usual, sys.modules["__main__"] = path, sys.modules["__main__"], main
+            sys.argv[0], original, sys.modules["__main__"] = path, sys.modules["__main__"], main
             try:
                 exec(code, main.__dict__)
             finally:
-                sys.modules["__main__"] = usual
+                sys.modules["__main__"] = original
 
         return run_decorated
 
@@ -163,10 +163,10 @@ class StepProfiler:
         self.unprofiled_step_seconds: float | None = None
         self._steps, self._warmup, self.stop = steps, warmup, stop
         self._step_count = self._profiled_steps = 0
-        self._process, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
-        self._profiled_process: int | None = None
+        self._first_process_id, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
+        self._profiled_process_id: int | None = None
         self._profiler: Any = None
-        self._start_seconds, self._has_step_to_end, self._has_signal = 0.0, False, False
+        self._unprofiled_start_seconds, self._has_delayed_step, self._has_delayed_sigterm = 0.0, False, False
         self._is_starting = self._is_running = False
 
     @property
@@ -174,13 +174,13 @@ class StepProfiler:
         return self._profiled_steps == self._steps
 
     @property
-    def _is_other_process(self) -> bool:
-        return os.getpid() != (self._profiled_process or self._process)
+    def _is_unprofiled_process(self) -> bool:
+        return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
-    def _try_to_claim_steps(self) -> bool:
+    def _claim_steps(self) -> bool:
         """Return whether this process is the one to profile: the first in which this is called."""
-        if self._profiled_process is None and get_rank() == self._rank:
-            is_first = os.getpid() == self._process  # even if the script has removed the folder
+        if self._profiled_process_id is None and get_rank() == self._rank:
+            is_first = os.getpid() == self._first_process_id  # even if the script has removed the folder
             try:
                 self._claim_file.touch(exist_ok=False)
                 is_first = True
@@ -188,27 +188,27 @@ class StepProfiler:
                 is_first = False
             except OSError:
                 pass  # only the first process can report without the folder
-            self._profiled_process = os.getpid() if is_first else 0
-        return self._profiled_process == os.getpid()
+            self._profiled_process_id = os.getpid() if is_first else 0
+        return self._profiled_process_id == os.getpid()
 
     def end_step(self) -> None:
         """End a step. Several calls within one backward pass, of optimizers that step in its hooks, end one step."""
-        if not self._try_to_claim_steps():
+        if not self._claim_steps():
             return
-        self._has_step_to_end = is_in_backward()
-        if self._has_step_to_end:
+        self._has_delayed_step = is_in_backward()
+        if self._has_delayed_step:
             return
         self._step_count += 1
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
-                self._advance_profiler()
+                self._switch_profiler_at_step()
         if self.stop and self.is_complete:  # also at later steps, if the script catches SystemExit and continues
             raise SystemExit(0)
 
-    def handle_backward_end(self) -> None:
-        if self._has_signal:
-            self.handle_sigterm()
-        if self._has_step_to_end:
+    def end_delayed_step_after_backward(self) -> None:
+        if self._has_delayed_sigterm:
+            self.keep_steps_and_exit()
+        if self._has_delayed_step:
             self.end_step()
 
     @contextmanager
@@ -218,13 +218,13 @@ class StepProfiler:
         except Exception as error:  # for example because another profiler is active
             self.failure, self._is_running = describe_error(error), False
 
-    def _advance_profiler(self) -> None:
+    def _switch_profiler_at_step(self) -> None:
         if self._step_count == self._warmup:
-            synchronize()
-            self._start_seconds = time.perf_counter()
+            wait_for_device()
+            self._unprofiled_start_seconds = time.perf_counter()
         elif self._step_count == self._warmup + self._steps:
-            synchronize()
-            self.unprofiled_step_seconds = (time.perf_counter() - self._start_seconds) / self._steps
+            wait_for_device()
+            self.unprofiled_step_seconds = (time.perf_counter() - self._unprofiled_start_seconds) / self._steps
             self._start()
         elif self._is_running:
             self._profiled_steps += 1
@@ -232,11 +232,11 @@ class StepProfiler:
                 self.finish()
                 self.on_profiled()
             else:
-                mark_step()
+                mark_end_of_step()
 
-    def handle_other_profiler(self) -> None:
+    def stop_for_profiler_of_script(self) -> None:
         """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
-        if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
+        if self._is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
@@ -254,12 +254,12 @@ class StepProfiler:
             with suppress(RuntimeError):
                 self.finish()
 
-    def handle_sigterm(self, *_: object) -> None:
+    def keep_steps_and_exit(self, *_: object) -> None:
         """Handle SIGTERM: keep the steps profiled so far, then end by the signal."""
-        self._has_signal = not self._is_other_process and is_in_backward()
-        if self._has_signal:  # this is called again when the backward pass has returned
+        self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
+        if self._has_delayed_sigterm:  # this is called again when the backward pass has returned
             return
-        if not (self._is_other_process or self.is_complete or self._remark):
+        if not (self._is_unprofiled_process or self.is_complete or self._remark):
             with self._record_errors():
                 self.finish()
                 self.on_profiled()
@@ -276,19 +276,19 @@ class StepProfiler:
         self._is_starting, self._is_running = False, True
         for watch in self.watches:
             watch.start()
-        synchronize()
-        mark_step()
+        wait_for_device()
+        mark_end_of_step()
 
     def finish(self) -> None:
         """Stop the profiler when the device has finished its queue. Later calls have no effect."""
-        if not self._is_running or self._is_other_process:
+        if not self._is_running or self._is_unprofiled_process:
             return
         self._is_running = False
-        synchronize()
+        wait_for_device()
         for watch in self.watches:
             watch.finish()
         if self.is_complete:
-            mark_step()
+            mark_end_of_step()
         self._profiler.stop()
 
     def read_trace(self, path: Path) -> Trace | None:
@@ -328,9 +328,9 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
     script has stepped. Raises UsageError for an unknown function.
     """
     run_decorated, process = None, os.getpid()
-    with program.prepare_interpreter(), _watch_steps(profiler, function):
+    with program.prepare_interpreter(), _install_hooks_on_steps(profiler, function):
         if function and function.startswith(_MAIN_PREFIX):
-            decorator = functools.partial(_make_wrapper, after=profiler.end_step)
+            decorator = functools.partial(_wrap_with_hooks, after=profiler.end_step)
             run_decorated = program.make_decorated_run(function.removeprefix(_MAIN_PREFIX), decorator)
         code = program.run(run_decorated)
     if os.getpid() != process:  # the script forked this process: only its parent reports a profile
@@ -341,56 +341,56 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
 
 @contextmanager
-def _watch_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
+def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
     import torch
     from torch.autograd.profiler import profile  # torch.profiler calls it too
 
     with ExitStack() as stack:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, profiler.handle_sigterm)
+            signal.signal(signal.SIGTERM, profiler.keep_steps_and_exit)
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
-            _wrap_function(stack, torch.autograd, name, after=profiler.handle_backward_end)
-        _wrap_function(stack, profile, "_prepare_trace", before=profiler.handle_other_profiler)
+            _replace_with_wrapper(stack, torch.autograd, name, after=profiler.end_delayed_step_after_backward)
+        _replace_with_wrapper(stack, profile, "_prepare_trace", before=profiler.stop_for_profiler_of_script)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step ends
-                stack.callback(_register_optimizer_hook(watch.record_step).remove)
+                stack.callback(_call_after_optimizer_step(watch.record_step).remove)
         if function is None:
-            stack.callback(_register_optimizer_hook(_make_step_hook(profiler)).remove)
+            stack.callback(_call_after_optimizer_step(_make_optimizer_hook(profiler)).remove)
         elif not function.startswith(_MAIN_PREFIX):
-            owner, name = _find_owner(function)
-            _wrap_function(stack, owner, name, after=profiler.end_step)
+            owner, name = _find_owner_and_name(function)
+            _replace_with_wrapper(stack, owner, name, after=profiler.end_step)
         yield
 
 
-def _wrap_function(
+def _replace_with_wrapper(
     stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
     """Call ``before`` and ``after`` with each call of a function, until the stack is closed."""
-    usual = getattr(owner, name)
-    setattr(owner, name, _make_wrapper(usual, before, after))
-    stack.callback(setattr, owner, name, usual)
+    original = getattr(owner, name)
+    setattr(owner, name, _wrap_with_hooks(original, before, after))
+    stack.callback(setattr, owner, name, original)
 
 
-def _make_wrapper(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
-    @functools.wraps(usual)
+def _wrap_with_hooks(original: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
+    @functools.wraps(original)
     def call_with_hooks(*arguments: Any, **keywords: Any) -> Any:
         before()
-        returned = usual(*arguments, **keywords)
+        returned = original(*arguments, **keywords)
         after()
         return returned
 
     return call_with_hooks
 
 
-def _register_optimizer_hook(call: Callable[[Any], None]) -> Any:
+def _call_after_optimizer_step(call: Callable[[Any], None]) -> Any:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     return register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer))
 
 
-def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
+def _make_optimizer_hook(profiler: StepProfiler) -> Callable[[object], None]:
     """Return the function to call when an optimizer has stepped.
 
     With several optimizers (a GAN), the first one ends the step. Optimizers that step in hooks of the backward pass end
@@ -398,7 +398,7 @@ def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
     """
     first: list[object] = []
 
-    def handle_optimizer_step(optimizer: object) -> None:
+    def end_step_of_first_optimizer(optimizer: object) -> None:
         by = "backward" if is_in_backward() else optimizer
         if by is optimizer:
             profiler.optimizers[id(optimizer)] = type(optimizer).__name__
@@ -407,7 +407,7 @@ def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
         if first[0] is by:
             profiler.end_step()
 
-    return handle_optimizer_step
+    return end_step_of_first_optimizer
 
 
 def is_in_backward() -> bool:
@@ -417,7 +417,7 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _find_owner(function: str) -> tuple[Any, str]:
+def _find_owner_and_name(function: str) -> tuple[Any, str]:
     """Find the module or class that has a function (``module:function``); return it and the function's name in it.
 
     Raises UsageError if there is none.
@@ -439,7 +439,7 @@ def get_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def restore_device() -> AbstractContextManager[object]:
+def keep_current_device() -> AbstractContextManager[object]:
     """Return a context after which torch's current device is restored, because opening a device changes it."""
     import torch
 
@@ -452,10 +452,10 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
     Raises RuntimeError if another profiler is active.
     """
     with make_torch_profiler() as profiler:
-        mark_step()
+        mark_end_of_step()
         launch()
-        synchronize()
-        mark_step()
+        wait_for_device()
+        mark_end_of_step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
@@ -465,24 +465,24 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
 def make_torch_profiler(**options: Any) -> Any:
     """Make a torch.profiler for the host and all devices that torch supports."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_LOG_LEVEL)
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
     from torch.profiler import profile, supported_activities
 
     # A single cycle keeps its events in any case, but some releases of torch warn if acc_events is not set.
     return profile(activities=supported_activities(), acc_events=True, **options)
 
 
-def mark_step() -> None:
+def mark_end_of_step() -> None:
     from torch.profiler import record_function
 
     with record_function(STEP_MARK):
         pass
 
 
-def synchronize() -> None:
+def wait_for_device() -> None:
     """Wait for the device, if there is one."""
     import torch
 
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator
     if accelerator.is_available():
-        accelerator.synchronize()
+        accelerator.wait_for_device()

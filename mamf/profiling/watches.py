@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, describe_error, get_first_line
 from mamf.profiling.classes import MODULE_PREFIX
-from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, fold_name
+from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module_name
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
-_MAX_ENTRIES = 1_000_000
+_MAX_HISTORY_ENTRIES = 1_000_000
 #: The number of modules in the table of allocations.
-_MAX_MODULES = 10
+_MAX_MODULE_ROWS = 10
 
 
 class MemoryWatch:
@@ -41,17 +41,17 @@ class MemoryWatch:
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
         #: The spans in which modules ran: begin and end in ns, and name.
-        self.spans: list[tuple[int, int, str]] = []
+        self.module_spans: list[tuple[int, int, str]] = []
         self._bytes: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False
 
     @contextmanager
-    def record_span(self, name: str) -> Iterator[None]:
+    def record_module_span(self, name: str) -> Iterator[None]:
         start = time.time_ns()
         try:
             yield
         finally:
-            self.spans.append((start, time.time_ns(), name))
+            self.module_spans.append((start, time.time_ns(), name))
 
     def start(self) -> None:
         import torch
@@ -60,13 +60,13 @@ class MemoryWatch:
         if not torch.cuda.is_available():
             self.remark = "no memory snapshot: torch keeps the history of allocations on CUDA devices only"
             return
-        with self._explain_errors():
+        with self._record_error_in_remark():
             torch.cuda.reset_peak_memory_stats()
-            torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES)
+            torch.cuda.memory._record_memory_history(max_entries=_MAX_HISTORY_ENTRIES)
 
     def record_step(self, optimizer: Any) -> None:
         if self._is_running:
-            self._bytes[id(optimizer)] = count_bytes(optimizer)
+            self._bytes[id(optimizer)] = count_optimizer_bytes(optimizer)
 
     def finish(self) -> None:
         import torch
@@ -76,21 +76,21 @@ class MemoryWatch:
         self._is_running = False
         self.rows = tuple(_make_memory_rows(sum(self._bytes.values(), Counter())))
         if not self.remark:
-            with self._explain_errors():
+            with self._record_error_in_remark():
                 torch.cuda.memory._dump_snapshot(str(self._snapshot))
                 history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
                 torch.cuda.memory._record_memory_history(enabled=None)
-                self.rows += tuple(make_rows_by_module(history, self.spans))
+                self.rows += tuple(make_memory_rows_by_module(history, self.module_spans))
 
     @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
+    def _record_error_in_remark(self) -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError) as error:
             self.remark = f"no memory snapshot: {get_first_line(error)}"
 
 
-def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
+def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
     """Count bytes by device and kind. Each tensor counts once, a sharded tensor by its local part."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     by_kind = {
@@ -115,10 +115,12 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _STATE)}
     yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
     yield MemoryRow("the rest", max(0, peak - sum(known.values())) if peak else None)
-    yield MemoryRow(PEAK, peak or None)
+    yield MemoryRow(PEAK_MEMORY, peak or None)
 
 
-def make_rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
+def make_memory_rows_by_module(
+    history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
+) -> list[MemoryRow]:
     """Return the memory that is allocated at the peak by the module that ran when it was allocated, largest first.
 
     ``history``: torch's record of a device, with times in us. ``spans``: begin, end and name of modules, in ns on the
@@ -136,14 +138,14 @@ def make_rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tu
         elif entry["action"] == "free_requested":
             live.pop(entry["addr"], None)
     nbytes: Counter[str] = Counter()
-    within, waiting = list[tuple[int, int, str]](), deque(sorted(spans))
+    within, waiting = list[tuple[int, int, str]](), deque(sorted(module_spans))
     for entry in sorted(live.values(), key=itemgetter("time_us")):
         now = entry["time_us"] * 1000
         while waiting and waiting[0][0] <= now:
             within.append(waiting.popleft())
         within = [each for each in within if each[1] >= now]
-        nbytes[f"in {fold_name(within[-1][2])}" if within else "in no module"] += entry["size"]
-    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULES)]
+        nbytes[f"in {fold_module_name(within[-1][2])}" if within else "in no module"] += entry["size"]
+    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULE_ROWS)]
 
 
 class DtypeWatch:
@@ -163,45 +165,45 @@ class DtypeWatch:
         self._is_running = True
         for each in _list_eager_modules():
             if not any(True for _ in each.children()):
-                self._cleanup.callback(each.register_forward_hook(self._count_output).remove)
+                self._cleanup.callback(each.register_forward_hook(self._count_output_dtype).remove)
         # The first argument: the logits of a loss function, and the loss that a backward pass starts from.
         for owner, name, what in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
         ):
-            usual = getattr(owner, name)
-            setattr(owner, name, self._count_first_argument(usual, what))
-            self._cleanup.callback(setattr, owner, name, usual)
+            original = getattr(owner, name)
+            setattr(owner, name, self._count_dtype_of_first_argument(original, what))
+            self._cleanup.callback(setattr, owner, name, original)
 
     def record_step(self, optimizer: Any) -> None:
         if self._is_running and id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             for each in (each for group in optimizer.param_groups for each in group["params"]):
-                self._count_dtype(_PARAMETERS, each)
-                self._count_dtype(_GRADIENTS, each.grad)
+                self._count_dtypes_of_tensors(_PARAMETERS, each)
+                self._count_dtypes_of_tensors(_GRADIENTS, each.grad)
 
     def finish(self) -> None:
         self._is_running = False
         self._cleanup.close()
         self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
 
-    def _count_output(self, module: Any, inputs: Any, output: Any) -> None:
-        self._count_dtype(f"outputs of {type(module).__name__}", output)
+    def _count_output_dtype(self, module: Any, inputs: Any, output: Any) -> None:
+        self._count_dtypes_of_tensors(f"outputs of {type(module).__name__}", output)
 
-    def _count_first_argument(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
-        @functools.wraps(usual)
+    def _count_dtype_of_first_argument(self, original: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(original)
         def count_and_call(first: Any, *others: Any, **named: Any) -> Any:
-            self._count_dtype(what, first)
-            return usual(first, *others, **named)
+            self._count_dtypes_of_tensors(what, first)
+            return original(first, *others, **named)
 
         return count_and_call
 
-    def _count_dtype(self, what: str, value: Any) -> None:
+    def _count_dtypes_of_tensors(self, what: str, value: Any) -> None:
         if hasattr(value, "dtype"):
             self._counts[what, str(value.dtype).removeprefix("torch.")] += 1
         elif isinstance(value, (tuple, list)):
             for each in value:
-                self._count_dtype(what, each)
+                self._count_dtypes_of_tensors(what, each)
 
 
 class ModuleRanges:
@@ -211,17 +213,17 @@ class ModuleRanges:
     the script may choose its device first.
     """
 
-    def __init__(self, opened: Callable[[], Any]) -> None:
+    def __init__(self, open_backend: Callable[[], Any]) -> None:
         self.remark = ""
-        self._open_backend = opened
+        self._open_backend = open_backend
         self._backend: Any = None
         self._cleanup = ExitStack()
-        self._open_ranges = _OpenRanges()
+        self._open_ranges = _OpenRangesByThread()
         #: Names of modules, as paths from the outermost module that was called.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
-        with self._stop_on_error():
+        with self._end_ranges_on_error():
             self._backend = backend = self._open_backend()
             if backend.profiler_range("a module") is None:
                 raise UnavailableError(f"{backend.info.name} ({backend.name}) has no profiler that reads ranges")
@@ -231,18 +233,18 @@ class ModuleRanges:
                 self._cleanup.callback(each.register_forward_hook(self._close_range, always_call=True).remove)
 
     def finish(self) -> None:
-        with self._stop_on_error():
+        with self._end_ranges_on_error():
             while self._open_ranges.ranges:
                 self._open_ranges.ranges.pop()[1].__exit__(None, None, None)
             self._cleanup.close()
 
     @contextmanager
-    def _stop_on_error(self) -> Iterator[None]:
+    def _end_ranges_on_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             self.remark = f"no ranges by module: {describe_error(error)}"
-            self._open_ranges = _OpenRanges()
+            self._open_ranges = _OpenRangesByThread()
             self._cleanup.close()
 
     def _open_range(self, module: Any, *_: object) -> None:
@@ -250,10 +252,10 @@ class ModuleRanges:
 
         if torch.compiler.is_compiling():  # put no ranges in compiled code
             return
-        with self._stop_on_error():
-            own = self._backend.profiler_range(self._get_name(module))
-            own.__enter__()
-            self._open_ranges.ranges.append((module, own))
+        with self._end_ranges_on_error():
+            module_range = self._backend.profiler_range(self._get_module_name(module))
+            module_range.__enter__()
+            self._open_ranges.ranges.append((module, module_range))
 
     def _close_range(self, module: Any, *_: object) -> None:
         import torch
@@ -262,10 +264,10 @@ class ModuleRanges:
             return
         ranges = self._open_ranges.ranges
         if ranges and ranges[-1][0] is module:
-            with self._stop_on_error():
+            with self._end_ranges_on_error():
                 ranges.pop()[1].__exit__(None, None, None)
 
-    def _get_name(self, module: Any) -> str:
+    def _get_module_name(self, module: Any) -> str:
         """Return a module's name, such as ``model.layers.0.mlp: LlamaMLP``."""
         if module not in self._names:
             for name, each in module.named_modules():
@@ -274,16 +276,16 @@ class ModuleRanges:
         return self._names[module]
 
 
-def make_trace_ranges() -> SimpleNamespace:
+def make_trace_range_provider() -> SimpleNamespace:
     """Make an object that ModuleRanges uses in place of a backend, to put ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
-    return make_ranges(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
+    return make_range_provider(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
 
 
-def make_ranges(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
+def make_range_provider(make_range: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
     """Make an object that ModuleRanges uses in place of a backend. ``enter``: makes a range with a name."""
-    return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
+    return SimpleNamespace(profiler_window=nullcontext, profiler_range=make_range)
 
 
 # Compiled modules are left out. Hooks in them, or on all modules at once, would make torch compile in profiled steps.
@@ -296,7 +298,7 @@ def _list_eager_modules() -> list[Any]:
     return [each for each in modules if each not in parts and not isinstance(each, torch.fx.GraphModule)]
 
 
-class _OpenRanges(threading.local):
+class _OpenRangesByThread(threading.local):
     """The open ranges of each thread, because checkpointed modules run again in the thread of the backward pass."""
 
     def __init__(self) -> None:

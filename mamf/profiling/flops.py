@@ -1,7 +1,8 @@
-"""The FLOP of an operation, 2 per multiply-add, from the shapes of its arguments. Pure.
+"""Count the FLOP of an operation in a trace from the shapes of its arguments, for ``mamf profile``.
 
-Causal attention counts only what is not masked, and its backward pass 2.5 times the forward pass, as in
-mamf.operations.attention. Operations without a formula count no FLOP, and reports say so.
+A multiply-add counts as 2 FLOP. Causal attention counts only the scores that the mask leaves, and the backward pass of
+attention counts as 2.5 forward passes, as in mamf.operations.attention. Operations without a formula count no FLOP,
+and reports say so. The functions in this file have no side effects.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mamf.operations.attention.operation import BACKWARD_COUNTS, AttentionShape
 from mamf.profiling.traces import Event
 
 _ArgumentShapes = Sequence[Sequence[int]]
-#: mamf's name of a dtype, by the name that torch records.
+#: mamf's name of a dtype, by the name that torch.profiler records in a trace.
 DTYPE_BY_TORCH_NAME = {
     "float": "float32",
     "double": "float64",
@@ -27,12 +28,13 @@ DTYPE_BY_TORCH_NAME = {
     "c10::Float8_e5m2": "float8_e5m2",
 }
 
-#: Kernels of NVIDIA's libraries that multiply float32 in TF32. 1688 is the shape of its instruction, m16n8k8.
+#: Pattern of the names of kernels in NVIDIA's libraries that multiply float32 operands in TF32. The 1688 in
+#: ``s1688gemm`` is m16n8k8, the shape of the TF32 matrix instruction.
 TF32_KERNEL_NAME = re.compile(r"tf32|tfloat32|s1688gemm")
 
 
 def count_operation_flop(event: Event) -> int | None:
-    """Return the FLOP of an operation; None if it has no formula or its shapes were not recorded."""
+    """Return the FLOP of an operation, or None if mamf has no formula for it or the trace lacks the shapes."""
     formula = _FLOP_FORMULAS.get(event.name)
     if formula is None:
         return None
@@ -43,41 +45,47 @@ def count_operation_flop(event: Event) -> int | None:
 
 
 def find_multiplied_dtype(event: Event) -> str:
-    """Return mamf's name of the dtype that an operation multiplies, or torch's name if mamf has none."""
+    """Return mamf's name of the dtype that an operation multiplies.
+
+    If mamf has no name for the dtype, return torch's name; ``unknown`` if the trace does not say the dtype.
+    """
     operand = _FIRST_OPERAND_INDEX.get(event.name, 0)
     recorded = event.argument_dtypes[operand] if len(event.argument_dtypes) > operand else ""
     return DTYPE_BY_TORCH_NAME.get(recorded, recorded or "unknown")
 
 
 def count_matmul_flop(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the FLOP of (..., M, K) @ (..., K, N).
+    """Return the FLOP of a matmul of ``a`` with shape (..., M, K) and ``b`` with shape (..., K, N).
 
-    In a grouped matmul only one operand has groups. They divide the rows, the columns or K of the other among them.
+    If only one operand has a group dimension, the matmul is grouped: each group multiplies some of the rows, of the
+    columns or of K of the other operand, so the group dimension does not multiply the FLOP.
     """
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
 
 def _make_matmul_formula(first_operand: int) -> Callable[[_ArgumentShapes, Sequence[str]], int]:
-    """Return the formula of a matmul whose operands are the arguments ``first`` and ``first + 1``."""
+    """Return the FLOP formula of a matmul operation.
+
+    ``first_operand``: the index of its first operand among the operation's arguments. The second operand follows.
+    """
     return lambda shapes, argument_values: count_matmul_flop(shapes[first_operand], shapes[first_operand + 1])
 
 
 def _count_linear_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-    """Return the FLOP of an input (..., K) times a weight (N, K)."""
+    """Return the FLOP of a linear layer: an input of shape (..., K) times a weight of shape (N, K) or (K)."""
     weight = shapes[1]
     return 2 * math.prod(shapes[0]) * (weight[0] if len(weight) > 1 else 1)
 
 
 def _count_convolution_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-    """Return the FLOP of a convolution.
+    """Return the FLOP of the forward pass of ``aten::convolution``.
 
-    Arguments: input (N, C, ...), weight (O, C/groups, ...), bias, stride, padding, dilation, transposed, output
-    padding, groups.
+    Its arguments are input (N, C, ...), weight (O, C/groups, ...), bias, stride, padding, dilation, transposed, output
+    padding and groups.
     """
     size, weight = shapes[0], shapes[1]
-    if (
-        argument_values[6] == "True"
-    ):  # transposed: each element of the input is multiplied with the whole weight of its group
+    # A transposed convolution multiplies each element of the input with all weights of the element's group.
+    if argument_values[6] == "True":
         return 2 * math.prod(size) * math.prod(weight[1:])
     strides, padding, dilation = (_parse_numbers(argument_values[number], len(weight) - 2) for number in (3, 4, 5))
     output = [
@@ -93,9 +101,10 @@ def _parse_numbers(text: str, count: int) -> list[int]:
 
 
 def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-    """Return the FLOP of a convolution's backward pass.
+    """Return the FLOP of ``aten::convolution_backward``: as many as the forward pass for each gradient it computes.
 
-    Arguments: gradient of the output (N, O, ...), input, weight, ...; the last says which gradients are computed.
+    Its first arguments are the gradient of the output (N, O, ...), input and weight. Its last argument says whether it
+    computes the gradients of input, weight and bias. The gradient of the bias counts no FLOP.
     """
     gradient, size, weight = shapes[:3]
     transposed = argument_values[7] == "True"
@@ -106,10 +115,13 @@ def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: S
 def _make_attention_formula(
     causal_index: int, query_index: int = 0, forward_passes: float = 1.0
 ) -> Callable[[_ArgumentShapes, Sequence[str]], int]:
-    """Return the formula of attention, whose Q, K and V are (batch, heads, length, head dimension).
+    """Return the FLOP formula of an attention operation. Q, K and V have the shape (batch, heads, length, dimension).
 
-    ``first``: the index of Q among the arguments. ``causal``: the index of that flag. ``count``: FLOP as a multiple of
-    a forward pass. torch aligns a causal mask to the top left, so keys beyond the last query are masked.
+    - ``causal_index``: the index of the argument that says whether the mask is causal.
+    - ``query_index``: the index of Q among the arguments. K and V follow it.
+    - ``forward_passes``: FLOP of the operation as a multiple of the FLOP of a forward pass.
+
+    torch aligns a causal mask to the top left of the scores, so the mask leaves no key beyond the last query.
     """
 
     def count_flop_of_attention(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
@@ -145,5 +157,5 @@ _FLOP_FORMULAS: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = 
     "aten::_scaled_dot_product_efficient_attention_backward": _make_attention_formula(11, 1, _ATTENTION_BACKWARD_RATIO),
     "aten::_scaled_dot_product_cudnn_attention_backward": _make_attention_formula(14, 1, _ATTENTION_BACKWARD_RATIO),
 }
-#: Operations whose first operand is not the first argument.
+#: Index of the first operand among the arguments, for operations whose first argument is not an operand.
 _FIRST_OPERAND_INDEX = {name: 1 for name in _FLOP_FORMULAS if "add" in name or name.endswith("attention_backward")}

@@ -1,10 +1,10 @@
-"""Writes and reads the log of a profile, and makes its report.
+"""Write and read the logs of ``mamf profile``, and make its reports.
 
 A log of tier ``profile`` has a record for each class, module, kernel and part of memory, and a summary. With ``--ranks
-all`` a folder has a log per rank. A profile has no samples, so rankings, comparisons and result tables ignore it.
+all`` a folder has one log per rank. A profile has no samples, so rankings, comparisons and result tables ignore it.
 
-There are two reports: that of a profile (classes, modules, top kernels, memory), and that of all ranks, which says for
-which rank the others wait.
+There are two reports: the report of one profile (classes, modules, top kernels, memory), and the report of all ranks,
+which says for which rank the other ranks wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from mamf.report.shares import known_ceiling_lines
 
 PROFILE_TIER = "profile"
 RANK_LOG_PATTERN = "rank-*.jsonl"
-#: The field of Profile that has the rows of a record, and the type of a row, by the name of the record.
+#: For each kind of record in a profile's log: the field of Profile that has its rows, and the class of a row.
 _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
@@ -54,12 +54,12 @@ _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "dtype": ("dtypes", DtypeRow),
 }
 _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
-#: The script and the profile of each rank.
+#: The script's name and the profile, by rank.
 ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
 class ProfileHeader(Struct):
-    """The fields that the header of a profile always has."""
+    """The header of a profile's log, with the fields that every such header has."""
 
     schema: int
     tool: dict[str, Any]
@@ -70,9 +70,9 @@ class ProfileHeader(Struct):
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write a log at once, so that no partial log is ever left. Return its path.
+    """Write a profile's log in one operation, so that no partial log is ever left, and return its path.
 
-    If another program created the file meanwhile, the name gets a number. Raises UsageError if it cannot be created.
+    If ``path`` exists, the log gets a name with a number. Raises UsageError if the file cannot be created.
     """
     header = {
         "schema": SCHEMA,
@@ -93,7 +93,10 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
-    """Read a script's name and its profile; None for a log of another kind. Raises RunLogError if it is damaged."""
+    """Read a profile's log and return the script's name and the profile; return None if the log is not of a profile.
+
+    Raises RunLogError if the log of a profile is damaged or of an unknown version.
+    """
     lines = list(read_lines(path))
     try:
         header = parse_record(lines[0])
@@ -131,13 +134,13 @@ def get_rank_log_path(folder: Path, rank: int) -> Path:
 
 
 def find_rank_logs(folder: Path) -> dict[int, Path]:
-    """Return the logs in a folder by rank, complete or not."""
+    """Return the paths of the logs of ranks in a folder, by rank. Logs that are incomplete are included."""
     names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOG_PATTERN)}
     return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
 
 
 def read_rank_logs(folder: Path) -> ProfilesByRank:
-    """Read the complete logs in a folder. Raises UsageError if there is none."""
+    """Read the complete logs of ranks in a folder, and ignore damaged ones. Raises UsageError if none is complete."""
     ranks: dict[int, tuple[str, Profile]] = {}
     for rank, path in sorted(find_rank_logs(folder).items()):
         with suppress(RunLogError):
@@ -148,23 +151,27 @@ def read_rank_logs(folder: Path) -> ProfilesByRank:
     return ranks
 
 
-# Instances of templates have names of a thousand characters.
+# Maximum width of the name of a kernel or module in a printed table, and its minimum width in a narrow terminal, in
+# characters. Names of template instances may have a thousand characters.
 _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 _MAX_NAMED_CLASSES = 3
-# Seconds that are only rounding errors.
+# A time in seconds that is at most this long is a rounding error and counts as 0.
 _ROUNDING_SECONDS = 1e-12
-# The report says so if more than this share of a class's time has no FLOP formula.
+# If more than this share of a class's time has no FLOP formula, the report says which share has one.
 _MIN_REPORTED_SHARE = 0.01
-#: A rank is a straggler if its step, without exposed communication, is longer than that of the fastest rank by this
-#: share. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
+#: A rank is a straggler if the fastest rank's step is shorter than its own by at least this share. Both are counted
+#: without exposed communication. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
 _STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 _DERIVED_PROFILE_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
 
 
 def make_profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
-    """Make the report of a profile. Its csv has the classes. ``top``: how many modules and kernels to show."""
+    """Make the report of a profile. In the csv format it contains only the table of classes.
+
+    ``top``: the maximum number of modules and of kernels to show; None shows all.
+    """
     tables = ("classes", "kernels", "memory", "modules", "dtypes")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
@@ -206,9 +213,9 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
 
 
 def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
-    """Return the columns. The printed table is per step, csv and json have sums over all steps.
+    """Return the columns of the table of classes, or of modules if ``what`` is ``module``.
 
-    ``what``: ``class`` or ``module``.
+    The printed table has values per step; csv and json have sums over all profiled steps.
     """
     steps = profile.steps or 1
     rows = profile.classes if what == "class" else profile.modules
@@ -274,7 +281,7 @@ def describe_device(profile: Profile) -> str:
 
 
 def describe_largest_classes(profile: Profile) -> str:
-    """Name the classes that take most of a step."""
+    """Return one line with the three classes that take most of a step, with their shares and MAMFU."""
     largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_NAMED_CLASSES]
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
@@ -315,7 +322,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
 
 
 def _explain_idle(profile: Profile) -> str:
-    """Explain what shares and idle time refer to, and how certain idle time is."""
+    """Return one line that says what duration shares and idle time refer to, and how certain idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
@@ -332,7 +339,10 @@ def _explain_idle(profile: Profile) -> str:
 
 
 def make_ranks_document(ranks: ProfilesByRank, count: int = 0) -> Document:
-    """Make the report of all ranks. ``count``: the minimum number of ranks, so that missing ones are named."""
+    """Make the report that compares all ranks.
+
+    ``count``: the expected number of ranks, so that the report can name ranks without a profile; 0 if unknown.
+    """
     script = next(script for script, _ in ranks.values())
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
@@ -358,16 +368,16 @@ def make_ranks_document(ranks: ProfilesByRank, count: int = 0) -> Document:
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-# Exposed communication is subtracted, because it includes waiting for other ranks.
+# Seconds of a step without exposed communication, which includes the time in which a rank waits for other ranks.
 def _get_unexposed_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
 
 def _get_exposed_communication_seconds(profile: Profile) -> float:
-    """Return the seconds of communication per step that no computation hides.
+    """Return the seconds of communication per step in which no other work runs.
 
-    The profiler slows hosts, so ranks wait longer for one another. If a device is busy for longer in the trace than the
-    steps take without the profiler, the excess is subtracted.
+    The profiler slows hosts, so ranks wait longer for one another than without it. If a device is busy in the trace for
+    longer than the steps take without the profiler, this excess is subtracted.
     """
     added = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - added) / (profile.steps or 1)

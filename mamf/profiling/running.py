@@ -1,8 +1,9 @@
-"""Runs a script in this process as Python would, and profiles some of its steps with torch.profiler.
+"""Run a training script in this process as Python would, and profile some of its steps with torch.profiler.
 
-A training step ends when its optimizer has stepped, when a named function returns, or when the script marks its end. If
-that is within a backward pass, the step ends when the pass returns, because torch.profiler crashes if it is stopped
-within one. Steps without the profiler are timed right before those with it, to show what the profiler costs.
+A training step ends when its optimizer has stepped, or when a function named by the user returns. If that happens
+within a backward pass, the step ends when the backward pass returns, because torch.profiler crashes if it is stopped
+within one. Right before the profiled steps, the same number of steps is timed without the profiler, to show how much
+the profiler slows the script.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 Watch = MemoryWatch | DtypeWatch | ModuleRanges
 
 _INTERRUPTED_EXIT_CODE = 130
-#: Suffixes of files that mamf reads and cannot run.
+#: Suffixes of run logs and of traces, which other commands of mamf read. They cannot be run as scripts.
 _LOG_SUFFIXES, _TRACE_SUFFIXES = (".jsonl",), (".json", ".gz", ".csv")
-# A log level at which the profiler's library does not print a line at each start and stop.
+# Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
 _QUIET_KINETO_LOG_LEVEL = "6"
 _MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script and its arguments. ``is_module``: ``name`` is a module, run as by ``python -m``."""
+    """A Python program to profile, with its arguments.
+
+    ``name``: the path of a script; if ``is_module``, the name of a module to run as ``python -m`` does.
+    """
 
     name: str
     arguments: Sequence[str] = ()
     is_module: bool = False
 
     def check_exists(self) -> None:
-        """Raise UsageError if the file or module does not exist, or is a log or a trace."""
+        """Raise UsageError if the script or module does not exist, or if the file is a run log or a trace."""
         kind = "" if self.is_module else Path(self.name).suffix
         if kind in (*_LOG_SUFFIXES, *_TRACE_SUFFIXES):
             read = f"mamf show {self.name}" if kind in _LOG_SUFFIXES else f"mamf profile --from {self.name}"
@@ -60,7 +64,7 @@ class Program:
 
     @contextmanager
     def prepare_interpreter(self) -> Iterator[None]:
-        """Set ``sys.argv`` and the first folder in ``sys.path`` as the program expects them, until the context ends."""
+        """Set ``sys.argv`` and the first folder of ``sys.path`` as Python does for the program, within the context."""
         argv, path = sys.argv, list(sys.path)
         sys.argv = [self.name, *self.arguments]
         sys.path.insert(0, str(Path().resolve() if self.is_module else Path(self.name).resolve().parent))
@@ -70,7 +74,10 @@ class Program:
             sys.argv, sys.path[:] = argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run the program as Python would, and return its exit code. ``run_decorated``: from ``make_decorated_run``."""
+        """Run the program as Python would, and return its exit code.
+
+        ``run_decorated``: a function from ``make_decorated_run`` that runs the program instead.
+        """
         try:
             if run_decorated:
                 run_decorated()
@@ -92,9 +99,9 @@ class Program:
         return 0
 
     def make_decorated_run(self, function: str, decorator: object) -> Callable[[], None]:
-        """Return a function that runs the program with a decorator around a function that it defines.
+        """Return a function that runs the program with ``decorator`` applied to the program's function ``function``.
 
-        Raises UsageError if the program does not define it.
+        ``function`` may be a method, such as ``Trainer.step``. Raises UsageError if the program does not define it.
         """
         spec = find_spec(self.name) if self.is_module else None
         if spec is not None and spec.submodule_search_locations:  # a package
@@ -128,22 +135,25 @@ class Program:
 
 
 def _drop_runner_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames that ran the script."""
+    """Return a traceback without the outer frames of mamf and runpy, so that it begins with the script's own frame."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
         trace = trace.tb_next
     return trace
 
 
 class StepProfiler:
-    """Profiles some training steps of a script. Call ``end_step`` at the end of each step.
+    """The profiler of some training steps of a script, which calls ``end_step`` at the end of each step.
 
-    - ``warmup``: how many steps to skip. ``steps``: how many steps to time after that, and then to profile.
-    - ``watches``: further observers of the profiled steps. ``stop``: whether to end the script after the last step.
-    - ``on_profiled``: called once, right after the last profiled step.
-    - ``failure``: an error, in one line. Errors never end the script; after one, nothing more is profiled.
+    - ``warmup``: the number of first steps to skip.
+    - ``steps``: the number of steps to time without the profiler after the warm-up, and again to profile after those.
+    - ``watches``: further observers of the profiled steps.
+    - ``stop``: whether to end the script after the last profiled step.
+    - ``on_profiled``: a function to call once, right after the last profiled step.
+    - ``failure``: an error of profiling in one line; empty without an error. Errors never end the script, but after an
+      error nothing more is profiled.
 
     A script may fork processes that train. mamf profiles the first process of this rank that ends a step. That process
-    makes a file in ``folder``, so that the others know.
+    creates a file in ``folder``, so that the other processes know that they are not profiled.
     """
 
     def __init__(
@@ -156,7 +166,7 @@ class StepProfiler:
         stop: bool = False,
     ) -> None:
         self.failure = self._remark = ""
-        #: The names of optimizers that stepped outside of a backward pass, by id.
+        #: Class name of each optimizer that stepped outside of a backward pass, by the optimizer's id().
         self.optimizers: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
@@ -178,21 +188,25 @@ class StepProfiler:
         return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
     def _claim_steps(self) -> bool:
-        """Return whether this process is the one to profile: the first in which this is called."""
+        """Return whether to profile this process: the first process of this rank that calls this method."""
         if self._profiled_process_id is None and get_rank() == self._rank:
-            is_first = os.getpid() == self._first_process_id  # even if the script has removed the folder
+            # If the script has removed the folder, profile the process that created this object: only it can report.
+            is_first = os.getpid() == self._first_process_id
             try:
                 self._claim_file.touch(exist_ok=False)
                 is_first = True
             except FileExistsError:
                 is_first = False
             except OSError:
-                pass  # only the first process can report without the folder
+                pass
             self._profiled_process_id = os.getpid() if is_first else 0
         return self._profiled_process_id == os.getpid()
 
     def end_step(self) -> None:
-        """End a step. Several calls within one backward pass, of optimizers that step in its hooks, end one step."""
+        """End a training step; within a backward pass, note that the step ends when the backward pass returns.
+
+        Several optimizers that step in hooks of one backward pass therefore end one training step.
+        """
         if not self._claim_steps():
             return
         self._has_delayed_step = is_in_backward()
@@ -202,7 +216,8 @@ class StepProfiler:
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
                 self._switch_profiler_at_step()
-        if self.stop and self.is_complete:  # also at later steps, if the script catches SystemExit and continues
+        # If the script catches SystemExit and continues, each later step raises it again.
+        if self.stop and self.is_complete:
             raise SystemExit(0)
 
     def end_delayed_step_after_backward(self) -> None:
@@ -235,7 +250,10 @@ class StepProfiler:
                 mark_end_of_step()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
+        """Stop profiling because the script starts a profiler of its own, and keep the steps profiled so far.
+
+        torch can run only one profiler at a time.
+        """
         if self._is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
@@ -255,9 +273,12 @@ class StepProfiler:
                 self.finish()
 
     def keep_steps_and_exit(self, *_: object) -> None:
-        """Handle SIGTERM: keep the steps profiled so far, then end by the signal."""
+        """Keep the steps profiled so far, then end this process by SIGTERM, which it has received.
+
+        Within a backward pass, wait for the end of the pass, because torch.profiler cannot be stopped within it.
+        """
         self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
-        if self._has_delayed_sigterm:  # this is called again when the backward pass has returned
+        if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again
             return
         if not (self._is_unprofiled_process or self.is_complete or self._remark):
             with self._record_errors():
@@ -280,7 +301,7 @@ class StepProfiler:
         mark_end_of_step()
 
     def finish(self) -> None:
-        """Stop the profiler when the device has finished its queue. Later calls have no effect."""
+        """Wait until the device has finished its queue, then stop the profiler. Later calls have no effect."""
         if not self._is_running or self._is_unprofiled_process:
             return
         self._is_running = False
@@ -292,7 +313,7 @@ class StepProfiler:
         self._profiler.stop()
 
     def read_trace(self, path: Path) -> Trace | None:
-        """Return the trace of the profiled steps; None if there are none. ``path``: the file to write the trace to."""
+        """Write the trace of the profiled steps to ``path`` and return it; None if no step was profiled."""
         if not self._profiled_steps or self.failure:
             return None
         if not path.exists():
@@ -303,7 +324,10 @@ class StepProfiler:
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
     def explain_no_profile(self, function: str | None) -> str:
-        """Say in one line why no step was profiled. ``function``: the function whose calls are the steps."""
+        """Return one line that says why no step was profiled.
+
+        ``function``: the function whose return ends a step, as the user named it; None if optimizers end steps.
+        """
         if self.failure:
             return self.failure
         if not self._step_count and self._claim_file.exists():
@@ -322,10 +346,10 @@ class StepProfiler:
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program under a profiler. Return its exit code; 0 if it was stopped.
+    """Run a program while ``profiler`` profiles its steps. Return its exit code, or 0 if the profiler stopped it.
 
-    A training step ends when ``function`` (``module:function``) returns, or by default when the first optimizer of the
-    script has stepped. Raises UsageError for an unknown function.
+    A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
+    optimizer of the script has stepped. Raises UsageError for an unknown function.
     """
     run_decorated, process = None, os.getpid()
     with program.prepare_interpreter(), _install_hooks_on_steps(profiler, function):
@@ -354,7 +378,8 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
         _replace_with_wrapper(stack, profile, "_prepare_trace", before=profiler.stop_for_profiler_of_script)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step ends
+            # Register the watches before the hook that ends the step, because torch calls hooks in this order.
+            if not isinstance(watch, ModuleRanges):
                 stack.callback(_call_after_optimizer_step(watch.record_step).remove)
         if function is None:
             stack.callback(_call_after_optimizer_step(_make_optimizer_hook(profiler)).remove)
@@ -367,7 +392,7 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
 def _replace_with_wrapper(
     stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
-    """Call ``before`` and ``after`` with each call of a function, until the stack is closed."""
+    """Replace ``owner.name`` by a wrapper that calls ``before`` and ``after`` too, until ``stack`` is closed."""
     original = getattr(owner, name)
     setattr(owner, name, _wrap_with_hooks(original, before, after))
     stack.callback(setattr, owner, name, original)
@@ -391,10 +416,10 @@ def _call_after_optimizer_step(call: Callable[[Any], None]) -> Any:
 
 
 def _make_optimizer_hook(profiler: StepProfiler) -> Callable[[object], None]:
-    """Return the function to call when an optimizer has stepped.
+    """Return a function to call when an optimizer has stepped. It ends the training step if that optimizer was first.
 
-    With several optimizers (a GAN), the first one ends the step. Optimizers that step in hooks of the backward pass end
-    it together.
+    If a script has several optimizers, as for a GAN, only the one that steps first ends training steps. Optimizers that
+    step in hooks of the backward pass count as one optimizer.
     """
     first: list[object] = []
 
@@ -418,9 +443,9 @@ def is_in_backward() -> bool:
 
 
 def _find_owner_and_name(function: str) -> tuple[Any, str]:
-    """Find the module or class that has a function (``module:function``); return it and the function's name in it.
+    """Return the module or class that contains ``function`` (``module:function``), and the function's name in it.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there is no such function.
     """
     module_name, colon, name = function.partition(":")
     *owners, attribute = name.split(".")
@@ -435,19 +460,19 @@ def _find_owner_and_name(function: str) -> tuple[Any, str]:
 
 
 def get_rank() -> int:
-    """Return the rank of this process, as torchrun sets it; 0 without torchrun."""
+    """Return the rank of this process from the variable RANK, which torchrun sets; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def keep_current_device() -> AbstractContextManager[object]:
-    """Return a context after which torch's current device is restored, because opening a device changes it."""
+    """Return a context whose end restores torch's current device, because opening a backend changes it."""
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 
 def list_device_kernels(launch: Callable[[], object]) -> list[str]:
-    """Return the names of the kernels that a launch runs on the device, in order; empty on a CPU.
+    """Call ``launch`` and return the names of the kernels that it ran on the device, in order; empty on a CPU.
 
     Raises RuntimeError if another profiler is active.
     """
@@ -464,11 +489,11 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
 
 def make_torch_profiler(**options: Any) -> Any:
-    """Make a torch.profiler for the host and all devices that torch supports."""
+    """Make a torch.profiler that records the host and all kinds of devices that torch can profile here."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
     from torch.profiler import profile, supported_activities
 
-    # A single cycle keeps its events in any case, but some releases of torch warn if acc_events is not set.
+    # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
     return profile(activities=supported_activities(), acc_events=True, **options)
 
 
@@ -480,7 +505,7 @@ def mark_end_of_step() -> None:
 
 
 def wait_for_device() -> None:
-    """Wait for the device, if there is one."""
+    """Wait until the accelerator has finished its queue; return at once if torch has no accelerator."""
     import torch
 
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator

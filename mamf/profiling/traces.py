@@ -1,4 +1,4 @@
-"""Reads what ran when, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3. Pure."""
+"""Read which kernels and operations ran when, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any, Literal
 from mamf.errors import UsageError
 
 EventKind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
-#: The kinds of events that run on the device.
+#: Kinds of events that run on the device. Events of all other kinds run on the host.
 DEVICE_EVENT_KINDS = ("kernel", "copy")
-#: The beginning of annotations of libraries that communicate on the host, in separate threads. Their time includes
-#: waiting for other ranks.
+#: Prefix of the annotations of Gloo, which communicates on the host, in separate threads. The time of such an
+#: annotation includes waiting for other ranks.
 _HOST_COMMUNICATION_PREFIX = "gloo:"
-#: Disjoint intervals in order, as (begin, end) in seconds.
+#: Disjoint intervals in order of time, as (begin, end) in seconds.
 Intervals = list[tuple[float, float]]
-#: The name of the mark that ``mamf profile`` puts in a trace at the end of a training step.
+#: Name of the annotation that ``mamf profile`` puts in a trace at the end of each training step.
 STEP_MARK = "mamf: step"
 _PROFILER_STEP_PREFIX = "ProfilerStep#"
 _OPTIMIZER_STEP_PREFIX = "Optimizer.step#"
@@ -38,29 +38,33 @@ _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
 }
 _GRAPH_LAUNCH_NAME = "GraphLaunch"
 _BACKWARD_NODE_PREFIX = "autograd::engine::evaluate_function"
-# Times are rounded to nanoseconds, so a call may appear to end after its caller.
+# Tolerance for the order of two times: the trace rounds times to nanoseconds, so a call may seem to end after its
+# caller.
 _ROUNDING_SECONDS = 2e-9
 _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
-#: The largest trace to read, unpacked. As Python objects it takes about ten times as much memory.
+#: Size of the largest trace to read, in bytes after decompression. The Python objects that json makes from a trace take
+#: about ten times as much memory as its text.
 _MAX_TRACE_BYTES = 1 << 30
-# The largest ratio of a trace to its gzip file, for files above this size. Real ratios are 10 to 30; without a limit, a
-# few bytes of a forged file could fill the memory.
+# Largest accepted ratio of the size of a trace to the size of its gzip file, and the size in bytes of the gzip files
+# from which the ratio is limited. Real ratios are 10 to 30. Without a limit, a small forged file could fill the memory.
 _MAX_GZIP_RATIO, _MIN_LIMITED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
-#: The columns of a table: the kernel's name, its begin, and its duration (nsys) or end (rocprofv3), in ns.
+#: Names of the columns of a table that are read: the kernel's name, its begin in ns, and its duration (nsys) or its end
+#: (rocprofv3) in ns.
 _NSYS_COLUMNS = "Name", "Start (ns)", "Duration (ns)"
 _ROCPROF_COLUMNS = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """An event in a trace.
+    """An event in a trace: a kernel or copy on the device, or an operation, runtime call or annotation on the host.
 
-    - ``start``, ``end``: seconds since the beginning of the trace.
-    - ``parent``: the event that called or launched it; None if there is none or it is unknown.
-    - ``forward``: for a node of autograd, the operation that it differentiates.
-    - ``dimensions``, ``dtypes``, ``values``: the arguments of an operation in order: shapes, dtypes as torch prints
-      them, and values of arguments that are not tensors. Empty if they were not recorded.
+    - ``start``, ``end``: times in seconds since the beginning of the trace.
+    - ``caller``: the event that called or launched this event; None if there is no such event or it is unknown.
+    - ``forward_operation``: for a node of autograd, the operation in the forward pass that it differentiates.
+    - ``argument_shapes``, ``argument_dtypes``: shape and dtype of each argument of an operation, in order. A dtype has
+      the name that torch prints. Both are empty if the trace lacks them.
+    - ``argument_values``: the text of each argument that is not a tensor, and an empty text for each tensor.
     """
 
     name: str
@@ -78,7 +82,7 @@ class Event:
         return self.kind in DEVICE_EVENT_KINDS
 
     def yield_callers(self) -> Iterator[Event]:
-        """Yield the event, its caller, the caller's caller, and so on."""
+        """Yield this event, its caller, the caller's caller, and so on up to the outermost event."""
         event: Event | None = self
         while event is not None:
             yield event
@@ -87,7 +91,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class BusyInterval:
-    """An interval in which an event was running itself, not an event that it called."""
+    """An interval, in seconds, in which an event was running its own work, not the work of an event that it called."""
 
     event: Event
     start: float
@@ -96,11 +100,13 @@ class BusyInterval:
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of the profiled training steps.
+    """The trace of the profiled training steps. Raises ValueError if its duration is not above 0.
 
-    ``start``, ``end``: of all steps, in seconds. ``steps``: their number; None if the trace does not mark them.
-    ``device``: its name, empty if unknown. ``notes``: remarks for readers of the report. Raises ValueError if the trace
-    has no duration.
+    - ``events``: all events that overlap with the steps.
+    - ``start``, ``end``: the begin of the first step and the end of the last step, in seconds.
+    - ``steps``: the number of steps; None if the trace does not mark them.
+    - ``device``: the device's name; empty if unknown.
+    - ``notes``: remarks for the readers of the report.
     """
 
     events: tuple[Event, ...]
@@ -120,7 +126,7 @@ class Trace:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether a device ran kernels. If not, all times are of operations on the CPU."""
+        """Whether a device ran kernels or copies. If not, profiles show operations on the CPU."""
         return any(event.is_on_device for event in self.events)
 
 
@@ -139,16 +145,16 @@ def sum_interval_seconds(intervals: Intervals) -> float:
 
 
 def find_gaps(covered: Intervals, start: float, end: float) -> Intervals:
-    """Return the parts of the time from ``start`` to ``end`` that no interval covers."""
+    """Return the intervals between ``start`` and ``end``, in seconds, that no interval of ``covered`` overlaps."""
     edges = [start, *(edge for interval in covered for edge in interval), end]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
-    """Return the busy intervals within the training steps.
+    """Return the intervals within the training steps in which the device worked, or the CPU if no device was used.
 
-    If a device ran kernels, these are the intervals of its kernels and copies. If not, they are the intervals of
-    operations on the CPU, without the operations that each one calls. Communication on the host is included.
+    On a device these are the intervals of its kernels and copies. On a CPU they are the intervals of operations,
+    without the time of the operations that each operation calls. Communication of Gloo on the host is included in both.
     """
     if trace.is_of_device:
         intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
@@ -172,8 +178,9 @@ def _yield_self_intervals(operations: Sequence[Event]) -> Iterable[BusyInterval]
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the kernels in a table of nsys or
-    rocprofv3 (.csv). Raises UsageError for any other file.
+    """Read a Chrome trace of torch.profiler (.json, .json.gz), or a table of kernels from nsys or rocprofv3 (.csv).
+
+    A table does not mark training steps, so they are unknown. Raises UsageError for any other file.
     """
     content = _read_and_unpack_file(path)
     is_table = path.suffix == ".csv" and not content.startswith(b"{")
@@ -185,23 +192,26 @@ def read_trace(path: Path) -> Trace:
 
 
 def _read_and_unpack_file(path: Path) -> bytes:
-    """Return the content of a file, unpacked. Raises UsageError if it cannot be read or is too large."""
+    """Return the content of a file, decompressed if it is a gzip file.
+
+    Raises UsageError if the file cannot be read or its content is larger than _MAX_TRACE_BYTES.
+    """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            most = (
+            max_bytes = (
                 min(_MAX_TRACE_BYTES, _MAX_GZIP_RATIO * max(state.st_size, _MIN_LIMITED_GZIP_BYTES))
                 if is_packed
                 else _MAX_TRACE_BYTES
             )
-            data = (unpacked if is_packed else file).read(most + 1)
+            data = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > most:
-        raise UsageError(f"{path} is larger than {most >> 20} MiB unpacked: trace fewer steps")
+    if len(data) > max_bytes:
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
     return data
 
 
@@ -238,10 +248,10 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
 
 
 def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Return the events on the host, and the events that launch work on the device. The key of a launch is the field
-    and number that link it to its work.
+    """Make the events on the host. Return all of them, and those that launch work on the device, by link.
 
-    If an event is within another event of the same thread, the outer one called it.
+    A link is a pair of a field's name and a number that a launch and its kernel or copy have in common. If the interval
+    of an event is within the interval of another event of the same thread, the outer event called the inner one.
     """
     events: list[Event] = []
     launches: dict[tuple[str, Any], Event] = {}
@@ -267,7 +277,7 @@ def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Eve
         )
         stack.append(event)
         if sequence is not None and not is_backward:
-            forward_operation[sequence] = event  # the last event with a sequence number created the autograd node
+            forward_operation[sequence] = event  # the last forward event with this number created the autograd node
         events.append(event)
         field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
         if field and field in raw_arguments:
@@ -278,7 +288,11 @@ def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Eve
 def _make_device_event(
     raw: _RawEvent, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
 ) -> Event:
-    """Make the event of a kernel or copy. Its parent is the call that launched it; None if a graph was replayed."""
+    """Make the event of a kernel or copy on the device. Its caller is the event that launched it.
+
+    ``launches``: the events on the host by link. ``replays``: the links of graph launches. Work that a graph replays
+    has no caller, because the trace does not say which operation it belongs to.
+    """
     raw_arguments = raw.get("args", {})
     keys = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]
     caller = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
@@ -293,10 +307,13 @@ def _convert_to_seconds(raw: _RawEvent, origin: float) -> tuple[float, float]:
 def _find_step_bounds(
     events: Sequence[Event], device_annotations: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Return begin, end and number of the complete training steps, and the name of the optimizer that ends them.
+    """Return begin, end and number of the complete training steps, and the name of the optimizer whose step ends them.
 
-    If nothing marks steps, return begin and end of the whole trace, None and "". ``on_device``: name, begin and end of
-    annotations when their kernels ran, which is later than on the host.
+    The name is empty if mamf's marks or the steps of torch.profiler's schedule end the steps. If nothing marks steps,
+    return begin and end of the whole trace, None and "".
+
+    ``device_annotations``: name, begin and end of each annotation on the device's clock, from its first kernel to its
+    last. The device runs an annotation's kernels later than the host runs the annotation.
     """
     marks = sorted(event.end for event in events if event.name == STEP_MARK)
     if len(marks) > 1:
@@ -306,7 +323,7 @@ def _find_step_bounds(
         steps = [each for each in ranges if each[0].startswith(_PROFILER_STEP_PREFIX)]
         if steps:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
-    # Leave out optimizers that step in hooks of the backward pass, because they do so several times per step.
+    # Leave out optimizers that step in hooks of the backward pass: they step several times per training step.
     optimizers = [
         event.name
         for event in events
@@ -321,7 +338,7 @@ def _find_step_bounds(
 
 
 def _parse_kernel_table(text: str) -> Trace:
-    """Read the kernels in a table; their steps are unknown. Lines before its header (progress of nsys) are skipped."""
+    """Make a trace from a table of kernels. Skip the lines before its header, such as the progress of nsys."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         names = set(next(csv.reader([line]), []))

@@ -1,7 +1,7 @@
-"""Watches of the profiled steps: peak memory, dtypes, and ranges that show which module launched a kernel.
+"""Observe the profiled steps of a training script: peak memory, dtypes, and which module launched a kernel.
 
-Each watch has ``start``, ``finish`` (later calls have no effect), and ``remark``: why something is missing, in one
-line. An error of a watch never ends the script.
+A watch observes the steps between its ``start`` and its ``finish``; later calls of ``finish`` have no effect. Its
+``remark`` says in one line why it could not observe something. An error of a watch never ends the script.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
 _MAX_HISTORY_ENTRIES = 1_000_000
-#: The number of modules in the table of allocations.
+#: Maximum number of modules in the table that says which modules allocated the peak memory.
 _MAX_MODULE_ROWS = 10
 
 
 class MemoryWatch:
-    """Counts the bytes of parameters, gradients and optimizer state right after an optimizer step, when all exist.
+    """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz. If modules run
-    within ``record_span`` (see ModuleRanges), rows say which of them allocated most of the peak.
+    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If
+    ModuleRanges runs modules within ``record_module_span``, ``rows`` say which modules allocated most of the peak.
+
+    ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz.
     """
 
     def __init__(self, snapshot: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
-        #: The spans in which modules ran: begin and end in ns, and name.
+        #: One entry per forward pass of a module: begin and end in ns since the epoch, and the module's name.
         self.module_spans: list[tuple[int, int, str]] = []
         self._bytes: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False
@@ -91,7 +93,10 @@ class MemoryWatch:
 
 
 def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Count bytes by device and kind. Each tensor counts once, a sharded tensor by its local part."""
+    """Count the bytes of an optimizer's parameters, gradients and state, by device and by these three kinds.
+
+    Each tensor counts once. A sharded tensor counts with the part that is on this rank.
+    """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     by_kind = {
         _PARAMETERS: parameters,
@@ -107,7 +112,11 @@ def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
 
 
 def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
-    """Yield the parts of peak memory on the device; without a device that reports its peak, those on the CPU."""
+    """Yield rows for parameters, gradients, optimizer state, the rest of the peak memory, and the peak.
+
+    The rows are those of the current CUDA device. Without one, they are those of the CPU, and the peak is None.
+    ``count``: bytes by device and kind.
+    """
     import torch
 
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
@@ -121,10 +130,10 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 def make_memory_rows_by_module(
     history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
 ) -> list[MemoryRow]:
-    """Return the memory that is allocated at the peak by the module that ran when it was allocated, largest first.
+    """Return how much of the memory at its peak each module allocated in its forward pass, largest first.
 
-    ``history``: torch's record of a device, with times in us. ``spans``: begin, end and name of modules, in ns on the
-    same clock.
+    ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: begin and end of forward
+    passes in ns on the same clock as the history, and the module's name.
     """
     total, peak, place = 0, 0, 0
     for index, entry in enumerate(history):
@@ -149,7 +158,10 @@ def make_memory_rows_by_module(
 
 
 class DtypeWatch:
-    """Counts the dtypes of parameters, gradients, layer outputs, logits and losses, to show what autocast lowers."""
+    """A watch that counts the dtypes of parameters, gradients, layer outputs, logits and losses.
+
+    The counts show which tensors autocast computes in a dtype of lower precision.
+    """
 
     def __init__(self) -> None:
         self.remark = ""
@@ -166,7 +178,7 @@ class DtypeWatch:
         for each in _list_eager_modules():
             if not any(True for _ in each.children()):
                 self._cleanup.callback(each.register_forward_hook(self._count_output_dtype).remove)
-        # The first argument: the logits of a loss function, and the loss that a backward pass starts from.
+        # The first argument of cross_entropy is the logits, and that of backward is the loss.
         for owner, name, what in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
@@ -207,10 +219,10 @@ class DtypeWatch:
 
 
 class ModuleRanges:
-    """Puts a range around the forward pass of each module, within a window of the vendor's profiler.
+    """A watch that puts a named range around the forward pass of each module, for a profiler that reads ranges.
 
-    ``opened``: returns the backend, or another object that makes ranges. ``start`` calls it, and no earlier, because
-    the script may choose its device first.
+    ``open_backend``: returns the backend, or another object with ``profiler_window`` and ``profiler_range``. ``start``
+    calls it, and ``__init__`` does not, because the script may choose its device in between.
     """
 
     def __init__(self, open_backend: Callable[[], Any]) -> None:
@@ -219,7 +231,7 @@ class ModuleRanges:
         self._backend: Any = None
         self._cleanup = ExitStack()
         self._open_ranges = _OpenRangesByThread()
-        #: Names of modules, as paths from the outermost module that was called.
+        #: Name of each module: its path from the outermost module that the script called, and its type.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
@@ -250,7 +262,7 @@ class ModuleRanges:
     def _open_range(self, module: Any, *_: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # put no ranges in compiled code
+        if torch.compiler.is_compiling():  # torch.compile would compile the range into the module's code
             return
         with self._end_ranges_on_error():
             module_range = self._backend.profiler_range(self._get_module_name(module))
@@ -277,18 +289,22 @@ class ModuleRanges:
 
 
 def make_trace_range_provider() -> SimpleNamespace:
-    """Make an object that ModuleRanges uses in place of a backend, to put ranges into the trace of torch.profiler."""
+    """Make an object that ModuleRanges uses in place of a backend. It puts ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
     return make_range_provider(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
 
 
 def make_range_provider(make_range: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
-    """Make an object that ModuleRanges uses in place of a backend. ``enter``: makes a range with a name."""
+    """Make an object that ModuleRanges uses in place of a backend.
+
+    ``make_range``: makes the context manager of a range from the range's name.
+    """
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=make_range)
 
 
-# Compiled modules are left out. Hooks in them, or on all modules at once, would make torch compile in profiled steps.
+# Modules that torch.compile compiled are left out, and each other module gets hooks of its own. A hook on a compiled
+# module, or a global hook on all modules, would make torch compile them again within the profiled steps.
 def _list_eager_modules() -> list[Any]:
     import torch
 
@@ -299,7 +315,11 @@ def _list_eager_modules() -> list[Any]:
 
 
 class _OpenRangesByThread(threading.local):
-    """The open ranges of each thread, because checkpointed modules run again in the thread of the backward pass."""
+    """The ranges that are open, separate for each thread.
+
+    Modules with activation checkpointing run their forward pass again in the thread of the backward pass, while ranges
+    may be open in the main thread.
+    """
 
     def __init__(self) -> None:
         self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

@@ -1,4 +1,4 @@
-"""Measures kernels, and lets ncu count each row after it is written to the log."""
+"""Measure kernels for ``mamf counters``, and let ncu read the hardware counters of each after its row is in the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mamf.profiling.counters.ncu import Ncu, StepKey, encode_counts, make_step_k
 
 
 class CountingStrategy(RowsStrategy):
-    """Measures the rows of a plan and counts each. ``counted``: the steps that already have counts."""
+    """A strategy that measures each kernel and shape of a plan, then reads the hardware counters of that launch.
+
+    ``counted``: the kernels and shapes whose counters an earlier run has already read.
+    """
 
     def __init__(self, setup: Setup, counted: set[StepKey], ncu: Ncu) -> None:
         super().__init__(setup)
@@ -31,7 +34,7 @@ class CountingStrategy(RowsStrategy):
                 yield self._count_row(found)
 
     def _count_row(self, row: Measurement) -> Record:
-        """Count the kernel of a row, under the name that the user gave."""
+        """Let ncu read the counters of the kernel and shape of a row, and return them as a record for the log."""
         self.setup.on_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
@@ -41,5 +44,5 @@ class CountingStrategy(RowsStrategy):
 
 
 def find_uncounted_rows(rows: Sequence[Measurement], counted: set[StepKey]) -> list[Measurement]:
-    """Return the measured rows that have no counts yet."""
+    """Return the successfully measured rows whose kernel and shape are not in ``counted``, without reference rows."""
     return [row for row in rows if row.ok and not row.is_reference and make_step_key(row) not in counted]

@@ -1,4 +1,7 @@
-"""The report of hardware counters: a row per kernel, rows for its device kernels if it has several, and its bound."""
+"""Make the report of ``mamf counters``: one row per kernel with its hardware counters and what bounds its speed.
+
+A launch of a kernel may run several device kernels. Each of these then has a row of its own.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,15 @@ from mamf.report.shares import problem_title
 
 
 class CounterLine(NamedTuple):
-    """A line of the table: a launch, or one of its device kernels.
+    """One line of the table of counters: that of a launch, or that of one device kernel of a launch.
 
-    ``kernel``: the counters; for a launch, the sums over its device kernels. ``launch``: all counts of a launch,
-    None in the line of a device kernel. ``base``: the cycles of the first launch, to which others are relative.
+    - ``row``: the measurement of the launch.
+    - ``kernel``: the counters of the device kernel; for a launch, their sums over its device kernels.
+    - ``is_launch``: whether this is the line of a launch.
+    - ``launch``: all counts of the launch; None in the line of a device kernel, or if nothing was counted.
+    - ``base``: the cycles of the first launch in the table, to which the table compares the cycles of all launches.
+    - ``reason``: why nothing was counted; empty if it was.
+    - ``bound``: what bounds the launch; None in the line of a device kernel, or if nothing was counted.
     """
 
     row: Measurement
@@ -66,7 +74,7 @@ class CounterLine(NamedTuple):
 
 
 def make_counters_document(log: RunLog) -> Document:
-    """Make the report of a log with counters. Raises RunLogError for an invalid record of counters."""
+    """Make the report of the hardware counters in a log. Raises RunLogError for an invalid record of counters."""
     counts = read_counts(log)
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
     for row in {make_step_key(row): row for row in log.measurements if not row.is_reference}.values():
@@ -79,7 +87,11 @@ def make_counters_document(log: RunLog) -> Document:
 
 
 def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
-    """Make the table of all kernels on a shape and problem. It shows device kernels if a launch has several."""
+    """Make the table of the kernels that ran one problem with one shape.
+
+    ``rows``: their measurements. ``counted``: counts by kernel, problem and shape. The printed table shows the device
+    kernels of a launch only if it has several; csv and json always have them.
+    """
     cycles = (counts.median_cycles for row in rows if (counts := counted.get(make_step_key(row))))
     base = next(filter(None, cycles), None)
     lines = [line for row in rows for line in _yield_counter_lines(row, counted.get(make_step_key(row)), base)]
@@ -109,7 +121,7 @@ def _yield_counter_lines(row: Measurement, counts: LaunchCounts | None, base: fl
 
 
 def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
-    """Return the columns. csv and json have all metrics, by ncu's names."""
+    """Return the columns of the table of counters. csv and json have all metrics, under the names of ncu."""
     operation = get_operation(lines[0].row.operation)
     further_metrics = dict.fromkeys(
         name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS
@@ -155,7 +167,8 @@ def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
     ]
 
 
-#: Title, format and importance of the metrics in the printed table.
+#: For each metric in the printed table: the column's title, the function that formats its values, and its importance
+#: (a narrow terminal drops the columns with the highest numbers first).
 _METRIC_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
     TENSOR_PERCENT: ("tensor %", "{:.1f}".format, 2),
     L2_HIT_PERCENT: ("L2 hit %", "{:.0f}".format, 5),
@@ -178,13 +191,17 @@ def _format_kernel_name(line: CounterLine) -> str:
 
 
 def _describe_device_kernels(line: CounterLine) -> str | None:
-    """Return the device kernels that a launch ran; None in the line of a device kernel."""
+    """Return the names of the device kernels that a launch ran, or None in the line of a device kernel."""
     is_one = line.launch is not None and len(line.launch.kernels) == 1
     return (shorten_kernel_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
 
 
 def _yield_answers(table: Table[CounterLine]) -> Iterator[str]:
-    """Yield the names of the kernel with the fewest cycles and of the fastest in burst; for one kernel, its bound."""
+    """Yield the conclusions of a table of counters, one line each.
+
+    If several kernels were counted, say which has the fewest cycles and which is fastest in burst. Otherwise say what
+    bounds each kernel.
+    """
     launches = [line for line in table.rows if line.is_launch]
     ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
     if len(ranked) > 1:

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError, UnavailableError
-from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, RunLog, describe_error
+from mamf.logs.records import get_utc_time
+from mamf.logs.run_log import MALFORMED_ERRORS, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 
@@ -194,7 +194,7 @@ def encode_counts(counts: LaunchCounts) -> dict[str, Any]:
         "kernels": [asdict(each) for each in counts.kernels],
         "cycles": list(counts.cycles),
         "reason": counts.reason,
-        "time": utc_now(),
+        "time": get_utc_time(),
     }
 
 
@@ -205,7 +205,7 @@ def read_counts(log: RunLog) -> dict[StepKey, LaunchCounts]:
     """
     try:
         return {make_step_key(counts): counts for counts in map(_decode_counts, log.counter_records)}
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 

@@ -78,7 +78,7 @@ class DType:
 
     name: str
     itemsize: int
-    default_output: str
+    default_output_dtype: str
     peak_name: str
     tolerance: float
     format: Format | None = None
@@ -110,9 +110,9 @@ _DTYPE_TABLE = (
 DTYPES = {dtype.name: dtype for dtype in _DTYPE_TABLE}
 OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8"))
 #: Dtypes with quantized operands and scales.
-FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.format)
+SCALED_FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.format)
 
-ALIASES = {
+DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
     "half": "float16",
@@ -128,37 +128,39 @@ ALIASES = {
 
 # Bounds for rounding the output when operands have at most 8 bits: u for outputs of 16 bits and more (twice u for
 # float16, as above), and 1.4 times u / sqrt(3), the largest root mean square of rounding, for 8-bit outputs.
-_OUTPUT_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
+_OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # Sums of 8-bit products are kept in float32, or on Hopper in 14 bits that are periodically added to float32.
-_SUMS_BOUND = 1e-3
+_PARTIAL_SUM_ERROR_BOUND = 1e-3
 # Fast accumulation keeps all partial sums in 14 bits on Hopper: an error of 4.7e-3 at K = 20480 that grows with K.
-_FAST_SUMS_BOUND = 1e-2
+_FAST_ACCUMULATION_ERROR_BOUND = 1e-2
 # A result that is 1.002 times the reference is wrong. The bound is half of that deviation, and more than the effect of
 # truncated tf32 (6.3e-4).
-_SLOPE_BOUND = 1e-3
+_SLOPE_ERROR_BOUND = 1e-3
 
 
-def to_canonical_name(name: str) -> str:
+def canonicalize_dtype_name(name: str) -> str:
     """Return the full name of a dtype, given any alias. ``fp8`` stays, because the backend resolves it. Raises
     UnknownNameError.
     """
     key = name.strip().lower().removeprefix("torch.")
-    key = ALIASES.get(key, key)
+    key = DTYPE_ALIASES.get(key, key)
     if key != "fp8" and key not in OPERAND_DTYPES:
         raise UnknownNameError("dtype", name, [*OPERAND_DTYPES, "fp8"])
     return key
 
 
-def compute_tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
+def compute_error_tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
     """Return the largest relative error of a correct result, given the operand and output dtypes."""
     operand = DTYPES[dtype]
-    is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
-    bound = max(_OUTPUT_BOUNDS.get(out_dtype, 0.0), _SUMS_BOUND) if is_narrow else operand.tolerance
-    return max(bound, _FAST_SUMS_BOUND) if fast_accumulation else bound
+    is_narrow = operand.default_output_dtype == "bfloat16" and operand.itemsize == 1
+    bound = (
+        max(_OUTPUT_ROUNDING_BOUNDS.get(out_dtype, 0.0), _PARTIAL_SUM_ERROR_BOUND) if is_narrow else operand.tolerance
+    )
+    return max(bound, _FAST_ACCUMULATION_ERROR_BOUND) if fast_accumulation else bound
 
 
 def compute_slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
     """Return how far <C, reference> / <reference, reference> may be from 1. Rounding to nearest does not change this
     ratio; truncation does (tf32 operands, fast partial sums).
     """
-    return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE_BOUND, DTYPES[dtype].tolerance)
+    return _FAST_ACCUMULATION_ERROR_BOUND if fast_accumulation else min(_SLOPE_ERROR_BOUND, DTYPES[dtype].tolerance)

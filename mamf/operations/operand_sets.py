@@ -25,7 +25,7 @@ from mamf.torch_backend import TorchBackend
 
 AnswerT = TypeVar("AnswerT")
 #: The buffer that the classic regime copies over the output of the first set. Without it, the output is zeroed.
-_REWRITE = "c_rewrite"
+_REWRITE_BUFFER = "c_rewrite"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel on torch tensors. Derived classes implement ``operand_set``."""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch(backend)
+        return check_torch_backend(backend)
 
     @abstractmethod
     def operand_set(
@@ -76,12 +76,12 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         rewrite: bool = False,
     ) -> Prepared:
         kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
-        whole = take_buffers(pool, buffers)
-        source = whole.pop(_REWRITE, None)
+        whole = take_pool_buffers(pool, buffers)
+        source = whole.pop(_REWRITE_BUFFER, None)
         # Create the check before the kernel sees the operands, because operand_set may already overwrite them.
-        unchanged = Unchanged({name: whole[name] for name in whole if buffers[name].fill})
-        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_sets(whole, sets)]
-        prepared = prepare_sets(ready, unchanged)
+        unchanged = ChangeDetector({name: whole[name] for name in whole if buffers[name].fill})
+        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
+        prepared = combine_operand_sets(ready, unchanged)
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
@@ -89,12 +89,12 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         return replace(prepared, rewrite_output=overwrite)
 
 
-def take_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
+def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
     """Take flat memory from the pool for each buffer."""
     return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
 
 
-def split_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+def split_into_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
     """Split each buffer into the flat memory of its sets."""
     parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
     return [{name: parts[name][index] for name in whole} for index in range(sets)]
@@ -105,7 +105,7 @@ def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
     return flat[: math.prod(sizes)].view(sizes)
 
 
-def prepare_sets(
+def combine_operand_sets(
     sets: Sequence[OperandSet],
     unchanged: Callable[[], Sequence[str]],
     held_bytes: int = 0,
@@ -159,7 +159,7 @@ _SPARE_BLOCKS = 2
 _COLUMNS = 4096
 
 
-def check_torch(backend: Backend) -> Unavailable | None:
+def check_torch_backend(backend: Backend) -> Unavailable | None:
     """Return why torch does not support this backend, or None."""
     if isinstance(backend, TorchBackend):
         return None
@@ -194,7 +194,7 @@ def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tenso
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
 
 
-def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
+def draw_sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
     """Return sorted indices: the first and the last, where bugs at edges show, and random others."""
     return torch.tensor(sorted({0, size - 1, *chooser.sample(range(size), min(count - 2, size))}))
 
@@ -210,7 +210,7 @@ def use_float32_precision(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def use_one_thread() -> Iterator[None]:
+def use_one_torch_thread() -> Iterator[None]:
     """Use one torch thread for small sums: waking 64 threads takes 20 times as long as the sums, and 60 times as long
     if four processes do it at once.
     """
@@ -259,7 +259,7 @@ def get_max_error(errors: Iterable[float]) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
-class Unchanged:
+class ChangeDetector:
     """A check that tensors stay unchanged. Calling it returns the names of the tensors that changed since its creation.
 
     It compares integer sums of the tensors' bits along rows and along columns. The order of addition does not matter,
@@ -328,7 +328,7 @@ def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, so that ``Signs`` needs less memory."""
+    """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, so that ``SignFlipper`` needs less memory."""
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _ROWS_IN_ONE))
 
@@ -338,7 +338,7 @@ def draw_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.where(draw_booleans(size, device), -1, 1).to(torch.int8)
 
 
-class Signs:
+class SignFlipper:
     """Flips random signs of an operand (..., rows, K), so that a result from an earlier launch becomes wrong.
 
     A flip is exact in every dtype, and a second flip undoes it. Signs come from fresh entropy, which no kernel can

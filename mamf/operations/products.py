@@ -16,27 +16,27 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.dtypes import DTYPES, FORMATS
+from mamf.dtypes import DTYPES, SCALED_FORMATS
 from mamf.kernel import Verdict
 from mamf.operations.matmul.shapes import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.operand_sets import (
+    ChangeDetector,
     OperandSet,
-    Signs,
+    SignFlipper,
     TorchKernel,
-    Unchanged,
+    draw_sample_indices,
     explain_wrong_type,
     queue_checksum,
-    sample_indices,
     select,
     use_float32_precision,
-    use_one_thread,
+    use_one_torch_thread,
     view_as,
 )
-from mamf.operations.quantization import Quantized, quantize
+from mamf.operations.quantization import QuantizedOperand, quantize_to_format
 from mamf.operations.whole_products import (
+    MatmulPart,
     Operand,
-    Part,
-    locate_wrong,
+    find_wrong_cells,
     round_like_result,
     verify_all_entries,
     verify_special_product,
@@ -44,25 +44,25 @@ from mamf.operations.whole_products import (
 from mamf.torch_backend import to_torch_dtype
 
 #: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
-_REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
+_UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # How many rows and columns of C, and matmuls of a batch or of groups, are compared after a train: few enough to fit
 # in the idle time between two trains.
-_SAMPLE_COUNT, _SAMPLE_PRODUCT_COUNT = 16, 4
+_SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 _MIN_ROWS_TO_CHANGE = 8
-PartsOf = Callable[[torch.Tensor], Sequence[Part]]
+SplitIntoParts = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: The index of a part, the index of a matmul in it, and sampled rows and columns of that matmul's output.
-_Place = tuple[int, int, torch.Tensor, torch.Tensor]
+_SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
-def make_product_set(
+def make_matmul_operand_set(
     problem: ProductProblem,
     launch: Callable[[], object],
     c: torch.Tensor,
-    parts: PartsOf,
+    parts: SplitIntoParts,
     changing: torch.Tensor,
     scale: float = 1.0,
     details: Mapping[str, float | str] | None = None,
-    exact: PartsOf | None = None,
+    exact: SplitIntoParts | None = None,
     changed: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
     """Make one operand set from a launch and the output ``c`` that it writes.
@@ -71,10 +71,12 @@ def make_product_set(
     signs between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts``, but with the operands before
     quantization; adds the quantization error to the details. ``changed``: as in OperandSet.
     """
-    signs, known = Signs(changing), dict(details or {})
+    signs, known = SignFlipper(changing), dict(details or {})
     if exact is not None:
-        places = sample_places(parts(c))
-        error = compute_relative_error(multiply_sampled(parts(c), places), multiply_sampled(exact(c), places))
+        places = draw_sampled_blocks(parts(c))
+        error = compute_relative_error(
+            compute_sampled_blocks(parts(c), places), compute_sampled_blocks(exact(c), places)
+        )
         known["quantization_error"] = error
 
     def output(result: object) -> torch.Tensor:
@@ -89,10 +91,10 @@ def make_product_set(
         if reason := explain_wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
         own = parts(output(result))
-        places = sample_places(own)
-        found = torch.cat([copy_to_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
-        expected = scale * multiply_sampled(own, places)
-        expected = round_like_result(found, expected) if problem.is_rounded else expected
+        places = draw_sampled_blocks(own)
+        found = torch.cat([copy_selection_to_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
+        expected = scale * compute_sampled_blocks(own, places)
+        expected = round_like_result(found, expected) if problem.has_int8_output else expected
         return Verdict(compute_relative_error(found, expected), problem.tolerance, known)
 
     def verify_whole(result: object) -> Verdict:
@@ -109,7 +111,7 @@ def make_product_set(
         restore=signs.restore,
         changed=changed,
         repeats_bits=True,
-        locate=lambda result: locate_wrong(problem, parts(output(result)), scale),
+        locate=lambda result: find_wrong_cells(problem, parts(output(result)), scale),
         verify_special=lambda: verify_special_product(problem, parts, lambda: output(launch()), scale),
     )
 
@@ -131,7 +133,7 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
         """Return why the problem's output dtype, layout or accumulation is not supported for its dtype, or None."""
-        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output,))
+        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
         if problem.out_dtype not in outputs:
             return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
         if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
@@ -146,37 +148,41 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         # torch raises NotImplementedError for an operation that the device does not support.
         if isinstance(error, NotImplementedError):
             return True
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _UNSUPPORTED_ERROR_TEXTS)
 
 
-def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0) -> torch.Tensor:
+def view_in_layout(
+    flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0
+) -> torch.Tensor:
     """View flat memory as an operand (*leading, rows, columns), stored transposed if ``layout`` is ``t``.
 
     ``padding``: unused elements after each stored row.
     """
     if layout == "t":
-        return lay_out(flat, columns, rows, "n", *leading, padding=padding).mT
+        return view_in_layout(flat, columns, rows, "n", *leading, padding=padding).mT
     return view_as(flat, *leading, rows, columns + padding)[..., :columns]
 
 
-def sample_places(parts: Sequence[Part]) -> list[_Place]:
+def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
     """Choose random matmuls, and random rows and columns of each, including the edges.
 
     They are drawn from fresh entropy after the launch, so a kernel cannot predict them and compute only those.
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in sample_indices(len(every), _SAMPLE_PRODUCT_COUNT, chooser).tolist()]
+    chosen = [every[index] for index in draw_sample_indices(len(every), _SAMPLED_MATMUL_COUNT, chooser).tolist()]
     device = parts[0].c.device
     return [
-        (p, i, *(sample_indices(n, _SAMPLE_COUNT, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen
+        (p, i, *(draw_sample_indices(n, _SAMPLED_INDEX_COUNT, chooser).to(device) for n in parts[p].c.shape[1:]))
+        for p, i in chosen
     ]
 
 
-def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
+def compute_sampled_blocks(parts: Sequence[MatmulPart], places: Sequence[_SampledBlock]) -> torch.Tensor:
     """Compute A @ B at the sampled places, on the host in float64."""
     operands = (
-        (copy_rows_to_host(parts[p].left, i, m), copy_rows_to_host(parts[p].right, i, n)) for p, i, m, n in places
+        (copy_operand_rows_to_host(parts[p].left, i, m), copy_operand_rows_to_host(parts[p].right, i, n))
+        for p, i, m, n in places
     )
     return torch.cat([multiply(left, right.t()).flatten() for left, right in operands])
 
@@ -190,20 +196,22 @@ def choose_smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
 
 
-def copy_rows_to_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
+def copy_operand_rows_to_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
     return (
-        operand.dequantize_on_host(rows) if isinstance(operand, Quantized) else copy_to_host(operand[product], 0, rows)
+        operand.dequantize_on_host(rows)
+        if isinstance(operand, QuantizedOperand)
+        else copy_selection_to_host(operand[product], 0, rows)
     )
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    with use_one_thread():
+    with use_one_torch_thread():
         return a @ b
 
 
 def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return ||found - expected|| / ||expected|| of host tensors; infinite if only zeros are expected but not found."""
-    with use_one_thread():
+    with use_one_torch_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
     if magnitude == 0:
@@ -211,9 +219,9 @@ def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float
     return float(difference / magnitude)
 
 
-def copy_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
+def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
     chosen = select(tensor, dim, indices).cpu()
-    with use_one_thread():
+    with use_one_torch_thread():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize > 1:
             return chosen.to(torch.float64)
         # A table is 20 times faster than torch's conversion of 8-bit floats.
@@ -233,7 +241,7 @@ def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
 class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     """Matmuls of quantized operands and their scales. Derived classes define the launch."""
 
-    dtypes: ClassVar[tuple[str, ...]] = FORMATS
+    dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
     #: The function of torch.nn.functional that this kernel calls, if some releases of torch lack it; else empty.
@@ -271,23 +279,23 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
-def view_rows(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def view_operand_rows(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """View the values of an operand as (rows, K)."""
     return view_as(flat[operand], shape.rows[operand], shape.k)
 
 
 def quantize_operand(
     backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
-) -> Quantized:
+) -> QuantizedOperand:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports."""
     e4m3, format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
     nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    return quantize(view_rows(shape, operand, flat), problem.dtype, operand, memory, e4m3)
+    return quantize_to_format(view_operand_rows(shape, operand, flat), problem.dtype, operand, memory, e4m3)
 
 
-def watch_quantized_operands(a: Quantized, b: Quantized) -> Unchanged:
+def watch_quantized_operands(a: QuantizedOperand, b: QuantizedOperand) -> ChangeDetector:
     """Make a check that quantized operands stay unchanged. Call it before the kernel sees them."""
     operands = {"a": a, "b": b}.items()
     elements = {f"{name}_quantized": each.elements for name, each in operands}
-    return Unchanged(elements | {f"{name}_scales": each.scales for name, each in operands})
+    return ChangeDetector(elements | {f"{name}_scales": each.scales for name, each in operands})

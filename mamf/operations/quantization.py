@@ -19,7 +19,7 @@ from mamf.dtypes import DTYPES, Format, Scaling
 from mamf.operations.operand_sets import select
 
 #: The magnitudes of e2m1, indexed by code; bit 3 is the sign.
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGN = 8
 # Exponents of e8m0 are biased by 127.
 _E8M0_BIAS = 127
@@ -30,7 +30,7 @@ _CHUNK_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedOperand:
     """A quantized operand with rows of K values. ``elements``: (rows, K) 8-bit floats, or (rows, K/2) bytes of two e2m1
     values, the first in the lower half. ``scales``: one per block, (rows of blocks, blocks along K); e8m0 as bytes.
     """
@@ -50,16 +50,16 @@ class Quantized:
         rows, k = self.elements.shape
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
-    def get_rows(self, start: int, stop: int) -> Quantized:
+    def slice_rows(self, start: int, stop: int) -> QuantizedOperand:
         """Return the rows from ``start``, which must be the first row of a block, up to but not including ``stop``."""
         blocks = slice(start // self.scaling.rows, -(-stop // self.scaling.rows))
-        return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
+        return QuantizedOperand(self.elements[start:stop], self.scales[blocks], self.scaling)
 
-    def split_rows(self, elements: int) -> Iterator[Quantized]:
+    def split_rows(self, elements: int) -> Iterator[QuantizedOperand]:
         """Yield the operand in parts of consecutive rows, with whole blocks and about ``elements`` elements each."""
         rows, k = self.shape
         step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
-        return (self.get_rows(start, min(start + step, rows)) for start in range(0, rows, step))
+        return (self.slice_rows(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the dequantized values, (rows, K)."""
@@ -69,14 +69,16 @@ class Quantized:
 
     def dequantize_on_host(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the dequantized values of these rows, on the host in float64."""
-        return Quantized(
+        return QuantizedOperand(
             select(self.elements, 0, rows).cpu(),
             select(self.scales, 0, rows // self.scaling.rows).cpu(),
             Scaling(1, self.scaling.columns, self.scaling.dtype),
         ).values(torch.float64)
 
 
-def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
+def quantize_to_format(
+    values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype
+) -> QuantizedOperand:
     """Quantize ``values`` (rows, K) as ``operand`` (``a`` or ``b``) of a format; the elements are written to ``memory``
     (bytes). ``e4m3``: the 8-bit float dtype that the device supports.
     """
@@ -88,14 +90,16 @@ def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tenso
     scales = []
     for start in range(0, rows, step):
         chunk = values[start : start + step].float()
-        scale = compute_scales(compute_block_maxima(chunk, scaling), scaling, get_max_value(format, e4m3))
+        scale = compute_block_scales(compute_block_maxima(chunk, scaling), scaling, get_max_format_value(format, e4m3))
         scales.append(scale)
         elements[start : start + step] = encode(chunk, scale, scaling, format, e4m3)
-    return Quantized(elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling)
+    return QuantizedOperand(
+        elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling
+    )
 
 
-def get_max_value(format: Format, e4m3: torch.dtype) -> float:
-    return E2M1[-1] if format.values_per_byte == 2 else torch.finfo(e4m3).max
+def get_max_format_value(format: Format, e4m3: torch.dtype) -> float:
+    return E2M1_MAGNITUDES[-1] if format.values_per_byte == 2 else torch.finfo(e4m3).max
 
 
 def compute_block_maxima(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
@@ -105,7 +109,7 @@ def compute_block_maxima(values: torch.Tensor, scaling: Scaling) -> torch.Tensor
     return values.abs().view(rows // scaling.rows, scaling.rows, k // columns, columns).amax((1, 3))
 
 
-def compute_scales(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
+def compute_block_scales(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
     """Compute the scales of blocks from their largest magnitudes. ``most``: the format's largest value."""
     if scaling.dtype == "float8_e8m0fnu":
         # The exponents of frexp are floor(log2) + 1, on both sides of the difference.
@@ -139,7 +143,7 @@ def encode(
     values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, format: Format, e4m3: torch.dtype
 ) -> torch.Tensor:
     """Divide values by their scales and convert them to the format's bytes."""
-    most = get_max_value(format, e4m3)
+    most = get_max_format_value(format, e4m3)
     rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-most, most)
     return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else pack_e2m1(rest)
 
@@ -157,7 +161,7 @@ def _list_rounding_boundaries() -> torch.Tensor:
     ``bucketize`` rounds a value at a boundary down. Where a tie must round up to the even code, the boundary is
     therefore slightly below the middle.
     """
-    magnitudes = torch.tensor(E2M1)
+    magnitudes = torch.tensor(E2M1_MAGNITUDES)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     goes_up = torch.arange(len(middles)) % 2 == 1
     return torch.where(goes_up, torch.nextafter(middles, torch.zeros(())), middles)
@@ -167,12 +171,14 @@ def decode(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert elements to numbers (rows, K), without applying the scales."""
     if elements.dtype != torch.uint8:
         return elements.to(dtype)
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=elements.device)
+    table = torch.tensor(
+        [*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)], dtype=dtype, device=elements.device
+    )
     codes = torch.stack((elements & 15, elements >> 4), dim=-1).flatten(1)
     return table[codes.int()]
 
 
-def swizzle(scales: torch.Tensor) -> torch.Tensor:
+def swizzle_scales(scales: torch.Tensor) -> torch.Tensor:
     """Rearrange scales of blocks along K into the layout of Blackwell's tensor cores: flat, padded with zeros.
 
     The layout has tiles of 128 rows by 4 scales, ordered along K first; in a tile, the scale of row r and column c is

@@ -29,71 +29,76 @@ import torch
 from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL, Verdict, WrongCells
 from mamf.operations.matmul.shapes import ProductProblem
-from mamf.operations.operand_sets import draw_signs, use_one_thread, verify_special_values
-from mamf.operations.quantization import Quantized
+from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
+from mamf.operations.quantization import QuantizedOperand
 
 #: The number of random vectors in a test.
-VECTORS = 2
+VECTORS_PER_TEST = 2
 # Elements to multiply at once: 64 MiB in float32, or fewer if that much is not free. On a host they fit in its cache.
 _CHUNKS = (2**24, 2**16)
 _HOST_CHUNK = 2**17
 # The probability of a false alarm is e^-20 = 2e-9 for each figure of a test.
-_RARITY = 20.0
+_FALSE_ALARM_EXPONENT = 20.0
 # The number of terms that float32 sums exactly: the sum of 1024 products of two int8 values is at most 2^24.
-_EXACT_TERMS = 1024
+_MAX_EXACT_TERMS = 1024
 # A value may be rounded to an integer that is less than this away. The limit is above 0.5 because sums are scaled in
 # float32.
-_NEARLY_HALF = 0.5 + 2.0**-16
+_MAX_ROUNDING_DISTANCE = 0.5 + 2.0**-16
 _WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
 #: An operand (batch, rows, K), or quantized (rows, K).
-Operand = torch.Tensor | Quantized
+Operand = torch.Tensor | QuantizedOperand
 
 
 @dataclass(frozen=True)
-class Part:
+class MatmulPart:
     """Matmuls of one shape: ``c`` (batch, M, N) = ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K)."""
 
     left: Operand
     right: Operand
     c: torch.Tensor
 
-    def orient(self) -> Part:
+    def orient_for_short_rows(self) -> MatmulPart:
         """Return the part or its transpose, whichever has shorter rows: then fewer rounding errors add up in a sum."""
-        return Part(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
+        return MatmulPart(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
 
 
-def verify_all_entries(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
+def verify_all_entries(problem: ProductProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
     """Return the verdict on all entries of all parts. Its error is a low estimate of C's relative error."""
     if parts[0].c.is_cpu:
-        with use_one_thread():
-            return _verify_entries(problem, parts, scale, _HOST_CHUNK)
+        with use_one_torch_thread():
+            return _verify_entries_in_chunks(problem, parts, scale, _HOST_CHUNK)
     try:
-        return _verify_entries(problem, parts, scale, _CHUNKS[0])
+        return _verify_entries_in_chunks(problem, parts, scale, _CHUNKS[0])
     except torch.OutOfMemoryError:
         pass  # retry outside the handler, whose traceback keeps memory alive
-    return _verify_entries(problem, parts, scale, _CHUNKS[1])
+    return _verify_entries_in_chunks(problem, parts, scale, _CHUNKS[1])
 
 
-def _verify_entries(problem: ProductProblem, parts: Sequence[Part], scale: float, elements: int) -> Verdict:
-    if problem.is_rounded:
+def _verify_entries_in_chunks(
+    problem: ProductProblem, parts: Sequence[MatmulPart], scale: float, elements: int
+) -> Verdict:
+    if problem.has_int8_output:
         return _verify_rounded_entries(parts, scale, elements)
-    wide = _choose_wide_dtype(problem.dtype, parts[0].c.device)
-    oriented = [part.orient() for part in parts]
-    figures = torch.stack([_compute_residuals(part, scale, wide, elements) for part in oriented]).tolist()
+    wide = _choose_sum_dtype(problem.dtype, parts[0].c.device)
+    oriented = [part.orient_for_short_rows() for part in parts]
+    figures = torch.stack([_compute_residual_statistics(part, scale, wide, elements) for part in oriented]).tolist()
     squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*figures, strict=True))
     error = _divide_or_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
     tolerance = problem.tolerance
     if not tolerance or not math.isfinite(error):
         return Verdict(error, tolerance, reference=_REFERENCE)
-    sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
-    worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
+    sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS_PER_TEST
+    worst, most = (
+        max(of_worst),
+        math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * max(problem.rounding, error),
+    )
     # The norm of A (B x) of a small matmul may be small by chance. On average it equals the norm of C.
-    slope = _divide_or_inf(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
+    slope = _divide_or_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
     steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
     # With a short K the errors of rows are correlated, because they depend on few numbers.
-    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    steepest += math.sqrt(2 * _RARITY / freedom) * max(problem.rounding, error)
+    freedom = VECTORS_PER_TEST * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
+    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / freedom) * max(problem.rounding, error)
     reason = ""
     if worst > most:
         reason = (
@@ -101,22 +106,24 @@ def _verify_entries(problem: ProductProblem, parts: Sequence[Part], scale: float
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
-    return Verdict(error / _compute_spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
+    return Verdict(error / _compute_chance_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
 
 
 _REFERENCE = "A (B x) for random x"
 
 
-def _verify_rounded_entries(parts: Sequence[Part], scale: float, elements: int) -> Verdict:
+def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, elements: int) -> Verdict:
     """Return the verdict on int8 outputs: their relative distance from the expected values."""
     distance = size = 0.0
     for part in parts:
         step = max(1, elements // (part.c.shape[0] * part.c.shape[2]))
         for start in range(0, part.c.shape[1], step):
             rows = slice(start, start + step)
-            block = Part(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
-            exact = _multiply_exactly(block)
-            if _compute_residuals(Part(block.left, block.right, exact), 1.0, torch.int32, elements)[0].item():
+            block = MatmulPart(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
+            exact = _compute_exact_int32(block)
+            if _compute_residual_statistics(MatmulPart(block.left, block.right, exact), 1.0, torch.int32, elements)[
+                0
+            ].item():
                 return Verdict(math.inf, 0.0, reason="the exact product that C is compared with is wrong")
             found = block.c.float()
             expected = round_like_result(found, exact.float() * scale)
@@ -125,10 +132,10 @@ def _verify_rounded_entries(parts: Sequence[Part], scale: float, elements: int) 
     return Verdict(_divide_or_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE)
 
 
-def _multiply_exactly(part: Part) -> torch.Tensor:
+def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
     """Compute the exact int32 result of int8 operands, from float32 matmuls over few terms of K each."""
     sums = torch.zeros(part.c.shape, dtype=torch.int32, device=part.c.device)
-    terms = zip(part.left.split(_EXACT_TERMS, -1), part.right.split(_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
+    terms = zip(part.left.split(_MAX_EXACT_TERMS, -1), part.right.split(_MAX_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
     for left, right in terms:
         sums += torch.bmm(left.float(), right.float().mT).int()
     return sums
@@ -139,36 +146,36 @@ def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     output.
     """
     limited = exact.clamp(-128, 127)
-    return torch.where((found - limited).abs() <= _NEARLY_HALF, found, limited.round())
+    return torch.where((found - limited).abs() <= _MAX_ROUNDING_DISTANCE, found, limited.round())
 
 
-def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> WrongCells:
+def find_wrong_cells(problem: ProductProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
     """Find the wrong cells, testing CELL columns of C at a time, or all columns of B's block that share a scale."""
     found, products = set[tuple[int, int, int]](), 0
     for part in parts:
         right, n = part.right, part.c.shape[2]
-        step = max(CELL, right.scaling.rows) if isinstance(right, Quantized) else CELL
+        step = max(CELL, right.scaling.rows) if isinstance(right, QuantizedOperand) else CELL
         for start in range(0, n, step):
             stop = min(start + step, n)
-            rows = right.get_rows(start, stop) if isinstance(right, Quantized) else right[:, start:stop]
-            flags = _find_wrong_rows(problem, Part(part.left, rows, part.c[:, :, start:stop]), scale)
+            rows = right.slice_rows(start, stop) if isinstance(right, QuantizedOperand) else right[:, start:stop]
+            flags = _find_wrong_rows(problem, MatmulPart(part.left, rows, part.c[:, :, start:stop]), scale)
             columns = range(start // CELL, -(-stop // CELL))
             found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
         products += len(part.c)
     return WrongCells(frozenset(found), *parts[0].c.shape[1:])
 
 
-def _find_wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tensor:
+def _find_wrong_rows(problem: ProductProblem, part: MatmulPart, scale: float) -> torch.Tensor:
     """Return for each row of each matmul whether its error is larger than rounding explains."""
-    if problem.is_rounded:
+    if problem.has_int8_output:
         found = part.c.float()
-        return (found != round_like_result(found, _multiply_exactly(part).float() * scale)).any(2)
-    wide, c, elements = _choose_wide_dtype(problem.dtype, part.c.device), part.c, _CHUNKS[1]
-    x = draw_signs((c.shape[0], c.shape[2], VECTORS), c.device)
+        return (found != round_like_result(found, _compute_exact_int32(part).float() * scale)).any(2)
+    wide, c, elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _CHUNKS[1]
+    x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     products = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     off = (_multiply(c, x, wide, elements) - products * (1 if scale == 1 else scale)).abs()
     squares = c.to(torch.float32 if wide == torch.int32 else wide).square().sum(-1).nan_to_num()
-    most = math.sqrt(2 * (math.log(2 * off.numel()) + _RARITY)) * problem.rounding
+    most = math.sqrt(2 * (math.log(2 * off.numel()) + _FALSE_ALARM_EXPONENT)) * problem.rounding
     return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
@@ -176,20 +183,20 @@ def _divide_or_inf(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _compute_spread_factor(freedom: int) -> float:
+def _compute_chance_factor(freedom: int) -> float:
     """Return the factor by which the root of a mean of ``freedom`` squares may exceed the true value by chance (Laurent
     and Massart, 2000).
     """
-    share = _RARITY / freedom
+    share = _FALSE_ALARM_EXPONENT / freedom
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 
-def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
+def _compute_residual_statistics(part: MatmulPart, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Compute five figures on the device: ||r||^2 / VECTORS, ||C||^2, the largest |r| in units of its row's norm,
     <r, A (B x)> and <A (B x), A (B x)>.
     """
     c = part.c
-    x = draw_signs((c.shape[0], c.shape[2], VECTORS), c.device)
+    x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     expected = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
     expected = expected if scale == 1 else expected * scale
     found = _multiply(c, x, wide, elements)
@@ -205,10 +212,10 @@ def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: in
     norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
     worst = torch.where(r == 0, r, r.abs() / norms).max()
     along, of_expected = (r * expected).sum(), expected.square().sum()
-    return torch.stack([r.square().sum() / VECTORS, squares.sum(), worst, along, of_expected])
+    return torch.stack([r.square().sum() / VECTORS_PER_TEST, squares.sum(), worst, along, of_expected])
 
 
-def _choose_wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def _choose_sum_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Return the dtype to sum in; float32 if the device has no float64."""
     wide = _WIDE.get(dtype, torch.float32)
     try:
@@ -220,11 +227,11 @@ def _choose_wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Multiply rows (batch, rows, K) by vectors (batch, K, count)."""
-    if isinstance(operand, Quantized):
+    if isinstance(operand, QuantizedOperand):
         values = (part.values()[None] for part in operand.split_rows(elements))
         return torch.cat([_multiply(each, vectors, wide, elements) for each in values], dim=1)
     batch = len(operand)
-    if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
+    if batch > 1 and batch * max(operand.shape[1:]) * VECTORS_PER_TEST > elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
         return torch.cat([_multiply(*pair, wide, elements) for pair in pairs])
     # Multiplying by signs is exact in the operand's dtype, which moves fewer bytes. But torch cannot multiply 8-bit
@@ -233,11 +240,11 @@ def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elemen
     own = wide if is_widened else operand.dtype
     factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
     lies_by_rows = operand.stride(-1) <= operand.stride(-2)
-    chunks = _split_into_chunks(operand if lies_by_rows else operand.mT, elements // VECTORS)
+    chunks = _split_into_chunks(operand if lies_by_rows else operand.mT, elements // VECTORS_PER_TEST)
     if lies_by_rows:
         along = factors.mT[:, None]
         return torch.cat([(chunk.to(own)[:, :, None] * along).sum(-1, dtype=wide) for chunk in chunks], dim=1)
-    found, start = torch.zeros(batch, VECTORS, operand.shape[1], dtype=wide, device=operand.device), 0
+    found, start = torch.zeros(batch, VECTORS_PER_TEST, operand.shape[1], dtype=wide, device=operand.device), 0
     for chunk in chunks:
         along = factors[:, start : start + chunk.shape[1], :, None]
         found += (chunk.to(own)[:, :, None] * along).sum(1, dtype=wide)
@@ -247,7 +254,7 @@ def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elemen
 
 def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
     """Multiply the transpose of rows (batch, rows, K) by vectors (batch, rows, count)."""
-    if not isinstance(operand, Quantized):
+    if not isinstance(operand, QuantizedOperand):
         return _multiply(operand.mT, vectors, wide, elements)
     found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
     for part in operand.split_rows(elements):
@@ -264,7 +271,7 @@ def _split_into_chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Te
 
 def verify_special_product(
     problem: ProductProblem,
-    parts: Callable[[torch.Tensor], Sequence[Part]],
+    parts: Callable[[torch.Tensor], Sequence[MatmulPart]],
     launch: Callable[[], torch.Tensor],
     scale: float,
 ) -> Verdict:
@@ -278,7 +285,7 @@ def verify_special_product(
     first = launch().clone()
     product = secrets.randbelow(len(parts(first)))
     left, right = parts(first)[product].left, parts(first)[product].right
-    if isinstance(left, Quantized) or isinstance(right, Quantized) or left.dtype.itemsize == 1:
+    if isinstance(left, QuantizedOperand) or isinstance(right, QuantizedOperand) or left.dtype.itemsize == 1:
         return Verdict(0.0, 0.0)
     a, b = left[-1], right[-1]
     (m, k), n = a.shape, len(b)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from mamf.errors import UsageError
-from mamf.operations.attention.operation import BACKWARD_COUNTS, AttentionShape
+from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, AttentionShape
 from mamf.profiling.traces import Event
 
 _Shapes = Sequence[Sequence[int]]
@@ -119,7 +119,7 @@ def _make_attention_formula(causal: int, first: int = 0, count: float = 1.0) -> 
     return count_flop_of_attention
 
 
-_BACKWARD_RATIO = BACKWARD_COUNTS["hardware"]
+_BACKWARD_RATIO = BACKWARD_FLOP_FACTORS["hardware"]
 _SCALED_AND_GROUPED_MATMULS = ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
 _MATMULS_WITH_BIAS = ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
 _FORMULAS: Mapping[str, Callable[[_Shapes, Sequence[str]], int]] = {

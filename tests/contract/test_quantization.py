@@ -5,25 +5,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.dtypes import DTYPES, FORMATS
-from mamf.operations.quantization import E2M1, decode_scales, pack_e2m1, quantize
+from mamf.dtypes import DTYPES, SCALED_FORMATS
+from mamf.operations.quantization import E2M1_MAGNITUDES, decode_scales, pack_e2m1, quantize_to_format
 
 E4M3 = torch.float8_e4m3fn
 #: Every value of a format.
 GRIDS = {
     1: torch.arange(256, dtype=torch.uint8).view(E4M3).float(),
-    2: torch.tensor([*E2M1, *(-value for value in E2M1)]),
+    2: torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)]),
 }
 seeds = st.integers(0, 2**31)
 exponents = st.integers(-20, 20)
 few = settings(max_examples=8, deadline=None)
-each_format = pytest.mark.parametrize("dtype", FORMATS)
+each_format = pytest.mark.parametrize("dtype", SCALED_FORMATS)
 
 
 def of(dtype, values, operand="a"):
     format = DTYPES[dtype].format
     memory = torch.empty(values.numel() // format.values_per_byte, dtype=torch.uint8)
-    return quantize(values, dtype, operand, memory, E4M3)
+    return quantize_to_format(values, dtype, operand, memory, E4M3)
 
 
 def normal(seed, exponent, rows=128, k=128):

@@ -25,7 +25,12 @@ import torch
 from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN
 from mamf.operations.attention.operation import AttentionShape
-from mamf.operations.operand_sets import draw_integers, use_float32_precision, use_one_thread, verify_special_values
+from mamf.operations.operand_sets import (
+    draw_integers,
+    use_float32_precision,
+    use_one_torch_thread,
+    verify_special_values,
+)
 
 _ROWS = 1024
 #: One random row in this many is compared in each head.
@@ -37,7 +42,7 @@ _MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
 @dataclass(frozen=True)
-class Distance:
+class ReferenceDistance:
     """How far results are from the reference.
 
     - ``errors``: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk`` and ``dv``, where compared.
@@ -55,8 +60,8 @@ class Distance:
     rows: int
 
 
-class _Tally:
-    """Sums for a ``Distance``, over pairs of a result and its expected value."""
+class _DistanceTally:
+    """Sums for a ``ReferenceDistance``, over pairs of a result and its expected value."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -71,29 +76,31 @@ class _Tally:
         before = self._sums.setdefault(name, [0.0] * 7)
         self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
-            self._worst_row = max(self._worst_row, find_worst_row_error(result, expected))
+            self._worst_row = max(self._worst_row, compute_worst_row_error(result, expected))
 
-    def distance(self) -> Distance:
-        errors = {name: divide_norms(of[0], of[1]) for name, of in self._sums.items()}
+    def distance(self) -> ReferenceDistance:
+        errors = {name: compute_norm_ratio(of[0], of[1]) for name, of in self._sums.items()}
         slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
         _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
         cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
         rows = int(min(of[6] for of in self._sums.values()))
-        return Distance(errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
+        return ReferenceDistance(
+            errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows
+        )
 
 
-def compare_heads(
+def compare_edge_heads(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
-) -> Distance:
+) -> ReferenceDistance:
     """Return the distance of all results in the first and the last head.
 
     ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each is
     [batch, heads, sequence, head dimension].
     """
-    tally = _Tally()
+    tally = _DistanceTally()
     for batch, kv in find_edge_heads(shape):
-        for name, expected in compute_reference(shape, operands, batch, kv).items():
-            tally.add(name, pick_heads(results[name], shape, batch, kv), expected)
+        for name, expected in compute_reference_attention(shape, operands, batch, kv).items():
+            tally.add(name, view_heads(results[name], shape, batch, kv), expected)
     return tally.distance()
 
 
@@ -102,13 +109,13 @@ def compare_rows(
     operands: Mapping[str, torch.Tensor],
     results: Mapping[str, torch.Tensor],
     is_whole: bool = True,
-) -> Distance:
+) -> ReferenceDistance:
     """Return the distance of random rows of ``o`` and ``dq``: one of each _ROW_INTERVAL rows.
 
     ``is_whole``: compare all heads, not only the first and the last. Computed in float32 for 16-bit operands, because
     float64 is slow on some cards.
     """
-    tally, device = _Tally(), operands["q"].device
+    tally, device = _DistanceTally(), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
     offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
     # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
@@ -118,8 +125,8 @@ def compare_rows(
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     with use_float32_precision("highest"):
         for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else find_edge_heads(shape):
-            for name, expected in compute_reference(shape, operands, batch, kv, rows).items():
-                tally.add(name, pick_heads(results[name], shape, batch, kv)[:, :, rows], expected)
+            for name, expected in compute_reference_attention(shape, operands, batch, kv, rows).items():
+                tally.add(name, view_heads(results[name], shape, batch, kv)[:, :, rows], expected)
     return tally.distance()
 
 
@@ -131,25 +138,25 @@ def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
 
 def compare_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
-) -> Distance | None:
+) -> ReferenceDistance | None:
     """Return the distance of a few rows of a random head's output from the host's result in float64.
 
     None if the keys of a head are too large to copy.
     """
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_ON_HOST:
         return None
-    tally, batch, head = _Tally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
+    tally, batch, head = _DistanceTally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    own = [pick_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
+    own = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
-    with use_one_thread():
-        expected = compute_reference(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
+    with use_one_torch_thread():
+        expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
         tally.add("o", found[:, :, rows], expected["o"])
     return tally.distance()
 
 
-def find_key_sum_error(
+def compute_key_sum_error(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> float:
     """Return the largest error of the sums of ``dk`` and ``dv`` along the keys, relative to the norm of the summands.
@@ -173,20 +180,20 @@ def find_key_sum_error(
     return worst
 
 
-def find_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+def compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest relative error of a row; infinite if a row contains NaN."""
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
     return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def divide_norms(difference: float, size: float) -> float:
+def compute_norm_ratio(difference: float, size: float) -> float:
     if not math.isfinite(difference):
         return math.nan
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
 
 
-def pick_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
+def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
     """View the heads of one batch entry by kv head: [kv heads in ``kv``, heads per kv head, sequence, head dimension].
 
     For keys and values the second dimension is 1.
@@ -195,7 +202,7 @@ def pick_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slic
     return found
 
 
-def compute_reference(
+def compute_reference_attention(
     shape: AttentionShape,
     tensors: Mapping[str, torch.Tensor],
     batch: int,
@@ -204,17 +211,17 @@ def compute_reference(
 ) -> dict[str, torch.Tensor]:
     """Compute the output and, if do is given, the gradients of the kv heads in ``kv`` and all heads that share them.
 
-    With ``rows``, compute only these rows of the output and of dQ. Shapes are those of ``pick_heads``.
+    With ``rows``, compute only these rows of the output and of dQ. Shapes are those of ``view_heads``.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
     names = [name for name in ("q", "k", "v", "do") if name in tensors]
-    q, k, v, *rest = (to_float64(pick_heads(tensors[name], shape, batch, kv), rows is not None) for name in names)
+    q, k, v, *rest = (to_float64(view_heads(tensors[name], shape, batch, kv), rows is not None) for name in names)
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    for block, masked in iterate_row_blocks(shape, q.device, rows):
+    for block, masked in yield_row_blocks(shape, q.device, rows):
         scores = (q[:, :, block] @ k.mT) * scale
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
@@ -240,7 +247,7 @@ def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tens
         return tensor.detach().to(torch.float32)
 
 
-def iterate_row_blocks(
+def yield_row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield blocks of query row numbers, each with its mask: [rows, keys], True where a key is masked.
@@ -267,7 +274,9 @@ _AXES = 10
 _STRUCTURE_STRENGTH = 2.2
 
 
-def make_block_structured(q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int) -> dict[str, torch.Tensor]:
+def make_block_structured_inputs(
+    q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int
+) -> dict[str, torch.Tensor]:
     """Return q and k in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
     In random data every key matters a little. Here the blocks of keys point along _AXES axes in turn, and queries

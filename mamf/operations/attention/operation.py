@@ -26,7 +26,7 @@ from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, comb
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 #: FLOP of a backward pass, as a multiple of those of the forward pass.
-BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
+BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
 
@@ -156,8 +156,8 @@ class AttentionShape:
         right = 0 if self.causal else self.window
         last = self.seqlen_k * self.seqlen_q
         if right is not None:
-            last = _sum_clamped(offset + right + 1, self.seqlen_q, self.seqlen_k)
-        first = 0 if self.window is None else _sum_clamped(offset - self.window, self.seqlen_q, self.seqlen_k)
+            last = _sum_clamped_range(offset + right + 1, self.seqlen_q, self.seqlen_k)
+        first = 0 if self.window is None else _sum_clamped_range(offset - self.window, self.seqlen_q, self.seqlen_k)
         return last - first
 
     @property
@@ -181,7 +181,7 @@ class AttentionShape:
         return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
-def _sum_clamped(start: int, count: int, high: int) -> int:
+def _sum_clamped_range(start: int, count: int, high: int) -> int:
     """Return the sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
     below = min(max(-start, 0), count)
     above = min(max(start + count - high, 0), count)
@@ -219,7 +219,7 @@ class AttentionProblem(DeclaredProblem):
         default="hardware",
         metadata=describe(
             "FLOP of a backward pass: hardware counts 2.5 times the forward pass, model 2 times",
-            choices=tuple(BACKWARD_COUNTS),
+            choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )
     sparsity: float = field(
@@ -242,13 +242,13 @@ class AttentionProblem(DeclaredProblem):
         return self.direction != "fwd"
 
     def work(self, shape: AttentionShape) -> Work:
-        counted = f", backward {BACKWARD_COUNTS[self.backward_count]:g} times" if self.has_backward else ""
+        counted = f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times" if self.has_backward else ""
         convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
         return Work(self.flop(shape), self.traffic(shape), convention)
 
     def flop(self, shape: AttentionShape) -> float:
         """Return the FLOP of one launch in this direction."""
-        backward = BACKWARD_COUNTS[self.backward_count]
+        backward = BACKWARD_FLOP_FACTORS[self.backward_count]
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
     def traffic(self, shape: AttentionShape) -> int:
@@ -371,7 +371,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         """
         tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
         return [
-            _complete_shape(tokens, **chosen)
+            _complete_attention_shape(tokens, **chosen)
             for chosen in combine_values({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
         ]
 
@@ -382,7 +382,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            "saved MiB": get_saved_mib(row),
+            "saved MiB": get_saved_forward_mib(row),
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
@@ -421,7 +421,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return float(shape.seqlen_k)
 
 
-def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
+def _complete_attention_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
     """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
     heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
     return AttentionShape(
@@ -436,7 +436,7 @@ def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any
     )
 
 
-def get_saved_mib(row: Measurement) -> float | None:
+def get_saved_forward_mib(row: Measurement) -> float | None:
     """Return the MiB that the forward pass keeps for the backward pass.
 
     None unless only the backward pass is measured, or if the device does not report memory.

@@ -56,7 +56,7 @@ class Quack(TorchMatmul):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        if get_architecture(backend) not in _CONFIGURATIONS:
+        if get_architecture_major(backend) not in _CONFIGURATIONS:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
@@ -75,11 +75,11 @@ class Quack(TorchMatmul):
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
         if self.text is not None:
             return (self,)
-        architecture = get_architecture(backend)
+        architecture = get_architecture_major(backend)
         return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
-        return Quack(self.text, get_architecture(backend))
+        return Quack(self.text, get_architecture_major(backend))
 
     def refuses(self, error: Exception) -> bool:
         """Return whether the error means that CuTe DSL, or a check in quack itself, rejects the configuration."""
@@ -124,7 +124,7 @@ def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, con
     product(a, b, c, config=config)
 
 
-def get_architecture(backend: Backend) -> int:
+def get_architecture_major(backend: Backend) -> int:
     """Return the major version of an NVIDIA architecture, such as 9 for sm_90; 0 if it is unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

@@ -17,17 +17,17 @@ from mamf.operations.operand_sets import OperandSet, use_float32_precision, view
 from mamf.operations.products import (
     ScaledProducts,
     choose_smaller_operand,
-    make_product_set,
+    make_matmul_operand_set,
     quantize_operand,
-    view_rows,
+    view_operand_rows,
     watch_quantized_operands,
 )
-from mamf.operations.quantization import Quantized, swizzle
-from mamf.operations.whole_products import Part
+from mamf.operations.quantization import QuantizedOperand, swizzle_scales
+from mamf.operations.whole_products import MatmulPart
 from mamf.torch_backend import to_torch_dtype
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
-_RECIPES = {
+_TORCH_SCALING_NAMES = {
     (1, None): "RowWise",
     (1, 128): "BlockWise1x128",
     (128, 128): "BlockWise128x128",
@@ -40,15 +40,15 @@ _OUTPUTS = {
     for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 }
 #: What cuBLAS pads scales of 128x128 blocks to, along K.
-_PADDED_TO = 4
+_BLOCK_SCALES_MULTIPLE = 4
 
 
-class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
+class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     """Matmul of quantized operands and their scales. Derived classes define the launch."""
 
     @abstractmethod
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         """Return the launch over A (M,K) and B (N,K), whose rows are the columns of C."""
 
@@ -57,20 +57,20 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
         unchanged = watch_quantized_operands(a, b)
-        values, weights = (view_rows(shape, name, flat)[None] for name in ("a", "b"))
+        values, weights = (view_operand_rows(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
-        return make_product_set(
+        return make_matmul_operand_set(
             problem,
             self.bind(backend, problem, a, b, c),
             c,
-            lambda output: [Part(a, b, output[None])],
+            lambda output: [MatmulPart(a, b, output[None])],
             choose_smaller_operand(a.elements, b.elements),
-            exact=lambda output: [Part(values, weights, output[None])],
+            exact=lambda output: [MatmulPart(values, weights, output[None])],
             changed=unchanged,
         )
 
 
-class FunctionalScaledMm(FormatMatmul):
+class FunctionalScaledMm(ScaledFormatMatmul):
     """torch.nn.functional.scaled_mm, which calls the vendor's library. It supports some of the formats."""
 
     name = "F.scaled_mm"
@@ -78,7 +78,7 @@ class FunctionalScaledMm(FormatMatmul):
     is_default = True
 
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         functional: Any = torch.nn.functional
         has_swizzle = backend.runtime != "hip"
@@ -88,31 +88,32 @@ class FunctionalScaledMm(FormatMatmul):
         options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
         if a.scaling.dtype != "float32":
             kinds = functional.SwizzleType
-            swizzle = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
-            options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
+            swizzle_scales = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
+            options |= {"swizzle_a": swizzle_scales, "swizzle_b": swizzle_scales}
         recipe_a, recipe_b = (
-            getattr(functional.ScalingType, _RECIPES[each.scaling.rows, each.scaling.columns]) for each in (a, b)
+            getattr(functional.ScalingType, _TORCH_SCALING_NAMES[each.scaling.rows, each.scaling.columns])
+            for each in (a, b)
         )
         left, right = a.packed, b.packed.t()
         return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
 
 
-def lay_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
+def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor:
     """Return an operand's scales in the memory layout that torch's scaled_mm requires.
 
     Scales of 1x128 blocks are stored by columns. Scales of 128x128 blocks are padded along K. Scales of MX and NVFP4
-    are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle``.
+    are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle_scales``.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.dtype != "float32":
-        flat = swizzle(scales) if has_swizzle else scales.reshape(-1)
+        flat = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
         return flat.view(getattr(torch, scaling.dtype))
     if scaling.rows > 1:
-        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _PADDED_TO))
+        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _BLOCK_SCALES_MULTIPLE))
     return scales if scaling.columns is None else scales.t().contiguous().t()
 
 
-class Dequantized(FormatMatmul):
+class Dequantized(ScaledFormatMatmul):
     """Dequantizes both operands and multiplies them in float32, all in the launch, for devices without the format."""
 
     name = "dequantized"
@@ -125,7 +126,7 @@ class Dequantized(FormatMatmul):
         return use_float32_precision("highest")
 
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         return lambda: c.copy_(torch.mm(a.values(), b.values().t()))
 

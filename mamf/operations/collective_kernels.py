@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison, view_as_words
+from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
 
 _SAMPLE_COUNT = 256
 # How often the expected sums of repeated reductions double at most. It is beyond the range of float32, so further
@@ -141,7 +141,7 @@ class Exchange:
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)
         else:
-            poison(self._received)
+            poison_tensor(self._received)
 
     def verify(self) -> Verdict:
         """Return the worst verdict of all ranks, because all must stop together."""

@@ -17,10 +17,10 @@ from mamf.operations.products import (
     TorchProducts,
     choose_smaller_operand,
     make_matmul_operand_set,
+    make_quantized_change_detector,
     quantize_operand,
     view_in_layout,
     view_operand_rows,
-    watch_quantized_operands,
 )
 from mamf.operations.quantization import QuantizedOperand
 from mamf.operations.whole_products import MatmulPart
@@ -127,7 +127,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = watch_quantized_operands(a, b)
+        unchanged = make_quantized_change_detector(a, b)
         values, weights = (view_operand_rows(shape, name, flat) for name in ("a", "b"))
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
@@ -146,4 +146,6 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
 
         launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
         changing = choose_smaller_operand(a.elements, b.elements)
-        return make_matmul_operand_set(problem, launch, c, parts, changing, exact=exact, changed=unchanged)
+        return make_matmul_operand_set(
+            problem, launch, c, parts, changing, split_unquantized=exact, find_changed=unchanged
+        )

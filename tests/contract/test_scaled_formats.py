@@ -201,5 +201,5 @@ def test_bytes_are_those_of_values_and_scales():
         "nvfp4": (128 + 256) * 32,
     }
     for dtype in SCALED_FORMATS:
-        read = values // DTYPES[dtype].format.values_per_byte + scales[dtype]
+        read = values // DTYPES[dtype].scaled_format.values_per_byte + scales[dtype]
         assert MatmulProblem(dtype).work(shape).nbytes == read + 128 * 256 * 2

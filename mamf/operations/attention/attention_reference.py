@@ -32,11 +32,11 @@ from mamf.operations.operand_sets import (
     verify_special_values,
 )
 
-_ROWS = 1024
+_ROWS_PER_BLOCK = 1024
 #: One random row in this many is compared in each head.
 _ROW_INTERVAL = 64
 # Elements of the scores or of an operand that are computed at once when rows of all heads are compared.
-_CHUNK = 2**24
+_CHUNK_ELEMENTS = 2**24
 # The most key elements of one head that are copied to the host, and the number of rows compared there.
 _MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
@@ -47,14 +47,15 @@ class ReferenceDistance:
 
     - ``errors``: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk`` and ``dv``, where compared.
     - ``slopes``: the slope of a fit of x to the reference, minus 1.
-    - ``worst_row``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine similarity, and
+    - ``worst_row_error``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine
+      similarity, and
       ||x - reference||_1 / ||reference||_1.
     - ``rows``: the number of rows compared; the minimum over all results.
     """
 
     errors: dict[str, float]
     slopes: dict[str, float]
-    worst_row: float
+    worst_row_error: float
     cosine: float
     relative_l1: float
     rows: int
@@ -65,7 +66,7 @@ class _DistanceTally:
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._worst_row = 0.0
+        self._worst_row_error = 0.0
 
     def add(self, name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
         result = result.to(expected.dtype)
@@ -76,7 +77,7 @@ class _DistanceTally:
         before = self._sums.setdefault(name, [0.0] * 7)
         self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
-            self._worst_row = max(self._worst_row, compute_worst_row_error(result, expected))
+            self._worst_row_error = max(self._worst_row_error, compute_worst_row_error(result, expected))
 
     def distance(self) -> ReferenceDistance:
         errors = {name: compute_norm_ratio(of[0], of[1]) for name, of in self._sums.items()}
@@ -85,7 +86,7 @@ class _DistanceTally:
         cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
         rows = int(min(of[6] for of in self._sums.values()))
         return ReferenceDistance(
-            errors, slopes, self._worst_row, cosine, l1 / reference_l1 if reference_l1 else l1, rows
+            errors, slopes, self._worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows
         )
 
 
@@ -120,8 +121,8 @@ def compare_rows(
     offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
     # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
-    widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS))
-    step = max(1, _CHUNK // (shape.seqlen_k * widest))
+    widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
+    step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     with use_float32_precision("highest"):
         for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else find_edge_heads(shape):
@@ -256,7 +257,7 @@ def yield_row_blocks(
     """
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
-    for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS):
+    for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS_PER_BLOCK):
         aligned = block[:, None] + offset
         masked = torch.zeros(len(block), shape.seqlen_k, dtype=torch.bool, device=device)
         if shape.causal:
@@ -269,8 +270,8 @@ def yield_row_blocks(
 
 # Inputs with block structure: tokens per block, the number of axes that blocks point along, and how strongly. At 2.2
 # the keys of a block are similar enough for kernels that skip only blocks of similar keys.
-_STRUCTURE_BLOCK = 128
-_AXES = 10
+_TOKENS_PER_STRUCTURE_BLOCK = 128
+_STRUCTURE_AXES = 10
 _STRUCTURE_STRENGTH = 2.2
 
 
@@ -285,11 +286,13 @@ def make_block_structured_inputs(
     """
     width = q.shape[-1]
     attended = _count_attended_axes(sparsity)
-    axes = torch.eye(_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
-    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_AXES)])
+    axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
+    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_STRUCTURE_AXES)])
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-        group = torch.arange(tensor.shape[sequence], device=tensor.device) // _STRUCTURE_BLOCK % _AXES
+        group = (
+            torch.arange(tensor.shape[sequence], device=tensor.device) // _TOKENS_PER_STRUCTURE_BLOCK % _STRUCTURE_AXES
+        )
         pattern = directions[group]
         return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
 
@@ -298,7 +301,7 @@ def make_block_structured_inputs(
 
 def _count_attended_axes(sparsity: float) -> int:
     """Return how many of the _AXES axes a query attends to."""
-    return max(1, round((1 - sparsity) * _AXES))
+    return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 
 def compute_relevant_share(sparsity: float, length: int) -> float:
@@ -308,10 +311,13 @@ def compute_relevant_share(sparsity: float, length: int) -> float:
     """
     if not sparsity:
         return 1.0
-    blocks = -(-length // _STRUCTURE_BLOCK)
-    sizes = [len(range(group, blocks, _AXES)) for group in range(_AXES)]
+    blocks = -(-length // _TOKENS_PER_STRUCTURE_BLOCK)
+    sizes = [len(range(group, blocks, _STRUCTURE_AXES)) for group in range(_STRUCTURE_AXES)]
     attended = range(_count_attended_axes(sparsity))
-    return max(sum(sizes[(group + step) % _AXES] for step in attended) for group in range(_AXES)) / blocks
+    return (
+        max(sum(sizes[(group + step) % _STRUCTURE_AXES] for step in attended) for group in range(_STRUCTURE_AXES))
+        / blocks
+    )
 
 
 def verify_special_attention(

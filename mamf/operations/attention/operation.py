@@ -27,10 +27,10 @@ Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 #: FLOP of a backward pass, as a multiple of those of the forward pass.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
-_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
+_SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
 
-_SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+_SIZE_FIELDS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
 class HeadDims(NamedTuple):
@@ -112,7 +112,7 @@ class AttentionShape:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in _SIZE_FIELDS:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
@@ -133,11 +133,13 @@ class AttentionShape:
         """Read the text that ``str`` writes. The keys may be left out if there are as many as queries, as in
         ``b1h16q4096d128c``. Raises UsageError for any other text.
         """
-        match = _PATTERN.fullmatch(text.strip())
+        match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not an attention shape; write it like b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
-        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True))
+        sizes = dict(
+            zip(_SIZE_FIELDS, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True)
+        )
         return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
 
     @property
@@ -283,7 +285,7 @@ def _make_preset(
     return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
 
 
-PRESETS: Mapping[str, Preset[AttentionShape]] = {
+ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
     "gpt2-small": _make_preset(make_equal_head_dims(64), (1024,), _CAUSAL, heads=12),
     "gpt3": _make_preset(make_equal_head_dims(128), (2048,), _CAUSAL, heads=96),
     "llama-8b": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
@@ -336,8 +338,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "batch": (None,),
 }
 # A CPU gets fewer tokens, because work that takes an accelerator a millisecond takes a CPU seconds.
-_TOKENS, _CPU_TOKENS = 16384, 1024
-_HIDDEN = 2048
+_BATCH_TOKENS, _CPU_BATCH_TOKENS = 16384, 1024
+_HIDDEN_SIZE = 2048
 
 
 class Attention(FlopOperation[AttentionProblem, AttentionShape]):
@@ -361,7 +363,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return self.shapes_of({}, backend)
 
     def presets(self) -> Mapping[str, Preset[AttentionShape]]:
-        return PRESETS
+        return ATTENTION_PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
         """Return a shape for every combination of sizes.
@@ -369,7 +371,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         By default the batch has 16384 tokens (1024 on a CPU) whatever the sequence length, and heads times head
         dimension is 2048.
         """
-        tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
+        tokens = _BATCH_TOKENS if backend.is_accelerator else _CPU_BATCH_TOKENS
         return [
             _complete_attention_shape(tokens, **chosen)
             for chosen in combine_values({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
@@ -423,7 +425,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
 
 def _complete_attention_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
     """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
-    heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
+    heads = sizes["heads"] or max(1, _HIDDEN_SIZE // head_dim.keys)
     return AttentionShape(
         sizes["batch"] or max(1, tokens // seqlen_k),
         heads,

@@ -53,13 +53,13 @@ NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
 # Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
 # sqrt(2) * 1.65e-3 = 2.3e-3, which exact kernels in results/ confirm; 11 bits (float16) give an eighth of that. These
 # limits are at least twice as large. In float32 and float64 the errors come from sums and exponentials.
-_TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
+_ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Gradients are rounded more often. The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
 # The gradient of a score is about the variance of the data (1/3 or more) divided by the number of keys that a query
 # sees. In float16 it may be subnormal, a multiple of this value. Rounding then adds an error of up to 0.87 times this
 # value times the number of keys.
-_SUBNORMAL = {"float16": 2.0**-24}
+_SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
 # The slope of a result against the reference may differ from 1 by this much, plus this many standard deviations of
 # rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
@@ -72,7 +72,7 @@ _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 def get_attention_tolerance(dtype: str) -> float:
     """Return the largest ||O - reference|| / ||reference|| that an exact kernel may have."""
-    return _TOLERANCE[dtype]
+    return _ERROR_BOUNDS[dtype]
 
 
 class TorchAttention(AttentionKernel):
@@ -284,9 +284,9 @@ class PreparedAttention:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.get_error_bound(problem)
         # One missing row hardly changes the norm of a long output, so the worst row has a separate limit.
-        row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
+        row = found.worst_row_error / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
-        factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound
+        factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
         worst = get_max_error((found.errors["o"], gradients / factor, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():

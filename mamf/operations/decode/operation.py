@@ -28,15 +28,15 @@ from mamf.peaks import compute_max_flops, find_bandwidth
 
 #: Distributions of sequence lengths, by their letter in the text of a shape.
 LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
-_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
-_SIZES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
+_SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
+_SIZE_FIELDS = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
 #: Head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. Sets the
 #: scale of the scores.
 _UNCOMPRESSED_KEY_DIM = 192
 #: A sequence with ``tail`` lengths has 1/4 of ``cache_len`` tokens on average: the mean of x**3 for x in 0 to 1.
 _TAIL_EXPONENT = 3
 #: A graph rotates over caches of this size in total: twice the largest last-level cache of any device.
-_GRAPH_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
+_GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_DTYPE = "same"
 
@@ -105,7 +105,7 @@ class DecodeShape:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in _SIZE_FIELDS:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
@@ -142,12 +142,12 @@ class DecodeShape:
     @classmethod
     def parse(cls, text: str) -> DecodeShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
-        match = _PATTERN.fullmatch(text.strip())
+        match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not a decode shape; write it like b64h32kv8q1c8192d128p16")
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
-        sizes = dict(zip(_SIZES, map(parse_digits, digits), strict=True))
+        sizes = dict(zip(_SIZE_FIELDS, map(parse_digits, digits), strict=True))
         return cls(
             **sizes,
             lengths=LENGTH_DISTRIBUTIONS[letter],
@@ -241,7 +241,9 @@ class DecodeProblem(DeclaredProblem):
         """Return the number of launches captured in the graph; 1 without a graph."""
         if not self.graph:
             return 1
-        return min(_MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_BYTES // self._count_launch_bytes(shape))))
+        return min(
+            _MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_CACHE_BYTES // self._count_launch_bytes(shape)))
+        )
 
     def work(self, shape: DecodeShape) -> Work:
         count = self.count_launches(shape)
@@ -281,37 +283,61 @@ class DecodeProblem(DeclaredProblem):
         return sets * self.work(shape).nbytes
 
 
-_DEFAULT: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
-_LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": make_equal_head_dims(128)}
-_DEEPSEEK: Mapping[str, Sequence[object]] = {
+_DEFAULT_BATCH_AND_CACHE: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
+_LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
+    "heads": (32,),
+    "kv_heads": (8,),
+    "head_dim": make_equal_head_dims(128),
+}
+_DEEPSEEK_V3_SIZES: Mapping[str, Sequence[object]] = {
     "heads": (128,),
     "kv_heads": (1,),
     "head_dim": (HeadDims(576, 512),),
     "is_latent": (True,),
     "page_size": (64,),
 }
-_BOTH_CACHES = (None, 16)
+_CONTIGUOUS_AND_PAGED = (None, 16)
 
-PRESETS: Mapping[str, Preset[DecodeShape]] = {
-    "llama-8b-decode": Preset(sizes={**_LLAMA_8B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
-    "llama-70b-decode": Preset(
-        sizes={**_LLAMA_8B, **_DEFAULT, "heads": (64,), "batch": (8, 64), "page_size": _BOTH_CACHES}
+DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
+    "llama-8b-decode": Preset(
+        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _CONTIGUOUS_AND_PAGED}
     ),
-    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK, **_DEFAULT, "batch": (16, 128)}),
+    "llama-70b-decode": Preset(
+        sizes={
+            **_LLAMA_8B_SIZES,
+            **_DEFAULT_BATCH_AND_CACHE,
+            "heads": (64,),
+            "batch": (8, 64),
+            "page_size": _CONTIGUOUS_AND_PAGED,
+        }
+    ),
+    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK_V3_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (16, 128)}),
     "speculative": Preset(
-        sizes={**_LLAMA_8B, "batch": (16,), "queries": (2, 4, 8, 16), "cache_len": (8192,), "page_size": _BOTH_CACHES}
+        sizes={
+            **_LLAMA_8B_SIZES,
+            "batch": (16,),
+            "queries": (2, 4, 8, 16),
+            "cache_len": (8192,),
+            "page_size": _CONTIGUOUS_AND_PAGED,
+        }
     ),
     "chunked-prefill": Preset(
-        sizes={**_LLAMA_8B, "batch": (4,), "queries": (512, 2048), "cache_len": (8192, 32768), "page_size": (16,)}
+        sizes={**_LLAMA_8B_SIZES, "batch": (4,), "queries": (512, 2048), "cache_len": (8192, 32768), "page_size": (16,)}
     ),
     "ragged-decode": Preset(
-        sizes={**_LLAMA_8B, **_DEFAULT, "lengths": ("uniform", "tail"), "cache_len": (32768,), "page_size": (16,)}
+        sizes={
+            **_LLAMA_8B_SIZES,
+            **_DEFAULT_BATCH_AND_CACHE,
+            "lengths": ("uniform", "tail"),
+            "cache_len": (32768,),
+            "page_size": (16,),
+        }
     ),
     "ragged-prefill": Preset(
         shapes={
             DecodeShape(16, 32, 8, length, length, 128, 128, "uniform", page): ""
             for length in (2048, 8192)
-            for page in _BOTH_CACHES
+            for page in _CONTIGUOUS_AND_PAGED
         }
     ),
 }
@@ -367,7 +393,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return self.shapes_of({}, backend)
 
     def presets(self) -> Mapping[str, Preset[DecodeShape]]:
-        return PRESETS
+        return DECODE_PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
         """Return a shape for every combination of sizes. The defaults are a layer of Llama 8B."""

@@ -43,16 +43,16 @@ _torch_c: Any = torch._C
 _REQUESTED_PROPOSALS = 8
 # The largest workspace that a proposal may need; only the needed size is allocated.
 _MAX_WORKSPACE_BYTES = 512 * MIB
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 #: The output dtypes by operand dtype.
-_OUTPUTS = {
+_OUTPUT_DTYPES = {
     "bfloat16": ("bfloat16", "float32"),
     "float16": ("float16", "float32"),
     "tf32": ("float32",),
     "float32": ("float32",),
     "float64": ("float64",),
     "int8": ("int32", "int8"),
-    **dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32")),
+    **dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32")),
 }
 _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
 
@@ -64,7 +64,7 @@ class _CublasLtMatmul(MatmulKernel):
     has_cheap_variants = True
 
     def __init__(self, rank: int | None = None) -> None:
-        self.rank, self._is_named = rank or 0, rank is not None
+        self.rank, self._is_rank_given = rank or 0, rank is not None
         self.name = self.base_name if rank is None else f"{self.base_name}[{rank}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -74,24 +74,24 @@ class _CublasLtMatmul(MatmulKernel):
         return library if isinstance(library, Unavailable) else super().unavailable(backend)
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self._is_named else [type(self)(rank) for rank in range(_REQUESTED_PROPOSALS)]
+        return (self,) if self._is_rank_given else [type(self)(rank) for rank in range(_REQUESTED_PROPOSALS)]
 
     def refuses(self, error: Exception) -> bool:
         return isinstance(error, CublasLtError) and error.is_refusal
 
-    def make_launch(
+    def make_matmul_launch(
         self,
         problem: MatmulProblem,
         a: MatrixDescription,
         b: MatrixDescription,
         c: torch.Tensor,
         alpha: float,
-        kept: object,
+        kept_alive: object,
     ) -> Callable[[], object]:
         """Return the launch of C = alpha * A @ B.
 
-        ``a``, ``b``: descriptions of the transposes of A and B. ``kept``: the memory of A and B, which is kept as long
-        as the launch.
+        ``a``, ``b``: descriptions of the transposes of A and B. ``kept_alive``: the memory of A and B, which is kept as
+        long as the launch.
         """
         library = cublaslt_library.load_cublaslt()
         if isinstance(library, Unavailable):
@@ -110,7 +110,7 @@ class _CublasLtMatmul(MatmulKernel):
                 raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
             workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
         except BaseException:
-            product.release()
+            product.destroy_descriptors()
             raise
         arguments = product.make_launch_arguments(found[self.rank], alpha, workspace.data_ptr())
         multiply, raw_stream = library.call["cublasLtMatmul"], _torch_c._cuda_getCurrentRawStream
@@ -118,7 +118,7 @@ class _CublasLtMatmul(MatmulKernel):
         def launch() -> None:
             multiply(*arguments, raw_stream(device))
 
-        weakref.finalize(launch, _release_descriptors, product, (c, workspace, kept)).atexit = False
+        weakref.finalize(launch, _release_descriptors, product, (c, workspace, kept_alive)).atexit = False
         return launch
 
 
@@ -127,9 +127,9 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
 
     base_name = "cublaslt"
     has_padding = True
-    dtypes = tuple(_OUTPUTS)
-    outputs = _OUTPUTS
-    fast_dtypes = _FLOAT8
+    dtypes = tuple(_OUTPUT_DTYPES)
+    outputs = _OUTPUT_DTYPES
+    fast_dtypes = _FLOAT8_DTYPES
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
@@ -141,7 +141,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
     ) -> tuple[Callable[[], object], float]:
         alpha = problem.compute_output_scale(a.shape[1])
         left, right = _describe_transposed_operand(a, problem.dtype), _describe_transposed_operand(b, problem.b_dtype)
-        return self.make_launch(problem, left, right, c, alpha, (a, b)), alpha
+        return self.make_matmul_launch(problem, left, right, c, alpha, (a, b)), alpha
 
 
 class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
@@ -155,7 +155,7 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
     ) -> Callable[[], object]:
         scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]
         left, right = (_describe_transposed_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
-        return self.make_launch(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
+        return self.make_matmul_launch(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
 
 
 def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDescription:
@@ -171,7 +171,7 @@ def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDes
 def _describe_transposed_quantized(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
     """Describe the transpose of a quantized operand, with its laid-out ``scales``."""
     (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
-    mode = SCALE_MODES[operand.scaling.rows, operand.scaling.columns]
+    mode = SCALE_MODES[operand.scaling.block_rows, operand.scaling.block_columns]
     return MatrixDescription(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
 
 
@@ -194,6 +194,6 @@ def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     return known
 
 
-def _release_descriptors(product: MatmulDescriptors, kept: object) -> None:
-    """Release the descriptors of a launch. ``kept``: the memory that the launch needed, kept until this call."""
-    product.release()
+def _release_descriptors(product: MatmulDescriptors, kept_alive: object) -> None:
+    """Release the descriptors of a launch. ``kept_alive``: the memory that the launch needed, kept until this call."""
+    product.destroy_descriptors()

@@ -19,8 +19,8 @@ from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
-_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
-_ALIGNMENT = 8  # elements
+_CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
+_ALIGNMENT_ELEMENTS = 8  # elements
 #: Configurations by the architecture's major version: the tile of C, the cluster of tiles, and whether it uses
 #: ping-pong. The first one is the default.
 _CONFIGURATIONS = {
@@ -49,7 +49,7 @@ class Quack(TorchMatmul):
 
     def __init__(self, text: str | None = None, architecture: int = 9) -> None:
         self.text, self._architecture = text, architecture
-        if text is not None and _PATTERN.fullmatch(text) is None:
+        if text is not None and _CONFIGURATION_PATTERN.fullmatch(text) is None:
             raise UsageError(f"{text!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
         self.name = "quack" if text is None else f"quack[{text}]"
 
@@ -68,8 +68,8 @@ class Quack(TorchMatmul):
             shape.k if problem.layout[1] == "t" else shape.n,
             shape.n,
         }
-        if any(length % _ALIGNMENT for length in rows):
-            return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT} elements"
+        if any(length % _ALIGNMENT_ELEMENTS for length in rows):
+            return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT_ELEMENTS} elements"
         return None
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
@@ -93,20 +93,20 @@ class Quack(TorchMatmul):
             from quack.gemm_interface import gemm_tuned
 
             product: Any = gemm_tuned.fn  # the function without its tuner
-            config = GemmConfig(**self._fields())
+            config = GemmConfig(**self._make_gemm_config_fields())
         except (ImportError, AttributeError, TypeError) as error:
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
-        return functools.partial(_launch, product, a, b, c, config), 1.0
+        return functools.partial(_launch_gemm, product, a, b, c, config), 1.0
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        return {"configuration": self._configuration}
+        return {"configuration": self.configuration_or_default}
 
     @property
-    def _configuration(self) -> str:
+    def configuration_or_default(self) -> str:
         return self.text or _CONFIGURATIONS[self._architecture][0]
 
-    def _fields(self) -> dict[str, Any]:
-        match = _PATTERN.fullmatch(self._configuration)
+    def _make_gemm_config_fields(self) -> dict[str, Any]:
+        match = _CONFIGURATION_PATTERN.fullmatch(self.configuration_or_default)
         assert match is not None
         tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
         return {
@@ -120,7 +120,7 @@ class Quack(TorchMatmul):
         }
 
 
-def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
+def _launch_gemm(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
     product(a, b, c, config=config)
 
 

@@ -18,9 +18,9 @@ from mamf.operations.products import (
     ScaledProducts,
     choose_smaller_operand,
     make_matmul_operand_set,
+    make_quantized_change_detector,
     quantize_operand,
     view_operand_rows,
-    watch_quantized_operands,
 )
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
 from mamf.operations.whole_products import MatmulPart
@@ -35,7 +35,7 @@ _TORCH_SCALING_NAMES = {
     (1, 16): "BlockWise1x16",
 }
 #: What _scaled_mm writes, by the dtype of A.
-_OUTPUTS = {
+_OUTPUT_DTYPES = {
     dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
     for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 }
@@ -56,7 +56,7 @@ class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKerne
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = watch_quantized_operands(a, b)
+        unchanged = make_quantized_change_detector(a, b)
         values, weights = (view_operand_rows(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
         return make_matmul_operand_set(
@@ -65,8 +65,8 @@ class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKerne
             c,
             lambda output: [MatmulPart(a, b, output[None])],
             choose_smaller_operand(a.elements, b.elements),
-            exact=lambda output: [MatmulPart(values, weights, output[None])],
-            changed=unchanged,
+            split_unquantized=lambda output: [MatmulPart(values, weights, output[None])],
+            find_changed=unchanged,
         )
 
 
@@ -83,15 +83,15 @@ class FunctionalScaledMm(ScaledFormatMatmul):
         functional: Any = torch.nn.functional
         has_swizzle = backend.runtime != "hip"
         scale_a, scale_b = lay_out_scales(a, has_swizzle), lay_out_scales(b, has_swizzle)
-        if b.scaling.rows > 1 or b.scaling.columns is None:
+        if b.scaling.block_rows > 1 or b.scaling.block_columns is None:
             scale_b = scale_b.t()
         options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
-        if a.scaling.dtype != "float32":
+        if a.scaling.scale_dtype != "float32":
             kinds = functional.SwizzleType
             swizzle_scales = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
             options |= {"swizzle_a": swizzle_scales, "swizzle_b": swizzle_scales}
         recipe_a, recipe_b = (
-            getattr(functional.ScalingType, _TORCH_SCALING_NAMES[each.scaling.rows, each.scaling.columns])
+            getattr(functional.ScalingType, _TORCH_SCALING_NAMES[each.scaling.block_rows, each.scaling.block_columns])
             for each in (a, b)
         )
         left, right = a.packed, b.packed.t()
@@ -105,12 +105,12 @@ def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor
     are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle_scales``.
     """
     scales, scaling = operand.scales, operand.scaling
-    if scaling.dtype != "float32":
+    if scaling.scale_dtype != "float32":
         flat = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
-        return flat.view(getattr(torch, scaling.dtype))
-    if scaling.rows > 1:
+        return flat.view(getattr(torch, scaling.scale_dtype))
+    if scaling.block_rows > 1:
         return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _BLOCK_SCALES_MULTIPLE))
-    return scales if scaling.columns is None else scales.t().contiguous().t()
+    return scales if scaling.block_columns is None else scales.t().contiguous().t()
 
 
 class Dequantized(ScaledFormatMatmul):
@@ -128,15 +128,15 @@ class Dequantized(ScaledFormatMatmul):
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
-        return lambda: c.copy_(torch.mm(a.values(), b.values().t()))
+        return lambda: c.copy_(torch.mm(a.dequantize(), b.dequantize().t()))
 
 
 class ScaledMm(TorchMatmul):
     name = "scaled_mm"
     is_default = True
     function = "_scaled_mm"
-    dtypes = tuple(_OUTPUTS)
-    outputs = _OUTPUTS
+    dtypes = tuple(_OUTPUT_DTYPES)
+    outputs = _OUTPUT_DTYPES
     fast_dtypes = dtypes
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

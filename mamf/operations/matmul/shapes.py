@@ -114,8 +114,8 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
 
 #: The layout of each matmul of a linear layer: y = x W^T (forward), dx = dy W (grad-input), dW = dy^T x (grad-weight).
 LAYOUT_BY_LAYER_PASS: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
-_DECODE = (1, 8, 16, 32, 64, 128, 256, 512)
-_TRAINING = (8192,)
+_DECODE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
+_TRAINING_TOKENS = (8192,)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class LayerPreset:
     """The layers of a preset, and the token counts to measure them with."""
 
     layers: tuple[LinearLayer, ...]
-    tokens: tuple[int, ...] = _TRAINING
+    tokens: tuple[int, ...] = _TRAINING_TOKENS
 
     def shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
         """Return the shapes of the matmuls, each with the names of its layers. Layers of the same shape share a row."""
@@ -151,13 +151,13 @@ class LayerPreset:
         return {shape: ", ".join(dict.fromkeys(names)) for shape, names in found.items()}
 
 
-def _make_llama_layers(name: str, hidden: int, inside: int, kv: int) -> tuple[LinearLayer, ...]:
+def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int) -> tuple[LinearLayer, ...]:
     return (
-        LinearLayer(f"{name} qkv", hidden + 2 * kv, hidden),
-        LinearLayer(f"{name} out", hidden, hidden),
-        LinearLayer(f"{name} gate+up", 2 * inside, hidden),
-        LinearLayer(f"{name} down", hidden, inside),
-        LinearLayer(f"{name} logits", 128256, hidden),
+        LinearLayer(f"{name} qkv", hidden_size + 2 * kv_size, hidden_size),
+        LinearLayer(f"{name} out", hidden_size, hidden_size),
+        LinearLayer(f"{name} gate+up", 2 * mlp_size, hidden_size),
+        LinearLayer(f"{name} down", hidden_size, mlp_size),
+        LinearLayer(f"{name} logits", 128256, hidden_size),
     )
 
 
@@ -172,7 +172,7 @@ _DEEPSEEK_V3_ATTENTION = (
 )
 
 PRESETS: Mapping[str, LayerPreset] = {
-    "decode": LayerPreset(_LLAMA_8B, _DECODE),
+    "decode": LayerPreset(_LLAMA_8B, _DECODE_TOKENS),
     "llama-8b": LayerPreset(_LLAMA_8B),
     "llama-70b": LayerPreset(_LLAMA_70B),
     "attention-projections": LayerPreset((*_LLAMA_8B[:2], *_LLAMA_70B[:2], *_DEEPSEEK_V3_ATTENTION)),
@@ -305,19 +305,21 @@ class ProductProblem(DeclaredProblem):
         For a scaled format, A and B are the values before quantization; launches read ``a_quantized`` and
         ``b_quantized``.
         """
-        elements, format = shape.elements, DTYPES[self.dtype].format
+        elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
         needed = {
             "a": Buffer(
-                aligned(self.count_stored_elements(shape, "a")) * sets, UNQUANTIZED_DTYPE if format else self.dtype
+                aligned(self.count_stored_elements(shape, "a")) * sets,
+                UNQUANTIZED_DTYPE if scaled_format else self.dtype,
             ),
             "b": Buffer(
-                aligned(self.count_stored_elements(shape, "b")) * sets, UNQUANTIZED_DTYPE if format else self.b_dtype
+                aligned(self.count_stored_elements(shape, "b")) * sets,
+                UNQUANTIZED_DTYPE if scaled_format else self.b_dtype,
             ),
             "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False),
         }
-        if format:
+        if scaled_format:
             for name in ("a", "b"):
-                nbytes = elements[name] // format.values_per_byte
+                nbytes = elements[name] // scaled_format.values_per_byte
                 needed[f"{name}_quantized"] = Buffer(aligned(nbytes) * sets, "uint8", fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
@@ -330,17 +332,17 @@ class ProductProblem(DeclaredProblem):
 
     def count_operand_bytes(self, shape: ProductShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including scales."""
-        count, format = shape.elements[operand], DTYPES[self.dtype].format
-        if format is None:
+        count, scaled_format = shape.elements[operand], DTYPES[self.dtype].scaled_format
+        if scaled_format is None:
             return count * DTYPES[self.dtype].itemsize
-        scaling = format.get_scaling(operand)
-        scale_size = 4 if scaling.dtype == "float32" else 1
-        return count // format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
+        scaling = scaled_format.get_scaling(operand)
+        scale_size = 4 if scaling.scale_dtype == "float32" else 1
+        return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
 
     def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write."""
         buffers = self.buffers(shape, sets, rewrite)
-        unread = ("a", "b") if DTYPES[self.dtype].format else ()
+        unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
         return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
 
 

@@ -27,7 +27,7 @@ from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, initialize_weights
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
-from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, get_max_error, list_tensors, poison
+from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, get_max_error, list_tensors, poison_tensor
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
@@ -276,7 +276,7 @@ class PreparedModel:
         """Poison the returned tensors, release all gradients, and clear the moments of the sampled parameters."""
         for result in returned:
             for tensor in list_tensors(result):
-                poison(tensor)
+                poison_tensor(tensor)
         self._network.zero_grad(set_to_none=True)
         for moment in self._get_moments():
             moment.zero_()

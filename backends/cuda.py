@@ -125,14 +125,16 @@ class CudaBackend(StreamedBackend):
     def without_counters(self) -> Unavailable | None:
         return None
 
-    def idle_mark(self) -> Any | None:
-        """Record an event that waits for all streams of the context. None if that fails or the device is idle."""
+    def idle_mark(self, after: Any) -> Any | None:
+        """Record an event that waits for all streams of the context. None if that fails, or if the device has already
+        reached ``after``, an event that was recorded before.
+        """
         driver, context = _load_driver(), ctypes.c_void_p()
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
             return None
-        before, event = self.mark(), self.mark()
+        event = self.mark()
         failed = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
-        return None if failed or before.query() else event
+        return None if failed or after.query() else event
 
     @cached_property
     def stamps(self) -> CudaStamps | Unavailable:

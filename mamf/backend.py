@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 
 #: The backend that computes times instead of measuring them, for tests.
@@ -178,8 +178,8 @@ class Backend(ABC):
     #: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
     #: How its devices react to load, calibrated or assumed. Runs measure assumed traits (mamf.engine.traits).
-    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED)
-    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED)
+    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED_TRAITS)
+    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED_TRAITS)
     default_dtype: str = "bfloat16"
     #: The runtime that the device's code is compiled for: cuda, hip, sycl, synapse, metal or host. Libraries ship
     #: kernels per runtime, not per vendor.
@@ -244,10 +244,11 @@ class Backend(ABC):
     def seconds_between(self, start: Any, end: Any) -> float:
         """Return the device time in seconds between two marks that the device has reached."""
 
-    def idle_mark(self) -> Any | None:
+    def idle_mark(self, after: Any) -> Any | None:
         """Return a mark that the device reaches once it has finished all work of this process, in whatever queue.
 
-        Called only if ``has_idle_marks``. None if the device is already idle: the mark would have the host's time.
+        Called only if ``has_idle_marks``. ``after``: a mark that was queued before. None if the device has already
+        reached ``after``: the time between the two marks would depend on the host.
         """
         return None
 

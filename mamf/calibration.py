@@ -1,8 +1,9 @@
-"""Traits of a device that the regimes use: when its slow power controller reacts to load, how it settles, and how much
-repeated runs differ (repeatability.csv, calibrated on pairs of runs by backend, state and operation).
+"""Define the traits of a device by which the regimes time their rests and launches: when its slow power controller
+reacts to load, and how long clock and power take to settle. Look up how much repeated runs differ (repeatability.csv).
 
-``tools/coverage.py results --fit`` fits the constants of repeatability.csv to logs. A backend or operation without a
-row uses the row in which that field is empty.
+The constants in repeatability.csv are calibrated on pairs of runs, by backend, state (a regime, or a visit after a
+rest) and operation; ``tools/coverage.py results --fit`` fits them to logs. For a backend or an operation without a row
+of its own, the row in which that field is empty counts.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from typing import Any
 from mamf.files import read_packaged_rows
 from mamf.statistics import Repeatability
 
-#: The remark of rows whose regime uses traits that were neither calibrated nor measured.
-ASSUMED = "lengths of rests and trains are assumed, not measured on this device"
+#: The remark in rows of a device whose traits (see BurstTraits) are assumptions of its backend, not measurements.
+ASSUMED_TRAITS = "lengths of rests and trains are assumed, not measured on this device"
 
 
 @dataclass(frozen=True)
 class BurstTraits:
-    """When a device's slow power controller reacts, and how it recovers. The defaults were measured on an H100
-    (docs/evidence/intervals.md).
+    """The traits of a device that the burst regime needs. Burst alternates trains (a few launches, one after another)
+    with rests. The defaults were measured on an H100 (docs/evidence/intervals.md).
 
-    - ``train_seconds``: device time of a train of launches, well below the reaction time of the slow power controller
-      (40 ms on an H100).
+    - ``train_seconds``: the longest device time of a train, well below the time after which the slow power controller
+      reacts to load (40 ms on an H100).
     - ``rest_ratio``: idle seconds per second of work until the requested clock is back at its maximum.
-    - ``longest_rest_seconds``: idle seconds that are enough after any work.
-    - ``warm_in_seconds``: seconds of bursts until a device that was idle for more than ``cold_after_seconds`` reaches
-      its steady speed. Until then an H100 is up to 1 % faster.
-    - ``wake_seconds``: seconds of load until a rested device is as fast as before; queued ahead of each train.
-    - ``repeatability``: how much repeated runs differ; None: use the backend's calibration (mamf.calibration).
+    - ``longest_rest_seconds``: idle seconds after which the requested clock is back at its maximum after any work.
+    - ``warm_in_seconds``: seconds of trains and rests until a device that was idle for more than ``cold_after_seconds``
+      reaches its steady speed. Until then an H100 is up to 1 % faster than later.
+    - ``wake_seconds``: seconds of load until a rested device is as fast as before the rest. Burst queues this load
+      ahead of each train.
+    - ``repeatability``: how much repeated runs differ; None: as repeatability.csv says for the backend.
     - ``remark``: why rows in burst cannot be trusted fully; empty if they can.
     """
 
@@ -47,19 +49,22 @@ class BurstTraits:
 
 @dataclass(frozen=True)
 class SustainedTraits:
-    """How a device settles under load.
+    """The traits of a device that the sustained regime needs: how clock and power settle under load.
 
-    - ``soak_seconds``: seconds of load until clock and power of a cold device stay within 0.3 % (an H200).
+    - ``soak_seconds``: seconds of load until clock and power of a cold device stay within 0.3 % (measured on an H200).
     - ``settle_seconds``: seconds of load until a warm device has adapted to another kernel.
-    - ``cold_after_seconds``: idle seconds after which the soak is needed again.
+    - ``cold_after_seconds``: idle seconds after which a device counts as cold.
     - ``bridge_seconds``: seconds of load to queue while the host prepares the next kernel, because even a short idle
       time makes the power controller oscillate for seconds.
     - ``rest_seconds``: idle seconds after which the power controller restarts; 0 if it never does.
-      ``restart_seconds``: seconds of load until it has settled again.
-    - ``swing_seconds``: the period of the damped oscillation of clock and power after a start (0.9 to 1.1 s on an H100
-      and an H200, at first 13 % from peak to trough). The mean over whole periods equals that of a settled device.
-    - ``repeatability``: as in BurstTraits. ``anew_repeatability``: the same for visits after such a rest.
-    - ``remark``: as in BurstTraits.
+      ``restart_seconds``: seconds of load until the restarted power controller has settled.
+    - ``swing_seconds``: the period of the damped oscillation of clock and power when load begins (0.9 to 1.1 s on an
+      H100 and an H200, at first 13 % from peak to trough). The mean rate over whole periods equals the rate of a device
+      that has settled.
+    - ``repeatability``: how much repeated runs differ; None: as repeatability.csv says for the backend.
+      ``anew_repeatability``: how much they differ if each visit (one measurement of one kernel) follows a rest of
+      ``rest_seconds``.
+    - ``remark``: why rows in sustained cannot be trusted fully; empty if they can.
     """
 
     soak_seconds: float = 4.0
@@ -74,13 +79,17 @@ class SustainedTraits:
     remark: str = ""
 
 
-#: A state in addition to the regimes: a sustained visit after a rest, in which the device settles again.
-ANEW = "anew"
+#: The state of repeatability.csv that is not a regime: a sustained measurement that follows a rest, after which the
+#: power controller restarts and settles again.
+AFTER_REST = "anew"
 
 
 @functools.cache
 def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
-    """Calibrations by backend, state and operation; an empty string matches any."""
+    """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
+    backend or operation stands for all backends or operations without an entry. An operation can be followed by a dtype
+    (``matmul int8``) or by ``backward``.
+    """
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(
             run=float(row["run"]),
@@ -94,10 +103,11 @@ def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
 
 
 def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatability:
-    """Return the calibration for a backend (by name), a state (a regime, or ANEW) and a problem. Raises KeyError for a
-    state without a calibration.
+    """Return how much repeated runs of a problem differ, from repeatability.csv. ``backend``: its name. ``state``: a
+    regime, or AFTER_REST. Raises KeyError for a state that repeatability.csv does not contain.
     """
     known, operation = _read_calibrations(), "" if problem is None else problem.operation
+    of_dtype = f"{operation} {getattr(problem, 'dtype', '')}"
     backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
-    keys = itertools.product((backend, ""), (state,), (*backward, operation, ""))
+    keys = itertools.product((backend, ""), (state,), (*backward, of_dtype, operation, ""))
     return known[next((key for key in keys if key in known), ("", state, ""))]

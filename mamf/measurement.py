@@ -1,10 +1,11 @@
-"""The measurement of one kernel on one shape in one regime (a row of a log), and the rate of a device, as data; and the
-time that a backend's device timer adds to a launch.
+"""Define a row of a log (``Measurement``: one kernel on one shape in one regime) and the rate of a device (``Rate``),
+and correct timed launches for the time that a backend's device timer adds to them.
 
-That time was measured against the vendor's profiler (timers.csv). There are two quantities. The *overhead* is estimated
-in each process and subtracted; its variation between processes is part of the repeat interval. The *accuracy* is the
-error that remains, because the overhead depends on the kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All
-repeats share this error, so repeat intervals do not contain it.
+The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). Its *overhead* is
+estimated in each process and subtracted from each launch; how much the overhead varies between processes is part of the
+repeat interval. Its *accuracy* is the error that remains after the subtraction, because the overhead depends on the
+kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All repeated runs share this error, so repeat intervals do not
+include it.
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ from mamf.statistics import (
     widen_interval,
 )
 
-#: The smallest relative error of a figure, because long launches have errors other than the overhead.
+#: The smallest error that mamf assumes for a launch time, as a share of it. Long launches have it too, because the
+#: timer's overhead is not the only cause of errors.
 MIN_RELATIVE_ACCURACY = 0.005
-#: The smallest error in seconds that was shown for a timer.
+#: The smallest error of a launch time, in seconds, that comparisons with a profiler have confirmed for any timer.
 MIN_ACCURACY_SECONDS = 1e-6
-#: The largest plausible overhead of a timer that has not been compared with a profiler, in seconds.
+#: The largest plausible overhead, in seconds, of a timer that has not been compared with a profiler.
 MAX_OVERHEAD_SECONDS = 20e-6
-#: The largest acceptable difference between the overhead measured after a run and the subtracted one, in seconds.
+#: The largest acceptable difference, in seconds, between the timer overhead measured after a run and the overhead that
+#: mamf subtracted during the run.
 MAX_SHIFT_SECONDS = 0.5e-6
-#: Reports give the accuracy only of launches shorter than this, of which 1 us is 1 % or more.
+#: Reports print the timer's accuracy only for launches shorter than this, because 1 us is at least 1 % of them.
 SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class Timer(NamedTuple):
-    """The timer of a backend, in seconds: its overhead, from ``lowest`` to ``highest``, and the ``accuracy`` of figures
-    after subtraction.
+    """The timing error of a backend's device timer, in seconds (a row of timers.csv).
+
+    - ``lowest``, ``typical``, ``highest``: the time that the timer adds to a launch.
+    - ``accuracy``: the error of a launch time after mamf has subtracted that overhead.
     """
 
     lowest: float
@@ -54,7 +59,9 @@ class Timer(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """The seconds to subtract from each window, and a remark if they are not the estimate."""
+    """The timer overhead that mamf subtracts from the time of each launch, in ``seconds``; and a ``remark`` for the
+    log if that is not the overhead that the backend estimated.
+    """
 
     seconds: float
     remark: str = ""
@@ -68,27 +75,28 @@ def _read_timers() -> dict[str, Timer]:
 
 
 def find_timer(backend: str) -> Timer | None:
-    """Return the measured timer of a backend, or None if it has not been measured."""
+    """Return the timing error of a backend's device timer, or None if no profiler has measured it."""
     return _read_timers().get(backend)
 
 
 def is_plausible_overhead(backend: str, overhead: float) -> bool:
-    """Return whether an overhead in seconds is plausible for a backend's timer."""
+    """Return whether ``overhead`` seconds per launch are plausible for a backend's device timer."""
     timer = find_timer(backend)
     low, high = (timer.lowest, timer.highest) if timer else (0.0, MAX_OVERHEAD_SECONDS)
     return low <= overhead <= high
 
 
 def choose_overhead(backend: str, estimate: float | None) -> Overhead:
-    """Return the overhead to subtract: the estimate in seconds if it is plausible, else the timer's typical overhead (0
-    if unknown). It is rounded to the nanosecond, like logged samples.
+    """Return the timer overhead to subtract from each launch: the backend's ``estimate`` in seconds if it is plausible,
+    else the typical overhead of the backend's timer, or 0 if that is unknown. The overhead is rounded to the
+    nanosecond, like logged samples.
     """
     if estimate is None:
         return Overhead(0.0)
     if is_plausible_overhead(backend, estimate):
         return Overhead(round(estimate, 9))
     timer = find_timer(backend)
-    if timer is None and -MAX_SHIFT_SECONDS < estimate < 0:  # noise of a timer without overhead
+    if timer is None and -MAX_SHIFT_SECONDS < estimate < 0:  # The timer has no overhead; the estimate is noise.
         return Overhead(0.0)
     used = round(timer.typical, 9) if timer else 0.0
     return Overhead(
@@ -97,19 +105,23 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
 
 
 def find_timer_accuracy(backend: str, overhead: float) -> float:
-    """Return the error in seconds of short launches after subtraction of this overhead; 0 if unknown."""
+    """Return the error, in seconds, of a short launch's time after mamf has subtracted ``overhead``; 0 if the error is
+    unknown.
+    """
     timer = find_timer(backend)
     return timer.accuracy if timer and overhead else 0.0
 
 
 def compute_relative_accuracy(accuracy: float, seconds: float) -> float:
-    """Return the error of a figure as a share of its seconds, from ``find_timer_accuracy``; 0 if that is unknown."""
+    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``accuracy``: the error in
+    seconds, from ``find_timer_accuracy``; if it is 0 (unknown), the result is 0.
+    """
     return max(accuracy / seconds, MIN_RELATIVE_ACCURACY) if accuracy else 0.0
 
 
 def subtract_overhead(window: float, overhead: float) -> float:
-    """Subtract the timer's overhead from a window, and return the seconds of the launch in it. The result is at least
-    half the window, because shorter launches cannot be timed.
+    """Return the seconds of a launch: the time ``window`` between the events around it, minus the timer's ``overhead``
+    (both in seconds). The result is at least half of ``window``, because the timer cannot time shorter launches.
     """
     return max(window - overhead, window / 2)
 
@@ -119,8 +131,8 @@ ItemT = TypeVar("ItemT")
 
 
 class Tabular:
-    """Base class of objects that notebooks show as html. ``mamf/__init__.py`` sets ``render``, because the report
-    modules import these classes.
+    """An object that a notebook shows as an html table, drawn by ``render``. ``mamf/__init__.py`` sets ``render``,
+    because this module cannot import the report modules: they import this module.
     """
 
     render: Callable[[Tabular], str]
@@ -130,18 +142,20 @@ class Tabular:
 
 
 Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
+#: FLOP/s in one TFLOPS, and bytes/s in one TB/s.
 TERA = 1e12
-#: Names of the details of verified rows: where the output is wrong; the number of checked launches and output values;
-#: the bound of the error; launches with different bits, if the kernel does not promise equal bits; and outputs that
-#: lost the NaN of an operand.
-WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES = "wrong tiles", "checked launches", "checked values"
-BOUND, OTHER_BITS, LOST_NAN = "bound", "other bits", "lost NaN"
-#: The part of a launch's time in which nothing runs.
+#: Keys of ``Measurement.details``: where the output is wrong; the number of launches whose output was verified; the
+#: number of verified output values; and the largest allowed error.
+WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES, BOUND = "wrong tiles", "checked launches", "checked values", "bound"
+#: Keys of ``Measurement.details``: the number of launches whose output bits differ from the first launch's, for kernels
+#: that do not promise equal bits; and the number of outputs that lost the NaN of an operand.
+OTHER_BITS, LOST_NAN = "other bits", "lost NaN"
+#: The label, in a breakdown of a launch's time, of the share in which the device runs no kernel.
 IDLE = "idle"
 
 
 def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
-    """Group the second items of pairs by the first ones, in the order of the pairs."""
+    """Group the second items of ``pairs`` by their first items. Keys and items keep the order of ``pairs``."""
     groups: dict[KeyT, list[ItemT]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
@@ -150,12 +164,16 @@ def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The state of the device while the samples were taken. None: it could not be read.
+    """The clock, power and temperature of a device while mamf took samples. None: the value could not be read.
 
-    - ``clock_hz``: the clock that the driver requests, from its sensors.
-    - ``true_clock_hz``: the mean clock of the compute units during launches, from clock stamps.
-    - ``cycles_used``: the share of the units' cycles at that clock which the rate accounts for (mamf.plausibility).
-    - ``throttle_shares``: the share of readings with each throttle reason; only for single measurements.
+    - ``clock_hz``: the clock that the driver requests, as its sensors report it.
+    - ``watts``, ``celsius``: the power draw and the temperature.
+    - ``throttle_reasons``: the reasons that the driver gave for lowering the clock.
+    - ``throttle_shares``: the share of sensor readings with each throttle reason; only for single measurements.
+    - ``true_clock_hz``: the mean clock of the compute units during launches, from stamps of a clock counter that a
+      kernel reads on the device.
+    - ``cycles_used``: the share of the compute units' cycles, at ``true_clock_hz``, that the measured rate needs
+      (mamf.plausibility).
     """
 
     clock_hz: float | None = None
@@ -169,20 +187,27 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Measurement(Tabular):
-    """One kernel on one shape in one regime. The operation defines the types of ``shape`` and ``problem``.
+    """A row of a log: the measurement of one kernel on one shape in one regime. The operation defines the types of
+    ``shape`` (the sizes, such as M, N and K) and ``problem`` (dtypes, data and options).
 
-    - ``samples``: seconds, one per launch (sustained: one per block, the mean seconds of a launch), after subtraction
-      of ``timer_overhead``.
-    - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to.
-    - ``details``: further findings of the kernel or the regime.
+    - ``best_by``: the statistic of the summary that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
+    - ``status``, ``reason``: whether the kernel was measured (``ok``) and, if it was not, why.
+    - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in sustained,
+      the mean of a block of launches. ``implausible_samples``: samples that are faster than the device can be.
+    - ``error``: the largest relative error of the verified output.
+    - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
+      the matmul of the device's ceiling.
+    - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to; empty and 0 elsewhere.
+    - ``details``: further findings of the kernel or the regime, by name.
     - ``peak_memory_bytes``: memory that a launch needs: operands, saved tensors and allocations (attention and models
       only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks of its
       allocator (models only).
     - ``repeatability``: how much repeated runs differ; None if unknown, and in converted logs.
-    - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: its
-      speed relative to the run's first device, from their common reference; None if unknown (mamf.logs.run_log).
-      ``device_speed_half_width``: half the width of its interval, as a share of it.
-    - ``timer_accuracy``: the error of a short launch, in seconds, that all repeats share; 0 if unknown.
+    - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: the
+      speed of that device relative to the run's first device, from a shape that both measured; None if unknown
+      (mamf.logs.run_log). ``device_speed_half_width``: half the width of the interval of ``device_speed``, as a share
+      of ``device_speed``.
+    - ``timer_accuracy``: the timing error of a short launch, in seconds, that all repeated runs share; 0 if unknown.
     """
 
     shape: Any
@@ -218,28 +243,30 @@ class Measurement(Tabular):
 
     @property
     def operation(self) -> str:
-        """The name of the operation."""
+        """The name of the operation that was measured, such as ``matmul``."""
         return str(self.problem.operation)
 
     @cached_property
     def work(self) -> Work:
-        """FLOP and bytes of one launch."""
+        """The FLOP and the bytes that one launch of this shape needs."""
         work: Work = self.problem.work(self.shape)
         return work
 
     @property
     def flop(self) -> float:
-        """FLOP of one launch."""
+        """The FLOP that one launch of this shape needs."""
         return float(self.work.flop)
 
     @property
     def amount(self) -> float:
-        """The FLOP or bytes of one launch, whichever the rate counts."""
+        """The FLOP or the bytes of one launch, whichever the operation's rate counts."""
         return self.work.amount
 
     @property
     def step(self) -> StepKey:
-        """The step that this row answers, with the kernel's own name."""
+        """The key of what was measured: regime, problem, shape and the kernel's own name. Rows of repeated measurements
+        have equal keys.
+        """
         return StepKey(self.regime, self.problem, self.shape, self.kernel)
 
     @property
@@ -248,67 +275,75 @@ class Measurement(Tabular):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the launch ended the process or lost the device."""
+        """Whether a launch of this row ended the process or made the device unusable."""
         return self.status == "failed" and self.reason.startswith((CRASHED, LOST, GIVEN_UP))
 
     def rate(self, statistic: str) -> float:
-        """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, at a statistic of the
-        summary: mean, median, fastest or slowest. Raises ValueError if there is no summary.
+        """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, from the mean, median,
+        fastest or slowest sample, whichever ``statistic`` names. Raises ValueError if the row has no samples.
         """
         return self.amount / self._get_statistic_seconds(statistic) / TERA
 
     @property
     def best_rate(self) -> float:
-        """The rate at the statistic that ranks rows in this regime."""
+        """The rate in TFLOPS or TB/s from the statistic (``best_by``) that ranks rows of this regime."""
         return self.rate(self.best_by)
 
     @property
     def tflops(self) -> float:
-        """``best_rate``, in TFLOPS. Only for operations that count FLOP."""
+        """The rate in TFLOPS that ranks this row (``best_rate``). Only for operations that count FLOP."""
         return self.best_rate
 
     @property
     def comparable_rate(self) -> float:
-        """``best_rate``, normalized to the run's first device if the relative speed is known."""
+        """The rate that ranks this row, divided by the speed of its device relative to the run's first device if that
+        speed is known. Rows of different devices of a shared run can be compared by it.
+        """
         return self.best_rate / (self.device_speed or 1.0)
 
     @property
     def comparable_seconds(self) -> float:
-        """``seconds``, normalized to the run's first device."""
+        """The seconds per launch, multiplied by the speed of the row's device relative to the run's first device."""
         return self.seconds * (self.device_speed or 1.0)
 
     @property
     def comparable_interval(self) -> Interval:
-        """The interval of ``comparable_seconds``: the row's, widened by the uncertainty of the device's speed."""
+        """The 95 % interval of ``comparable_seconds``: the row's interval, widened by the uncertainty of the speed of
+        its device relative to the run's first device.
+        """
         speed = self.device_speed or 1.0
         own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
         return widen_interval(own, self.comparable_seconds, self.device_speed_half_width)
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The sort key of rows: the best row has the highest key. Rows of a device of unknown speed rank lowest."""
+        """The key to sort rows by rate: the fastest row has the highest key. Rows of a device whose speed relative to
+        the run's first device is unknown rank lowest.
+        """
         return self.device_speed is not None, self.comparable_rate
 
     @cached_property
     def stdev(self) -> float:
-        """Standard deviation of the samples, in seconds."""
+        """The standard deviation of the samples, in seconds per launch."""
         return compute_exact_standard_deviation(self.samples)
 
     @property
     def figure(self) -> str:
-        """The statistic that the interval belongs to: the mean if it ranks rows (work over time), else the median."""
+        """The name of the statistic that ``seconds`` and ``interval`` describe: ``mean`` in regimes that rank rows by
+        the mean (total work divided by total time), else ``median``.
+        """
         return "mean" if self.best_by == "mean" else "median"
 
     @property
     def seconds(self) -> float:
-        """Seconds per launch at the statistic ``figure``."""
+        """The mean or median seconds per launch, whichever ``figure`` names."""
         return self._get_statistic_seconds(self.figure)
 
     @cached_property
     def interval(self) -> Interval:
-        """The 95 % interval that contains the seconds per launch of one more run (``compute_repeat_interval``). Without
-        a calibration, as in converted logs, it is the interval from the scatter within the visit. Raises ValueError for
-        a row without samples.
+        """The 95 % interval, in seconds per launch, of the result of one more run (``compute_repeat_interval``). If
+        ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples alone.
+        Raises ValueError for a row without samples.
         """
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
@@ -320,27 +355,28 @@ class Measurement(Tabular):
 
     @property
     def standard_error(self) -> float:
-        """The relative standard error of ``seconds`` within the visit."""
+        """The standard error of ``seconds`` from the scatter of the row's samples, as a share of ``seconds``."""
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         return compute_standard_error(self.summary.interval, self.seconds)
 
     @property
     def rate_interval(self) -> Interval:
-        """The repeat interval as a rate, in the unit of ``rate``."""
+        """The 95 % interval of the rate of one more run, in TFLOPS or TB/s."""
         interval = self.interval
         return Interval(self.amount / interval.high / TERA, self.amount / interval.low / TERA, interval.coverage)
 
     @property
     def accuracy(self) -> float:
-        """The relative error of the timer that all repeats share. Repeat intervals do not include it. Comparisons with
-        another instrument or with a launch of another length must.
+        """The timing error of this row as a share of ``seconds``; 0 if unknown. All repeated runs have the same error,
+        so ``interval`` does not include it. Comparisons with another instrument, or with launches of another length,
+        must include it.
         """
         return compute_relative_accuracy(self.timer_accuracy, self.seconds)
 
     @property
     def relative_half_width(self) -> float:
-        """Half the width of the interval, as a share of ``seconds``."""
+        """Half the width of the row's 95 % interval, as a share of its seconds per launch."""
         return self.interval.half_width / self.seconds
 
     def _get_statistic_seconds(self, statistic: str) -> float:
@@ -354,22 +390,23 @@ class Measurement(Tabular):
 RateSource = Literal[PeakSource, "given"]
 #: Tiers of rates without a log.
 PUBLISHED, DATASHEET = "published, not checked", "datasheet"
-_FAST = "fast accumulation"
+_FAST_ACCUMULATION = "fast accumulation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The FLOP or bytes per second of a device, and the source of that figure.
+    """The FLOP or bytes per second that a device reaches, and the source of that figure.
 
-    - ``rate``: in ``unit``, which is TFLOPS (1e12 FLOP/s; int8: operations) or TB/s.
-    - ``interval``: the 95 % repeat interval in the same unit; None for a datasheet or a published figure.
-    - ``dtype``: as named by ``label_dtype``, which includes an unusual output dtype.
+    - ``rate``: the figure in ``unit``, which is TFLOPS (1e12 FLOP/s; int8: operations) or TB/s.
+    - ``interval``: the 95 % repeat interval of ``rate``, in ``unit``; None for a datasheet or a published figure.
+    - ``dtype``: the dtype as ``label_dtype`` formats it, including an unusual output dtype.
     - ``regime``: ``burst`` or ``sustained``; None for a datasheet or a published figure.
-    - ``device``, ``uuid_hash``: the name, and the hashed identifier of the card if known.
+    - ``device``, ``uuid_hash``: the name of the device, and the hashed identifier of the card if known.
     - ``source``: ``measured``, ``contributed``, ``published``, ``datasheet`` or ``given``. ``reference``: the log,
-      address or datasheet. ``description``: both in one line.
-    - ``tier``: that of the log in results/, else ``published, not checked`` or ``datasheet``.
-    - ``date``: when it was measured (UTC); empty if unknown.
+      address or datasheet that gives the figure. ``description``: source and reference in one line.
+    - ``tier``: how complete the evidence of a log in results/ is; for other sources ``published, not checked`` or
+      ``datasheet``.
+    - ``date``: the date (UTC) on which the rate was measured; empty if unknown.
     """
 
     rate: float
@@ -387,33 +424,35 @@ class Rate:
 
     @property
     def tflops(self) -> float:
-        """``rate``, if it counts FLOP."""
+        """The rate in TFLOPS. Only for rates that count FLOP."""
         return self.rate
 
     @property
     def flops(self) -> float:
-        """FLOP per second."""
+        """The rate in FLOP (or bytes) per second."""
         return self.rate * TERA
 
 
 RateT = TypeVar("RateT", bound=Rate)
-#: Rates by dtype (as named by ``label_dtype``) and regime.
+#: Rates of a device by dtype (as ``label_dtype`` formats it) and regime.
 Rates = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:
-    """Return the rate of a dtype in a regime, or None. A rate with fast accumulation is used only if there is no other;
-    a rate with an unusual output dtype is never used.
+    """Return the rate of a dtype in a regime, or None if ``rates`` has none. A rate with fast accumulation is returned
+    only if there is no rate without it. A rate with an unusual output dtype is never returned.
     """
-    return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST}", regime))
+    return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION}", regime))
 
 
 def label_dtype(problem: Any) -> str:
-    """Return the dtype of a problem and, for matmul, what else its ceiling depends on: ``int8, int8 output`` or
-    ``float8_e4m3fn, fast accumulation``. Every look-up of a rate uses this label.
+    """Format the dtype by which rates are looked up. For a matmul the label includes an unusual output dtype and fast
+    accumulation, because they change the ceiling: ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
-    if is_fast is None:  # not a matmul: its ceiling does not depend on the output dtype
+    if is_fast is None:  # This is not a matmul, so its ceiling does not depend on the output dtype.
         return dtype
     is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output_dtype
-    return ", ".join([dtype, *([] if is_usual else [f"{problem.out_dtype} output"]), *([_FAST] if is_fast else [])])
+    return ", ".join(
+        [dtype, *([] if is_usual else [f"{problem.out_dtype} output"]), *([_FAST_ACCUMULATION] if is_fast else [])]
+    )

@@ -1,10 +1,9 @@
-"""Decides which samples and rows are plausible, from the device's peak and the clock that was read during the row.
+"""Decide which samples and rows are plausible, from the device's peak rate and the clock that mamf read while it
+measured the row. Both the engine, for each new row, and ``mamf results check`` use these functions.
 
-Measurements and ``mamf results check`` use the same functions.
-
-The two factors of a rate are the clock that the compute units had, and the share of their cycles that a kernel used:
-``rate = cycles used x compute units x FLOP per cycle x clock``. The share depends on the kernel only, and is
-the same in every regime and for any data. The clock depends on the energy that the kernel and its data take.
+A rate is the product of the share of the compute units' cycles that a kernel uses and the clock of these units:
+``rate = cycles used x compute units x FLOP per cycle x clock``. The share of cycles depends on the kernel only: it is
+equal in all regimes and for any data. The clock depends on the energy that the kernel and its data take.
 """
 
 from __future__ import annotations
@@ -20,21 +19,24 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
 from mamf.plans import BURST, CLASSIC
 
-#: If a larger share of a row's samples is impossible, its possible samples are not used either.
-MAX_IMPOSSIBLE = 0.1
-# On a device without a known peak, samples this many times shorter than the median are suspect: a timer that misses a
-# launch reads microseconds.
-_SUSPECT = 10
-# The throttle reason that backends report at the power limit.
-_POWER = "power cap"
+#: If a larger share of a row's samples is impossibly fast, mamf discards its possible samples too.
+MAX_IMPOSSIBLE_SHARE = 0.1
+# On a device without a known peak, samples that are this many times shorter than the median are suspect, because a
+# timer that misses a launch reports only microseconds.
+_SUSPECT_FACTOR = 10
+# The throttle reason that backends report for a device that is at its power limit.
+_POWER_LIMIT_REASON = "power cap"
 
 
 def split_impossible_samples(
     seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Split samples into possible and impossible ones. A sample is impossible if it is not positive, or faster than
-    ``limit`` (units of ``amount`` per second) by more than the timer's ``accuracy`` in seconds. Samples that are only
-    much shorter than the others count as possible, because on a busy machine the fast samples are the correct ones.
+    """Split samples (``seconds`` per launch) into possible and impossible ones. A sample is impossible if it is not
+    above 0, or if it is shorter, by more than the timer's error ``accuracy`` (seconds), than a launch that does
+    ``amount`` FLOP or bytes at ``limit`` FLOP or bytes per second.
+
+    Samples that are possible but much shorter than the median are kept, because on a busy machine the short samples are
+    the correct ones.
     """
     floor = amount / limit - accuracy if limit else 0.0
     possible = [sample for sample in seconds if sample > 0 and sample >= floor]
@@ -43,13 +45,13 @@ def split_impossible_samples(
 
 
 def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
-    """Explain why a row is implausible. Return None if it is plausible. The row's status is ignored.
+    """Explain why a row is implausible. Return None if it is plausible. The row's status does not matter.
 
-    ``limit``: the FLOP or bytes per second that the device cannot exceed for this work; None if unknown.
+    ``limit``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
     """
     every = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible_samples(every, row.amount, limit, row.timer_accuracy)
-    if len(impossible) > MAX_IMPOSSIBLE * len(every):
+    if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(every):
         rate = f"{row.amount / max(min(impossible), 1e-12) / TERA:.0f} {row.work.unit}"
         return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
     if not possible:
@@ -58,16 +60,17 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
 
 
 def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
-    """Explain why a row's rate is more than its clock allows. Return None if it is not, or if the clock is not known
-    well enough.
+    """Explain why a row's rate is higher than its clock allows. Return None if the rate is not too high, or if the
+    clock is not known well enough.
 
-    In classic the clock is read outside the loop. A device that is throttled for a reason other than power switches
-    between clocks faster than sensors are read, so all readings may be of the lower clock.
+    The clock is not known well enough in classic, because classic reads it outside its loop of launches; and on a
+    device that is throttled for a reason other than power, because such a device switches between clocks faster than
+    mamf reads its sensors, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
-    # In burst the true clock of the units is far below the clock that sensors read.
+    # Use the lower one of both clocks: in burst, the true clock of the compute units is far below the sensors' clock.
     clock = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
-    is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER}
+    is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER_LIMIT_REASON}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None
     may_fall = row.regime == BURST and bool(conditions.throttle_reasons)
@@ -81,18 +84,20 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
 
 
 def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
-    """Explain why the timer may have missed launches on an accelerator without a known peak; None if it did not. No
-    sample is dropped, because the correct samples are not known. A host's timer cannot miss a launch.
+    """Explain why the timer of an accelerator without a known peak may have missed launches; return None if it did not.
+    ``possible``: the row's possible samples, in seconds. Some are suspect if they are far shorter than the median.
 
-    A median or mean tolerates 10 % of such samples, the fastest sample none.
+    mamf does not drop suspect samples, because it cannot know which samples are correct. A row that is ranked by its
+    median or mean may have 10 % suspect samples, a row that is ranked by its fastest sample none. On a CPU the host's
+    clock times launches and cannot miss one.
     """
     usual = statistics.median(possible)
-    suspect = sum(sample * _SUSPECT < usual for sample in possible)
-    if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MAX_IMPOSSIBLE * len(possible)):
+    suspect = sum(sample * _SUSPECT_FACTOR < usual for sample in possible)
+    if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SHARE * len(possible)):
         return None
     return (
-        f"{suspect} of {len(possible)} samples are more than {_SUSPECT} times shorter than the median, and without "
-        f"a known peak of {info.name} it is unclear which are correct"
+        f"{suspect} of {len(possible)} samples are more than {_SUSPECT_FACTOR} times shorter than the median, and "
+        f"without a known peak of {info.name} it is unclear which are correct"
     )
 
 
@@ -106,11 +111,12 @@ def _read_flop_per_cycle() -> dict[tuple[str, str], float]:
 
 
 def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
-    """Return the FLOP that one compute unit can do in a clock cycle, or None if it is unknown.
+    """Return the FLOP that one compute unit can do in a clock cycle with operands of ``dtype``, or None if unknown.
 
-    The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out an
-    architecture if its products differ: GeForce cards have half the tensor rate of workstation cards. For these, the
-    figure is the datasheet's peak divided by its clock and the number of units.
+    The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out architectures
+    of which some products are slower per unit: GeForce cards have half the tensor rate of workstation cards. For a
+    device that it leaves out, the result is the datasheet's peak divided by the datasheet's clock and by the number of
+    compute units.
     """
     known = DTYPES.get(dtype)
     if known is None:
@@ -120,16 +126,20 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
 
 
 def compute_max_rate(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
-    """Compute the FLOP/s of all compute units if they use every cycle at a clock. None if a factor is unknown."""
-    of_unit = find_flop_per_cycle(info, dtype)
-    return info.compute_units * of_unit * clock_hz if of_unit and info.compute_units and clock_hz else None
+    """Compute the FLOP/s that a device would reach if its compute units used every cycle at the clock ``clock_hz``.
+    Return None if the clock, the number of units or their FLOP per cycle is unknown.
+    """
+    flop_per_cycle = find_flop_per_cycle(info, dtype)
+    return (
+        info.compute_units * flop_per_cycle * clock_hz if flop_per_cycle and info.compute_units and clock_hz else None
+    )
 
 
 def compute_cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
-    """Return the share of all compute units' cycles that a rate in FLOP/s takes at a clock, or None if a factor is
-    unknown.
+    """Return the share of all compute units' cycles that a ``rate`` in FLOP/s needs at the clock ``clock_hz``, or None
+    if the clock, the number of units or their FLOP per cycle is unknown.
 
-    Units that a launch leaves idle count as cycles that it does not use.
+    Compute units that a launch leaves idle count too, as unused cycles.
     """
     possible = compute_max_rate(info, dtype, clock_hz)
     return rate / possible if possible else None

@@ -1,4 +1,4 @@
-"""Turns time samples into a figure with an interval. Pure; all times are in seconds.
+"""Compute a figure and its interval from samples of launch times. All times are in seconds; nothing here uses a device.
 
 Launch times in burst are skewed and have outliers, so the figure is the median, with a distribution-free interval from
 order statistics: the number of samples below the true median is Binomial(n, 1/2) for any distribution (Hahn & Meeker,
@@ -20,26 +20,32 @@ import statistics as _stdlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+#: The probability with which an interval that mamf prints contains the figure.
 CONFIDENCE = 0.95
-_BATCHES = 5
-_WIDEST_LOGARITHM = 700.0  # its exponential is still finite; a crafted log may contain any width
-# The half-width of a 95 % interval of the difference of two figures, in standard deviations of one: 2.77.
-_REPEAT = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_MAX_BATCHES = 5
+# The maximum logarithm of a ratio, because math.exp(710) overflows and a log from elsewhere may contain any width.
+_MAX_LOG_RATIO = 700.0
+# The half-width of the 95 % interval of the difference between the figures of two runs, in standard deviations of one
+# run's figure: 2.77.
+_REPEAT_HALF_WIDTH = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _MAX_CELSIUS = 200
-# A run counts as cold if it is this much colder than usual: the coldest 5 % of bursts in results/ (2 % in sustained).
+# A run counts as cold if its device is this much colder than usual. Of the runs in results/, 5 % of burst and 2 % of
+# sustained runs were.
 _COLD_DEGREES = 5.0
-# With more degrees of freedom, Student's t differs from the normal distribution by at most 0.6 %.
-_MANY_DEGREES = 200
-# Two levels need at least this many samples, at most this share of the variance within the levels, and at least this
-# relative distance.
-_MIN_FOR_LEVELS, _UNEXPLAINED, _MIN_GAP = 10, 0.15, 0.01
-# An interval of -50 % to +50 %: 1.5 / 0.5.
-_WIDEST_RATIO = 3.0
+# With this many degrees of freedom, the interval of Student's t is at most 0.6 % wider than the normal distribution's.
+_NORMAL_DEGREES = 200
+# Samples alternate between two levels only if there are at least _MIN_LEVEL_SAMPLES of them, at most
+# _MAX_UNEXPLAINED_SHARE of their variance is within the levels, and the levels differ by at least _MIN_RELATIVE_GAP.
+_MIN_LEVEL_SAMPLES, _MAX_UNEXPLAINED_SHARE, _MIN_RELATIVE_GAP = 10, 0.15, 0.01
+# The maximum ratio of the ends of a useful interval. An interval of -50 % to +50 % has a ratio of 1.5 / 0.5.
+_MAX_KNOWN_RATIO = 3.0
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval. ``coverage``: its actual probability, for a median of fewer than 6 samples below 95 %."""
+    """A confidence interval from ``low`` to ``high``. ``coverage``: the probability that it contains the true value.
+    For a median of fewer than 6 samples that is below 95 %.
+    """
 
     low: float
     high: float
@@ -51,8 +57,8 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """Whether the interval is narrow enough to be useful: both ends are within 50 % of the middle."""
-        return self.high <= _WIDEST_RATIO * self.low
+        """True if the interval is narrow enough to be useful: both ends are within 50 % of the middle."""
+        return self.high <= _MAX_KNOWN_RATIO * self.low
 
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
@@ -60,16 +66,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """How much the figures of separate runs differ.
+    """A description of how much the figures (mean or median seconds per launch) of separate runs differ.
 
-    - ``run``: the relative standard deviation between runs. ``launch_seconds``: an additional one in seconds per
-      launch, which makes short launches less repeatable.
-    - ``ignores_within``: whether to ignore the scatter within a visit, because a power controller that oscillates
-      regularly makes it meaningless.
-    - ``usual_celsius``, ``per_degree``: the usual temperature, and the relative loss of speed per degree.
+    - ``run``: the standard deviation between runs, as a share of the figure. ``launch_seconds``: an additional
+      standard deviation in seconds per launch, which makes short launches less repeatable than long ones.
+    - ``ignores_within``: True if the scatter of the samples within a visit does not count, because a power controller
+      that oscillates regularly makes that scatter meaningless.
+    - ``usual_celsius``: the usual temperature of the device. ``per_degree``: the share of speed that the device loses
+      per degree of warming.
 
-    Measured for NVIDIA GPUs and a CPU (repeatability.csv); other devices use the GPUs' values. Raises ValueError for
-    values outside their range.
+    The values were measured for NVIDIA GPUs and a CPU (repeatability.csv); other devices use the GPUs' values. Raises
+    ValueError for values outside their range.
     """
 
     run: float
@@ -87,20 +94,21 @@ class Repeatability:
             )
 
     def is_cold(self, celsius: float | None) -> bool:
-        """Whether a run at this temperature is colder than about 95 % of all runs."""
+        """Return whether a device at ``celsius`` is colder than in about 95 % of all runs; False if unknown."""
         return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DEGREES
 
     def compute_cold_gain(self, celsius: float | None) -> float:
-        """Return the share by which a run at this temperature is faster than at the usual one; 0 if it is not colder or
-        the temperature is unknown.
+        """Return the share by which a device at ``celsius`` is faster than at its usual temperature; 0 if the device is
+        not colder than usual or ``celsius`` is None.
         """
         return 0.0 if celsius is None else self.per_degree * max(0.0, self.usual_celsius - celsius)
 
 
 @dataclass(frozen=True)
 class FigureError:
-    """The relative standard deviations of one run's figure: the part that all rows of the run share (``common``) and
-    the rest (``own``). ``degrees``: degrees of freedom for Student's t.
+    """The error of one run's figure (mean or median seconds per launch), as relative standard deviations. ``common``:
+    the part of the error that all rows of the run share. ``own``: the independent part of one row. ``degrees``: the
+    degrees of freedom for Student's t.
     """
 
     common: float
@@ -114,7 +122,9 @@ class FigureError:
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of samples, in seconds except ``count``. ``interval``: that of the figure, within the visit."""
+    """The statistics of a row's samples, in seconds per launch, and their ``count``. ``interval``: the 95 % interval of
+    the mean or the median, from the scatter of the samples.
+    """
 
     count: int
     mean: float
@@ -125,7 +135,9 @@ class Summary:
 
 
 def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
-    """Summarize samples, with the interval of ``figure`` (mean or median). Raises ValueError without samples."""
+    """Compute the statistics of samples in seconds. ``figure``: whether the interval is that of the ``mean`` or the
+    ``median``. Raises ValueError if there are no samples.
+    """
     if not samples:
         raise ValueError("no samples to summarize")
     return Summary(
@@ -151,7 +163,7 @@ def compute_exact_standard_deviation(samples: Sequence[float]) -> float:
 
 
 def _sum_squared_deviations(samples: Sequence[float]) -> float:
-    """Return the sum of squared deviations from the mean."""
+    """Return the sum of the squared deviations of samples from their mean."""
     mean = _stdlib.fmean(samples)
     return math.fsum((sample - mean) ** 2 for sample in samples)
 
@@ -162,26 +174,30 @@ def compute_figure(samples: Sequence[float], figure: str) -> float:
 
 
 def compute_interval(samples: Sequence[float], figure: str) -> Interval:
-    """Return the interval of a figure within the visit."""
+    """Return the 95 % interval of the mean of the samples if ``figure`` is "mean", else of their median. It shows only
+    the scatter of these samples; repeated runs differ by more.
+    """
     return compute_batch_means_interval(samples) if figure == "mean" else compute_median_interval(samples)
 
 
 def compute_median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the narrowest symmetric order-statistic interval of the median with at least this confidence; the range of
-    the samples if there are too few.
+    """Return the narrowest interval between two samples, of equal rank from either end, that contains the true median
+    with a probability of at least ``confidence``. With too few samples it is their whole range.
     """
     ordered = sorted(samples)
     rank, coverage = _find_median_rank(len(ordered), confidence)
     return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
 
 
-@functools.lru_cache(1024)  # called after each train of launches, and for each row of a log
+@functools.lru_cache(1024)  # This is called after each group of launches, and for each row of a log.
 def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
-    """Return the rank, from either end, of the samples that bound the interval of the median, and its coverage."""
-    if count > 10_000:  # normal approximation: the rank is off by at most 1, and exact integers take quadratic time
+    """Return the rank, counted from either end of ``count`` sorted samples, of the two samples that bound the interval
+    of the median; and the probability that this interval contains the true median.
+    """
+    if count > 10_000:  # Exact integers would take quadratic time. The normal approximation is off by at most one rank.
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
-    # below: how many of the 2**count outcomes have the true median below the sample of this rank; exact integers.
+    # ``below``: in how many of the 2**count outcomes the true median is below the sample of this rank, as an integer.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -190,15 +206,15 @@ def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
         rank, below = rank + 1, below + at_rank
 
 
-def compute_batch_means_interval(samples: Sequence[float], batches: int = _BATCHES) -> Interval:
-    """Return the interval of the mean, from the means of equal batches of consecutive samples. The range for few
-    samples.
+def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_BATCHES) -> Interval:
+    """Return the 95 % interval of the mean, from the scatter of the means of ``batches`` equal groups of consecutive
+    samples. With fewer than 4 samples it is their whole range.
     """
     batches = min(batches, len(samples) // 2)
     if batches < 2:
         return Interval(min(samples), max(samples), compute_median_interval(samples).coverage)
     size = len(samples) // batches
-    # Drop the samples that do not fill a batch at the start, where the earlier state may persist.
+    # Drop the samples that do not fill a batch from the start, where the device may still be in an earlier state.
     whole = samples[len(samples) - batches * size :]
     means = [_stdlib.fmean(whole[start : start + size]) for start in range(0, len(whole), size)]
     half = compute_student_t_quantile(batches - 1) * compute_standard_deviation(means) / math.sqrt(batches)
@@ -207,10 +223,12 @@ def compute_batch_means_interval(samples: Sequence[float], batches: int = _BATCH
 
 
 def compute_standard_error(interval: Interval, figure: float) -> float:
-    """Return the relative standard error of a normally distributed figure with this interval.
+    """Return the standard error of a figure, as a share of the figure, from its interval; as if it were normally
+    distributed.
 
-    For a mean it is 42 % too large (more with fewer batches), because with Student's t and 5 batches the half-width is
-    2.776 standard errors, not 1.960. The calibration depends on this, so it stays.
+    For a mean the result is 42 % too large (more with fewer than 5 batches), because with Student's t and 5 batches the
+    half-width is 2.776 standard errors, not 1.960. The constants in repeatability.csv were fitted with these too large
+    errors, so do not correct them here alone.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
@@ -219,18 +237,21 @@ def compute_standard_error(interval: Interval, figure: float) -> float:
 def compute_run_error(
     figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability
 ) -> FigureError:
-    """Return the error of a run's figure relative to the mean of all runs. ``middle``: the figure in seconds, combined
-    from the ``figures`` of the run's visits. ``within``: the relative standard error of each visit.
+    """Return the error of a run's figure, relative to the mean over all runs of the same measurement.
 
-    It has three terms: the relative deviation between runs, the deviation in seconds, and the standard error of the
-    visits. All rows of a run share half of the variance between runs.
+    ``figures``: the mean or median seconds per launch of each visit (one measurement of one kernel and shape) in this
+    run. ``middle``: the run's figure, which combines them. ``within``: the relative standard error of each visit.
+    ``known``: how much repeated runs differ.
+
+    The error has three terms: the relative deviation between runs, the deviation between runs in seconds, and the
+    standard error of the visits. All rows of a run share half of the relative variance between runs.
     """
     count = len(figures)
     inside = 0.0 if known.ignores_within else _stdlib.fmean(error**2 for error in within)
     of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / count
     shared = known.run**2 / 2
     own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
-    return FigureError(math.sqrt(shared), own, _MANY_DEGREES)
+    return FigureError(math.sqrt(shared), own, _NORMAL_DEGREES)
 
 
 def compute_repeat_interval(
@@ -240,8 +261,8 @@ def compute_repeat_interval(
     known: Repeatability,
     celsius: float | None = None,
 ) -> Interval:
-    """Return the 95 % repeat interval, in seconds. With a probability of 95 % it contains the figure of one more run of
-    the same measurement in a new process, on the same card with the same software.
+    """Return the 95 % repeat interval, in seconds per launch. With a probability of 95 % it contains the figure of one
+    more run of this measurement in a new process, on this card with this software.
 
     ``compute_run_error`` explains the first four parameters. This is a prediction interval (Hahn & Meeker, Statistical
     Intervals, 2017, section 4.8): the repeated run has as large an error as this run, so the variance counts twice. If
@@ -249,28 +270,28 @@ def compute_repeat_interval(
     include errors that all runs share, such as the bias of the timer (see Measurement.accuracy).
     """
     error = compute_run_error(figures, middle, within, known)
-    half = _REPEAT * error.total + known.compute_cold_gain(celsius)
-    # For small scatter this is nearly symmetric; for large scatter the lower end stays positive.
+    half = _REPEAT_HALF_WIDTH * error.total + known.compute_cold_gain(celsius)
+    # The interval is nearly symmetric if it is narrow. If it is wide, this formula keeps its lower end above 0.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
 
 def widen_interval(interval: Interval, middle: float, half_width: float) -> Interval:
-    """Return the interval of a positive figure after multiplication by a factor whose relative half-width is
-    ``half_width``. Relative widths of independent errors add in quadrature. An interval that reaches 0 is returned
-    unchanged.
+    """Return the interval of a positive figure ``middle`` after its multiplication by a factor whose own interval has
+    the relative half-width ``half_width``. Relative half-widths of independent errors add in quadrature. An interval
+    that reaches 0 is returned unchanged.
     """
     if interval.low <= 0 or not half_width:
         return interval
     below, above = (
-        min(math.hypot(math.log(end / middle), half_width), _WIDEST_LOGARITHM) for end in (interval.low, interval.high)
+        min(math.hypot(math.log(end / middle), half_width), _MAX_LOG_RATIO) for end in (interval.low, interval.high)
     )
     return Interval(middle * math.exp(-below), middle * math.exp(above), interval.coverage)
 
 
 @functools.cache
 def compute_student_t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Return the half-width, in standard errors, of the interval that covers ``confidence`` of Student's t
-    distribution.
+    """Return the half-width, in standard errors, of the central interval that covers the share ``confidence`` of
+    Student's t distribution with this many degrees of freedom.
     """
     low, high = 0.0, 1e4
     while high - low > 1e-9 * (1 + low):
@@ -280,7 +301,9 @@ def compute_student_t_quantile(degrees: int, confidence: float = CONFIDENCE) -> 
 
 
 def _compute_t_coverage(t: float, degrees: int) -> float:
-    """P(-t < T < t), in closed form for a whole number of degrees (Abramowitz & Stegun, 26.7.3 and 26.7.4)."""
+    """Return P(-t < T < t) for Student's t distribution with a whole number of degrees of freedom, in closed form
+    (Abramowitz & Stegun, 26.7.3 and 26.7.4).
+    """
     angle = math.atan(t / math.sqrt(degrees))
     cosine, is_odd = math.cos(angle), degrees % 2
     term, total = (cosine, cosine) if is_odd else (1.0, 1.0)
@@ -293,7 +316,9 @@ def _compute_t_coverage(t: float, degrees: int) -> float:
 
 
 def compute_relative_slope(samples: Collection[float]) -> float:
-    """Return the total rise of a straight line through equally spaced samples, as a share of their mean."""
+    """Return how much a straight line through equally spaced samples rises from the first to the last sample, as a
+    share of their mean. A falling line gives a negative result.
+    """
     count = len(samples)
     if count < 2:
         return 0.0
@@ -302,12 +327,12 @@ def compute_relative_slope(samples: Collection[float]) -> float:
 
 
 def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Return the two levels, low and high, that samples alternate between; None if they scatter around one level.
+    """Return the low and the high level that the samples alternate between; None if they scatter around one level.
 
-    Samples are split at the middle of their range. Two levels then explain nearly all of the variance, but only 64 % of
-    normal scatter and 75 % of uniform scatter.
+    The samples are split at the middle of their range. If they alternate between two levels, the split explains nearly
+    all of their variance; it explains only 64 % of normal scatter and 75 % of uniform scatter.
     """
-    if len(samples) < _MIN_FOR_LEVELS:
+    if len(samples) < _MIN_LEVEL_SAMPLES:
         return None
     middle = (min(samples) + max(samples)) / 2
     below, above = [x for x in samples if x < middle], [x for x in samples if x >= middle]
@@ -315,7 +340,9 @@ def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
         return None
     low, high = _stdlib.fmean(below), _stdlib.fmean(above)
     rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
-    is_parted = rest <= _UNEXPLAINED * _sum_squared_deviations(samples) and high - low >= _MIN_GAP * low
+    is_parted = (
+        rest <= _MAX_UNEXPLAINED_SHARE * _sum_squared_deviations(samples) and high - low >= _MIN_RELATIVE_GAP * low
+    )
     return (low, high) if is_parted else None
 
 

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import ANEW, find_calibration
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, compute_figure_error
+from mamf.calibration import AFTER_REST, find_calibration
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
@@ -83,7 +83,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
             direction = " backward" if _state(row)[1].endswith("backward") else ""
             yield _figure(log, key, f"{_kind(row)}{direction}, {_state(row)[0]}, {_length(row.seconds)}", [row])
     for ceiling in log.ceilings.values() if log.plan.is_search else ():
-        what = (CONFIRM, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
+        what = (CONFIRM_PHASE, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
         rounds = [row for row in rows if (row.phase, row.problem, row.regime, row.shape, row.kernel) == what]
         if rounds and (key := _key(log, rounds[0]))[0]:
             yield _figure(log, (*key, "ceiling"), f"ceilings, {ceiling.regime}", rounds)
@@ -120,9 +120,10 @@ def _state(row: Measurement) -> tuple[str, str]:
     # Of sustained rows of products, only those of visits that start anew depend on the temperature.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
-    is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", ANEW, row.problem))
+    is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", AFTER_REST, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
-    return ANEW if is_anew else row.regime, operation
+    operation += f" {row.problem.dtype}" if operation == "matmul" else ""
+    return AFTER_REST if is_anew else row.regime, operation
 
 
 def _kind(row: Measurement) -> str:
@@ -203,7 +204,7 @@ def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 def fitting_pairs(pairs: Sequence[Pair], state: tuple[str, str]) -> list[Pair]:
     """Rows in burst; ceilings for visits that start anew, for these are only made for ceilings."""
-    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == ANEW)]
+    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST)]
 
 
 def print_fit(pairs: Sequence[Pair]) -> None:
@@ -263,7 +264,7 @@ def curse(log: RunLog) -> Iterator[float]:
     """How much higher the best of one half of a find's burst rounds reads there than in the other half, both ways."""
     rates: dict[Any, list[float]] = collections.defaultdict(list)
     for row in log.measurements:
-        if row.ok and row.regime == BURST and row.phase in (CHOOSE, CONFIRM):
+        if row.ok and row.regime == BURST and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):
             rates[row.shape, row.kernel].append(row.best_rate)
     rounds = [each for each in rates.values() if len(each) >= _MIN_ROUNDS]
     for chosen, other in ((0, 1), (1, 0)) if len(rounds) > 1 else ():

@@ -35,7 +35,7 @@ from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
 from mamf.kinds.driver import Run
-from mamf.logs.found import cache_ceiling
+from mamf.logs.found import cache_ceilings
 from mamf.measurement import Measurement
 from mamf.operation import Operation, Parameter, Request, get_field_parameters, get_size_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
@@ -135,7 +135,7 @@ def find(
             for row in rows:
                 if on_row is not None:
                     on_row(row)
-        cache_ceiling(path, functools.partial(warnings.warn, category=MamfWarning))
+        cache_ceilings(path, functools.partial(warnings.warn, category=MamfWarning))
     return running.ceiling
 
 

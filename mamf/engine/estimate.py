@@ -1,4 +1,6 @@
-"""Estimates how long a run will take, from a few launches of a small matmul. For planning only; never reported."""
+"""Estimate how long a run will take, from a few launches of a small matmul. mamf uses these rates only to plan runs; it
+never reports them.
+"""
 
 from __future__ import annotations
 
@@ -26,36 +28,37 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey
 
-#: M = N = K of the first and of the largest matmul of a probe, and of the first one on a CPU. A CPU starts smaller
-#: because it emulates some dtypes: it would take a minute for a matmul that takes other devices a millisecond.
-SMALLEST_PROBE, _LARGEST_PROBE, _SMALLEST_ON_CPU = 1024, 8192, 128
-_PROBE_SECONDS = 0.001
-# Stop below SMALLEST_PROBE once a matmul takes this long, because one of SMALLEST_PROBE would take far longer.
-_SLOW_SECONDS = 0.05
+#: M = N = K of the smallest and of the largest matmul that ``measure_matmul_flops`` launches, and of the smallest one
+#: on a CPU. A CPU emulates some dtypes, so it may need a minute for a matmul that takes an accelerator a millisecond.
+MIN_PROBE_SIZE, _MAX_PROBE_SIZE, _MIN_PROBE_SIZE_ON_CPU = 1024, 8192, 128
+_MIN_PROBE_SECONDS = 0.001
+# If a matmul below MIN_PROBE_SIZE takes this many seconds, do not launch a larger one: it would take far longer.
+_MAX_SMALL_PROBE_SECONDS = 0.05
 _PROBE_LAUNCHES = 3
-# Seconds to prepare and verify a shape on an accelerator.
-_OVERHEAD_SECONDS = 0.01
+# Seconds that mamf usually needs to prepare and verify a kernel on one shape on an accelerator.
+_PREPARING_SECONDS = 0.01
 
 
 def measure_matmul_flops(
-    kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _LARGEST_PROBE
+    kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _MAX_PROBE_SIZE
 ) -> float:
-    """Measure the FLOP/s of a cubic matmul on this device. M = N = K starts at 1024 (128 on a CPU) and doubles until a
-    launch takes 1 ms, memory runs out, or it reaches ``largest``.
+    """Measure the FLOP/s that a kernel reaches in a cubic matmul. M = N = K starts at 1024 (128 on a CPU) and doubles
+    until a launch takes 1 ms, memory runs out, or M is at least ``largest``.
 
-    Raises UnsupportedError if the kernel does not support the problem, DeviceError if the first launch fails.
+    Raises UnsupportedError if the kernel does not support the problem, DeviceError if the first launch fails, and
+    PluginError if the backend's timer reports no time.
     """
     pool = backend.operand_pool(problem.data, problem.seed)
-    size, flops = SMALLEST_PROBE if backend.info.is_accelerator else _SMALLEST_ON_CPU, 0.0
+    size, flops = MIN_PROBE_SIZE if backend.info.is_accelerator else _MIN_PROBE_SIZE_ON_CPU, 0.0
     try:
         with kernel.settings(backend, problem):
             while True:
                 shape = MatmulShape(size, size, size)
-                seconds = _time_launch(kernel.prepare(backend, problem, shape, pool), backend)
+                seconds = _time_prepared_launch(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
                     raise PluginError(f"backend {backend.name} is broken: it timed a matmul at {seconds:g} s")
                 flops = shape.flop / seconds
-                enough = _PROBE_SECONDS if size >= SMALLEST_PROBE else _SLOW_SECONDS
+                enough = _MIN_PROBE_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_PROBE_SECONDS
                 if seconds >= enough or size >= largest:
                     return flops
                 size *= 2
@@ -80,13 +83,14 @@ def measure_matmul_flops(
 def choose_working_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
-    """Return the kernels of a search, as ``choose_search_kernels`` chooses them.
+    """Return the kernels that a search for ceilings compares, in the order of ``choose_search_kernels``.
 
-    If no kernel is named, kernels before the first one that works are skipped with a warning. A quick search also skips
-    kernels that were slower on cards of this model in results/.
+    If ``names`` is None, each kernel before the first kernel that works is left out with a warning. A quick search also
+    leaves out kernels that were slower than another one on cards of this model in results/.
 
-    Raises what ``choose_search_kernels`` raises, and DeviceError if every kernel fails. If the first kernel does not
-    support the problem and no other kernel works, it is returned, so that a row gives the reason.
+    If no kernel works and the first kernel does not support the problem, the result is that kernel alone, so that a row
+    of the log says why. Raises DeviceError if no kernel works for another reason, and what ``choose_search_kernels``
+    raises.
     """
     if names is not None:
         return choose_search_kernels(backend, problem, names)
@@ -96,7 +100,7 @@ def choose_working_kernels(
     default = kernels[0]
     while kernels:
         try:
-            measure_matmul_flops(kernels[0], problem, backend, SMALLEST_PROBE)
+            measure_matmul_flops(kernels[0], problem, backend, MIN_PROBE_SIZE)
         except (DeviceError, PluginError, UnsupportedError) as error:
             faults.append(error)
             kernels = kernels[1:]
@@ -110,8 +114,8 @@ def choose_working_kernels(
 
 
 def _select_contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
-    """Return the kernels that a quick search compares. If results/ has a winner on cards of this model, these are the
-    default, the winner, and all kernels that need no compilation; otherwise all kernels.
+    """Return the kernels that a quick search compares. If results/ has a fastest kernel for cards of this model, return
+    the default kernel, that fastest kernel, and all kernels that need no compilation; otherwise return all kernels.
     """
     known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
     winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
@@ -120,7 +124,7 @@ def _select_contenders(kernels: Sequence[MatmulKernel], backend: Backend, proble
     return [each for each in kernels if each is kernels[0] or each.name in winners or each.has_cheap_variants]
 
 
-def _time_launch(prepared: Prepared, backend: Backend) -> float:
+def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
     CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):
@@ -134,18 +138,22 @@ def _time_launch(prepared: Prepared, backend: Backend) -> float:
 
 
 def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flops: float) -> float:
-    """Estimate the seconds that these steps take at ``flops`` FLOP/s, at most the plan's budget."""
+    """Estimate the seconds that a device which reaches ``flops`` FLOP/s needs to measure ``steps`` (the combinations of
+    regime, problem, shape and kernel of a plan). The result is at most the plan's budget.
+    """
     total = 0.0
     for regime in plan.regimes:
         launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
         if launches:
-            total += len(launches) * _OVERHEAD_SECONDS + sum(launches)
+            total += len(launches) * _PREPARING_SECONDS + sum(launches)
             total += get_regime_class(regime).estimate_seconds(backend, plan, launches)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
 def compute_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
-    """Return the longest time that sampling these rows can take, in seconds, without preparation and verification."""
+    """Return the longest time, in seconds, that timed launches for ``steps`` can take. Preparing and verifying the
+    kernels takes additional time.
+    """
     rows = [get_regime_class(regime) for regime, *_ in steps]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))
     return warmup + sum(regime.max_row_seconds(backend, plan) for regime in rows)

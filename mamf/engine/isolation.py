@@ -1,8 +1,8 @@
-"""Checks a kernel's results in a process that never imports the kernel.
+"""Check a kernel's results and speed from a process that never imports the kernel.
 
-A kernel can replace functions of torch and mamf in the process that measures it, such as its own check or the clock.
-So kernels that were loaded by path, and with ``--isolate`` all kernels, also compute on operands drawn by a fresh
-process. That process verifies the results on the CPU as it would a registered kernel's, and times launches with its own
+A kernel can replace functions of torch and mamf, such as its own verification or the clock, in the process that
+measures it. So mamf also lets kernels that were loaded by path, and with ``--isolate`` all kernels, compute on operands
+that a fresh process has drawn. The fresh process verifies the results on the CPU, and times the launches with its own
 clock.
 """
 
@@ -24,26 +24,27 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class Isolation:
-    """Checks the kernels of one device in a fresh process.
+    """A checker that lets a fresh process verify the kernels of one device. It keeps that process, and each answer.
 
-    ``checks_all_kernels``: whether all kernels are checked; None: only kernels that were loaded by path.
+    ``checks_all_kernels``: True if it checks every kernel, False if none; None: only kernels that were loaded by path.
     """
 
     checks_all_kernels: bool | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _answers: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
+    _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
-    def confirm(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """Check the row's kernel at its shape in a fresh process, once, and return the row: with the status
-        ``wrong_result`` if the kernel is wrong or slower there, with a remark if it could not be checked.
+    def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
+        """Let a fresh process check the row's kernel at the row's shape, at most once for each kernel, problem and
+        shape. Return the row: with the status ``wrong_result`` if the kernel gave a wrong result to that process or was
+        slower for it, with a remark if that process could not check it, else unchanged.
         """
         wanted = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
         if not (row.ok and wanted and backend.has_tensors):
             return row
         key = (row.kernel, row.problem, row.shape)
-        if key not in self._answers:
-            self._answers[key] = self._check_in_process(row, kernel, backend)
-        answer = self._answers[key]
+        if key not in self._answers_by_kernel_and_shape:
+            self._answers_by_kernel_and_shape[key] = self._check_in_process(row, kernel, backend)
+        answer = self._answers_by_kernel_and_shape[key]
         if answer.get("wrong"):
             return replace(row, status="wrong_result", reason=f"in a fresh process: {answer['wrong']}", summary=None)
         if answer.get("unknown"):
@@ -70,13 +71,16 @@ class Isolation:
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release()
-            if not is_whole:  # a message may be incomplete, for example after Ctrl-C
+            # Without a whole answer, for example after Ctrl-C, an incomplete message may be left in the process's pipe.
+            if not is_whole:
                 process.kill()
             self._process = process if is_whole else None
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """Start a checking process. It ends when its stdin closes; Ctrl-C does not reach it."""
+    """Start a process that checks kernels on request. It ends when its stdin closes. It has its own session, so that
+    Ctrl-C does not reach it.
+    """
     command = [sys.executable, "-c", "from mamf.operations.isolated import run_checks; run_checks()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
@@ -85,5 +89,5 @@ _ISOLATION_BY_BACKEND: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.W
 
 
 def get_isolation(backend: Backend) -> Isolation:
-    """Return the Isolation of an opened device."""
+    """Return the checker (``Isolation``) of an opened device, which is created on first use."""
     return _ISOLATION_BY_BACKEND.setdefault(backend, Isolation())

@@ -1,7 +1,7 @@
-"""Launches one kernel within a profiler's window. The profiler does not record launches outside it.
+"""Launch one kernel within a profiler's window, which is the part of the process that an external profiler records.
 
-Operands, settings and checks are the same as in a measurement (mamf.engine.measure). The times are not comparable,
-because nothing rests the device or flushes its cache.
+Operands, settings and checks are those of a measurement (mamf.engine.measure). But the launch times cannot be compared
+with those of a measurement, because here mamf neither rests the device nor flushes its cache.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import DeviceError, MamfError, UnsupportedError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 
-#: Runs a launch and returns the names of the kernels that ran on the device.
-Watch = Callable[[Callable[[], object]], Sequence[str]]
+#: A function that calls a launch and returns the names of the kernels that the launch ran on the device.
+LaunchWatcher = Callable[[Callable[[], object]], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What to launch. ``launches``: the number of launches in the window. ``verifies``: whether to verify results.
-    After the window, ``watch`` observes one launch, and ``repeats`` more launches show whether results repeat.
+    """A request to launch a kernel within a profiler's window.
+
+    - ``launches``: the number of launches in the window.
+    - ``verifies``: True if mamf verifies results before and after the window.
+    - ``watch_launch``: called with one more launch after the window, to find the kernels that it runs on the device.
+    - ``repeats``: the number of launches after the window whose results are compared with one another, to find out
+      whether the kernel is deterministic.
     """
 
     launches: int = 1
     verifies: bool = True
-    watch: Watch | None = None
+    watch_launch: LaunchWatcher | None = None
     repeats: int = 0
 
 
 @dataclass(frozen=True)
-class LaunchResult:
-    """The result of ``launch_in_window``.
+class ProfiledLaunches:
+    """The result of launching a kernel within a profiler's window.
 
-    - ``seconds``: the time between two marks of each launch in the window.
+    - ``seconds``: device seconds of each launch in the window, between the events around it.
     - ``preparing_seconds``: host time before the window, including compilation, tuning and the first launch.
-    - ``verdict``: None if nothing was verified.
-    - ``device_kernels``: the names of the kernels that ran on the device; None without ``watch``.
-    - ``is_deterministic``: whether all repeats gave the same bits; None if unknown.
+    - ``verdict``: how far the worst verified output is from its reference; None if nothing was verified.
+    - ``device_kernels``: the names of the kernels that a launch ran on the device; None if no launch was watched.
+    - ``is_deterministic``: True if all repeated launches gave equal bits; None if unknown.
     """
 
     seconds: tuple[float, ...]
@@ -51,20 +56,20 @@ class LaunchResult:
     is_deterministic: bool | None = None
 
 
-def launch_in_window(
-    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: LaunchRequest
-) -> LaunchResult:
-    """Prepare the kernel and verify a launch, then launch within the profiler's window and verify again.
+def launch_in_profiler_window(
+    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, request: LaunchRequest
+) -> ProfiledLaunches:
+    """Prepare the kernel, verify a launch, launch as ``request`` says within the profiler's window, and verify again.
 
-    Raises UnsupportedError if the kernel does not support the problem, WrongResultError, and DeviceError if a launch
-    fails.
+    Raises UnsupportedError if the kernel does not support the problem, WrongResultError if a result is wrong, and
+    DeviceError if a launch fails.
     """
     reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
     if reason:
         raise UnsupportedError(reason)
     try:
         with kernel.settings(backend, problem):
-            return _launch_and_verify(kernel, problem, shape, backend, asked)
+            return _launch_and_verify(kernel, problem, shape, backend, request)
     except MamfError:
         raise
     except get_plugin_errors() as error:
@@ -73,13 +78,13 @@ def launch_in_window(
 
 
 def _launch_and_verify(
-    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, asked: LaunchRequest
-) -> LaunchResult:
+    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, request: LaunchRequest
+) -> ProfiledLaunches:
     begun = backend.now()
     pool = backend.operand_pool(problem.data, problem.seed)
     ready = kernel.prepare(backend, problem, shape, pool)
     checked = CheckedKernel(ready)
-    if asked.verifies:
+    if request.verifies:
         checked.warm_up_and_verify(backend)
         checked.poison()
     else:
@@ -87,38 +92,41 @@ def _launch_and_verify(
         backend.synchronize()
     prepared = backend.now()
     with backend.profiler_window(f"{kernel.name} {shape}"):
-        marks = [launch_once(checked.launches[0], backend) for _ in range(asked.launches)]
+        marks = [launch_once(checked.launches[0], backend) for _ in range(request.launches)]
     backend.synchronize()
-    if asked.verifies:
+    if request.verifies:
         checked.verify()
         checked.require_unchanged_operands()
-    return LaunchResult(
+    return ProfiledLaunches(
         seconds=tuple(backend.seconds_between(*each) for each in marks),
         preparing_seconds=prepared - begun,
-        verdict=checked.verdict if asked.verifies else None,
-        device_kernels=asked.watch and tuple(asked.watch(checked.launches[0])),
-        is_deterministic=_check_determinism(checked, backend, asked.repeats, ready.checksum),
+        verdict=checked.verdict if request.verifies else None,
+        device_kernels=request.watch_launch and tuple(request.watch_launch(checked.launches[0])),
+        is_deterministic=_check_determinism(checked, backend, request.repeats, ready.checksum),
     )
 
 
 def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object, object]:
-    """Queue a launch between two marks, and return the marks."""
+    """Queue a launch between two marks (device events that take the time), and return both marks."""
     start = backend.mark()
     launch()
     backend.submit()
     return start, backend.mark()
 
 
-def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int) -> dict[str, tuple[int, float]]:
-    """Launch each part of a kernel separately. Return the FLOP and median seconds of each part, by its name. Raises
-    UnsupportedError if the kernel has no parts.
+def time_kernel_parts(
+    kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int
+) -> dict[str, tuple[int, float]]:
+    """Launch each part of a kernel, such as one of its matmuls, by itself ``launches`` times. Return the FLOP and the
+    median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
     """
     if not hasattr(kernel, "parts"):
         raise UnsupportedError(f"{kernel.name} is a single launch, so its parts cannot be timed: use the kernel eager")
     parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
-        _, *marks = [launch_once(launch, backend) for _ in range(launches + 1)]  # the first one warms up
+        # Ignore the time of the first launch: it warms up.
+        _, *marks = [launch_once(launch, backend) for _ in range(launches + 1)]
         backend.synchronize()
         found[name] = flop, statistics.median(backend.seconds_between(*each) for each in marks)
     return found
@@ -127,7 +135,10 @@ def time_parts(kernel: Any, problem: Any, shape: Any, backend: Backend, launches
 def _check_determinism(
     checked: CheckedKernel, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
 ) -> bool | None:
-    """Compare what launches return or, for kernels that return nothing, the checksum of their output."""
+    """Launch ``repeats`` times, and return whether all launches give equal bits; None if that cannot be checked or
+    ``repeats`` is 0. Compare what the launches return or, for kernels that return nothing, the ``checksum`` of their
+    output.
+    """
     digests = set[object]()
     for _ in range(repeats):
         checked.poison()

@@ -1,4 +1,6 @@
-"""Measures one kernel on one shape in one regime. Any failure becomes the status of the row and never ends the run."""
+"""Measure one kernel on one shape in one regime, which gives one row of a log. A failure of the kernel becomes the
+status of the row and does not end the run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
-from mamf.ceilings.ceiling import CONFIRM
+from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
@@ -19,49 +21,53 @@ from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 from mamf.statistics import compute_figure, compute_known_median, find_two_levels, summarize
 
-#: Takes a row's rate in FLOP/s, and returns whether to measure the row's true clock.
+#: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
 WantsClock = Callable[[float], bool]
 
 
 @dataclass
 class ClockChoice:
-    """Decides for each new row whether to measure its true clock.
+    """The rule by which a run decides for each new row whether to measure the true clock of the compute units, which
+    takes additional launches.
 
-    ``mode``: ALL_CLOCKS measures it for every row, NO_CLOCK for none. BEST_CLOCK measures it for each row that is
-    faster than all earlier rows of its problem, or of its shape if ``is_per_shape`` (for runs that compare kernels).
-    This includes the run's fastest row.
+    ``mode``: ALL_CLOCKS measures the clock for every row, NO_CLOCK for none, and BEST_CLOCK for each row that is faster
+    than all earlier rows with the row's problem. If ``is_per_shape`` (in runs that compare kernels), BEST_CLOCK
+    compares a row only with earlier rows of the row's shape. The fastest row of the run always gets its clock.
     """
 
     mode: str = NO_CLOCK
     is_per_shape: bool = False
-    _best: dict[Hashable, float] = field(default_factory=dict, init=False)
+    _best_rates: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_plan(cls, plan: Plan) -> ClockChoice:
-        """Return the choice for a plan. A run that compares its rows with other rows needs the clock of each row."""
+        """Return the rule for a plan: as its option says, except that runs whose rows are compared with rows of other
+        runs need the clock of each row.
+        """
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
     def make_clock_test(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str) -> WantsClock:
-        """Return a function that decides from a row's rate whether to measure the clock.
+        """Return a function that takes the rate of a row (FLOP/s) and returns whether to measure the true clock for it.
 
-        The function is always False for rows that only choose what to confirm.
+        If the row is of a ``phase`` of a search that only chooses which shapes to confirm, the function always returns
+        False.
         """
-        if self.mode == NO_CLOCK or phase not in ("", CONFIRM):
+        if self.mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return lambda rate: False
-        # Any candidate that is being confirmed may end up with the highest median.
-        of_shape = (shape, kernel) if phase == CONFIRM else (shape,) if self.is_per_shape else ()
+        # In the confirming phase of a search, any candidate may get the highest median, so each needs its clock.
+        of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
 
         def is_wanted(rate: float) -> bool:
-            is_best = rate > self._best.get(key, 0.0)
-            self._best[key] = max(rate, self._best.get(key, 0.0))
+            is_best = rate > self._best_rates.get(key, 0.0)
+            self._best_rates[key] = max(rate, self._best_rates.get(key, 0.0))
             return is_best or self.mode == ALL_CLOCKS
 
         return is_wanted
 
 
-_LAUNCHES_OF_AN_ESTIMATE = 3
+_ESTIMATE_LAUNCHES = 3
 
 
 def measure(
@@ -74,10 +80,13 @@ def measure(
     fastest_possible: float | None = None,
     wants_clock: WantsClock = lambda rate: False,
 ) -> Measurement:
-    """Prepare and verify a kernel, then take samples. ``fastest_possible``: the device's limit in work per second.
-    ``wants_clock``: takes the rate in FLOP/s, and returns whether to measure the true clock too.
+    """Prepare and verify a kernel on a shape, then take samples as the regime does until ``rule`` stops it. Return the
+    row. If anything fails, the row has another status than ``ok``. Raises only exceptions that end the run
+    (mamf.errors.ENDING_EXCEPTIONS).
 
-    Returns a Measurement with any status; raises only exceptions that end the run (mamf.errors.ENDING_EXCEPTIONS).
+    - ``pool``: the buffers of the operands, which rows of a run share.
+    - ``fastest_possible``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
+    - ``wants_clock``: takes the row's rate in FLOP/s, and returns whether to measure the true clock too.
     """
     run = _RowMeasurement(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
     backend = regime.backend
@@ -87,9 +96,9 @@ def measure(
         return run.make_measurement(
             "wrong_result", str(error), error=error.verdict.error, details=error.verdict.details
         )
-    except get_plugin_errors() as error:  # whatever a vendor's library raises becomes a status
+    except get_plugin_errors() as error:  # Whatever a vendor's library raises becomes the status of the row.
         status, reason = classify_error(error, kernel, backend)
-    # Not in the except block, because the traceback of its exception keeps the operands alive.
+    # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
         pool.release()
         backend.release_memory()
@@ -97,8 +106,8 @@ def measure(
 
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
-    """Return the status and reason of a row for an error. If the classification itself raises an error, the reason
-    describes that error.
+    """Return the status and the reason of a row whose measurement raised ``error``. If the kernel or the backend raises
+    another error when asked about ``error``, the reason describes that other error.
     """
     try:
         if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
@@ -132,41 +141,46 @@ class _RowMeasurement:
             checked = CheckedKernel(
                 kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.must_rewrite_output)
             )
-            # Compile, tune and verify now, so that no timed launch does it for the first time.
+            # Compile, tune and verify before any timed launch.
             estimate = checked.warm_up_and_verify(backend)
             if kernel.must_fit_a_train and self.regime.explain_too_long(estimate):
-                # The first launch may have compiled for minutes, and the compiler may still use the host.
-                estimate = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_OF_AN_ESTIMATE))
+                # Time more launches: the first one may have compiled, and the compiler may still use the host.
+                estimate = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCHES))
                 if reason := self.regime.explain_too_long(estimate):
                     return self.make_measurement("unsupported", reason)
             if kernel.reports_reserved:
                 checked.poison()
-                backend.release_memory()  # so that cached blocks of earlier launches do not count
+                backend.release_memory()  # Blocks that the allocator kept from earlier launches must not count.
             peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
             samples = self.regime.sample_and_verify(checked, self.rule, estimate)
-            self.measure_clock(checked, samples)
+            self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
         details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
-        return self.make_row(samples, verdict, peak, reserved)
+        return self.make_row_from_samples(samples, verdict, peak, reserved)
 
-    def measure_clock(self, checked: CheckedKernel, taken: Samples) -> None:
-        """Add the true clock to the samples, if the rate counts FLOP and the run wants the clock."""
+    def add_true_clock(self, checked: CheckedKernel, taken: Samples) -> None:
+        """Measure the true clock of the compute units and store it in ``taken``, if the operation counts FLOP and
+        ``wants_clock`` returns True for the rate.
+        """
         work = self.problem.work(self.shape)
         seconds = compute_figure(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
         if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
             taken.clock_hz = self.regime.measure_true_clock(checked, seconds)
 
-    def make_row(self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None) -> Measurement:
-        # Round as the log does, so that figures computed from the log are identical. No timer resolves a nanosecond.
+    def make_row_from_samples(
+        self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None
+    ) -> Measurement:
+        # Round to nanoseconds as the log does, so that figures computed from the log are identical to those of the row.
+        # No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in taken.seconds]
         work = self.problem.work(self.shape)
         accuracy = find_timer_accuracy(self.regime.backend.name, taken.timer_overhead)
         possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
-        if levels:  # the power controller alternates between two clocks
+        if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.make_measurement(
@@ -210,23 +224,26 @@ class _RowMeasurement:
 def build_row_from_samples(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
 ) -> Measurement:
-    """Build a row from samples that no visit of the regime took."""
+    """Build a row of the log from samples that the caller took without the regime's loop. ``verdict``: how far the
+    worst verified output is from its reference.
+    """
     limit = find_rate_limit(kernel, regime.backend.info, problem, shape)
-    return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row(
+    return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row_from_samples(
         taken, verdict, None, None
     )
 
 
 def find_rate_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
-    """Return the device's limit in work per second. None if the limit is unknown, or if the kernel approximates,
-    because its rate then counts work that it skips.
+    """Return the FLOP or bytes per second that the device cannot exceed with this problem and shape. Return None if
+    that limit is unknown, or if the kernel approximates: its rate counts work that it skips, so it may be higher.
     """
     return get_operation(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
 
 
 def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
-    """Whether the budget ended before a row had enough samples, or before the end of a sustained visit. A resumed run
-    measures such a row again. A visit that ended in time counts, even if its verification ended after the budget.
+    """Return whether the budget of the run ended before a row (``result``) had enough samples or, in sustained, before
+    its full measuring time. A resumed run measures such a row again. A row whose launches ended before ``deadline``
+    counts as complete, even if its verification ended after ``deadline``.
     """
     if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
         return False
@@ -237,10 +254,10 @@ def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, no
 
 
 def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
-    """Measure the bytes that one launch needs: operands, saved tensors and the memory that it allocates. Other memory
-    of the process does not count. None if the backend does not report memory.
+    """Measure the bytes of device memory that one launch needs: operands, saved tensors and what the launch allocates.
+    Other memory of the process does not count. Return None if the backend does not report memory.
     """
-    checked.poison()  # releases what earlier launches returned
+    checked.poison()  # This releases what earlier launches returned.
     before = backend.allocated_memory()
     if before is None:
         return None
@@ -256,7 +273,10 @@ def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape
 
 
 def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:
-    """Summarize readings: median clock, highest temperature, and throttle reasons in at least a tenth of them."""
+    """Summarize sensor readings as the conditions of a row: median clock, highest temperature, and the throttle reasons
+    that occur in at least a tenth of the readings. ``watts``: the power from an energy counter; if None, the median
+    power of the readings is used.
+    """
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
         clock_hz=_round_optional(compute_known_median([reading.clock_hz for reading in readings]), 0),

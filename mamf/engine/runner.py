@@ -240,7 +240,7 @@ class Runner:
             row = measure(
                 kernel, problem, step.shape, step.regime, self.get_operand_pool(problem), rule, limit, wants_clock
             )
-            row = get_isolation(self.backend).confirm(row, kernel, self.backend)
+            row = get_isolation(self.backend).confirm_in_fresh_process(row, kernel, self.backend)
         finally:
             crashes.set_pending_row(None)
         if row.status == "failed":

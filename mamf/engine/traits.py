@@ -1,7 +1,8 @@
-"""Measures the traits that the regimes use, on devices whose adapters only assume them.
+"""Measure the traits (reaction to load, wake-up, cache size) by which the regimes time their rests and launches, on
+devices whose backend only assumes them.
 
-In about 7 s it measures how much slower launches are after a rest, when the power controller reacts to load, how long
-the device must rest afterwards, and the size of the cache (from the bandwidth of copies).
+In about 7 s, the code measures how much slower launches are after a rest, when the power controller reacts to load, how
+long the device must rest after load to regain its speed, and the size of the cache (from the bandwidth of copies).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
-from mamf.calibration import ASSUMED, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
@@ -25,27 +26,29 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
 Launch = Callable[[], object]
-_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# The host affects a launch this long only a little; a lead this long puts the host ahead of the device.
-_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
-_RESTS, _ROUNDS, _TRAIN_SECONDS, _MAX_IN_TRAIN = (0.01, 0.1, 0.5), 3, 0.1, 200
-_LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERIES = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
-# Below these ratios of launch times, launches count as awake, as not slowed and as recovered. Launches count as settled
-# if their times differ by at most the share _SETTLED.
-_AWAKE, _SLOWED, _RECOVERED, _SETTLED = 1.05, 1.03, 1.015, 0.01
-# A train takes a quarter of the controller's reaction time. A device has recovered if it keeps its first speed for
-# three quarters of it.
-_TRAIN_SHARE, _RECOVERY_SHARE, _SHORTEST_TRAIN, _LONGEST_TRAIN = 0.25, 0.75, 0.001, 0.1
-# Total sizes of the two arrays of a copy. A cache counts as detected if copies of at least _MIN_IN_CACHE sizes are
-# _IN_CACHE times as fast as copies in memory.
+_MATMUL_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# The host hardly affects the time of a launch of _MIN_LAUNCH_SECONDS. Flushes of _LEAD_BYTES that take the device
+# _LEAD_SECONDS put the host ahead of the device.
+_MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
+_WAKE_REST_SECONDS, _WAKE_ROUNDS, _WAKE_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
+_LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
+# A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones, slowed by load if launches
+# take more than _MIN_SLOWED_RATIO times as long as the first ones, and recovered if they take at most
+# _MAX_RECOVERED_RATIO times as long as these. It has settled if launch times differ by at most this share.
+_MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
+# Burst's trains (launches between two rests) may take a quarter of the time after which the power controller reacts to
+# load. A device has recovered if it keeps its initial speed for three quarters of that time.
+_TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
+# The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZES of these
+# sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
 _COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_COPIES, _MIN_IN_CACHE, _IN_CACHE = 20, 2, 1.3
+_COPY_LAUNCHES, _MIN_CACHED_SIZES, _MIN_CACHE_SPEEDUP = 20, 2, 1.3
 
 
 @dataclass(frozen=True)
 class MeasuredTraits:
-    """The traits of one device. ``cache_bytes``: None if no cache was detected. ``findings``: the traits in words, for
-    people.
+    """The traits of one device as mamf measured them, for the regimes burst and sustained. ``cache_bytes``: the size of
+    its cache; None if copies show none. ``findings``: the traits in words, for the terminal.
     """
 
     burst: BurstTraits
@@ -54,25 +57,26 @@ class MeasuredTraits:
     findings: Sequence[Advice]
 
 
-#: The traits measured in this process, by backend, index and name of the device.
-_measured: dict[tuple[str, int, str], MeasuredTraits] = {}
+#: The traits that this process has measured, by the backend, index and name of the device.
+_traits_by_device: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
 def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
-    """Measure the traits of a device if its adapter only assumes them, once per process. Store the traits in the
-    backend and return the findings. If the measurement fails, keep the assumed traits; a remark in each row says so.
+    """Measure the traits of a device if its backend only assumes them, once per process. Store the traits in the
+    backend, and return them in words (nothing if the backend knows them). If the measurement fails, keep the assumed
+    traits; a remark in each row says so. ``on_start``: called with a message before the measurement.
     """
-    if ASSUMED not in (backend.burst_traits.remark, backend.sustained_traits.remark):
+    if ASSUMED_TRAITS not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
     info = backend.info
     key = (backend.name, backend.index, info.name)
-    if key not in _measured:
+    if key not in _traits_by_device:
         on_start(
             f"measuring how {info.name} wakes up, slows down and settles, because "
             "its backend has only assumed values (8 s)"
         )
-        _measured[key] = _measure_or_assume_traits(backend)
-    found = _measured[key]
+        _traits_by_device[key] = _measure_or_assume_traits(backend)
+    found = _traits_by_device[key]
     backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
     backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
     return found.findings
@@ -81,72 +85,80 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
 def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
-    except get_plugin_errors() as error:  # whatever a vendor's library raises
+    except get_plugin_errors() as error:  # These include whatever a vendor's library raises.
         remark = f"lengths of rests and trains are assumed, because measuring them failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
     return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
 
 def measure_traits(backend: Backend) -> MeasuredTraits:
-    """Measure the traits with the device's default matmul and copies. Raises any error of their launches."""
+    """Measure the traits of a device by launching its default matmul and copies. Raise any error of these launches."""
     cache = backend.info.cache_bytes or measure_cache_bytes(backend)
-    with _prepare_matmul(backend) as launch, disable_garbage_collection():
-        probe = _Probe(backend, launch)
-        wake, reaction = probe.measure_wake(), probe.measure_reaction()
-        recovery = None if reaction.seconds is None else probe.measure_recovery(reaction.first, reaction.seconds)
+    with _prepare_matmul_launch(backend) as launch, disable_garbage_collection():
+        probe = _TraitProbe(backend, launch)
+        wake, reaction = probe.measure_wake_up(), probe.measure_reaction()
+        recovery = (
+            None
+            if reaction.seconds is None
+            else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds)
+        )
     burst = _make_burst_traits(backend.burst_traits, wake, reaction, recovery)
-    sustained = _make_sustained_traits(backend.sustained_traits, reaction.settled)
+    sustained = _make_sustained_traits(backend.sustained_traits, reaction.settling_seconds)
     return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
 
 
 def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, recovery: float | None) -> BurstTraits:
     traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
-    if wake.seconds > _TRAIN_SECONDS / 2:
+    if wake.seconds > _WAKE_TRAIN_SECONDS / 2:
         remarks.append(f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds:.2g} s or more")
     if reaction.seconds is not None:
-        train = min(max(_TRAIN_SHARE * reaction.seconds, _SHORTEST_TRAIN), _LONGEST_TRAIN)
+        train = min(max(_TRAIN_SHARE_OF_REACTION * reaction.seconds, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS)
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
-        remarks += [] if recovery else [f"a rest of {_RECOVERIES[-1]:g} s did not restore the initial speed"]
-    elif wake.seconds or reaction.remark:  # rests do not help here, and cause a wake-up delay
+        remarks += [] if recovery else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
+    elif wake.seconds or reaction.remark:  # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
 
-def _make_sustained_traits(assumed: SustainedTraits, settled: float | None) -> SustainedTraits:
-    """Return the sustained traits, never shorter than assumed. ``settled``: seconds of load until launch times no
-    longer change; None if they never settled.
+def _make_sustained_traits(assumed: SustainedTraits, settling_seconds: float | None) -> SustainedTraits:
+    """Return the traits for sustained: the assumed ones, with times at least as long as ``settling_seconds``, the
+    seconds of load until launch times no longer change (None: they kept changing).
     """
-    if settled is None:
+    if settling_seconds is None:
         return replace(assumed, remark=f"this device did not settle within {_LOAD_SECONDS:g} s of load when probed")
-    settle, restart = (max(each, settled) for each in (assumed.settle_seconds, assumed.restart_seconds))
+    settle, restart = (max(each, settling_seconds) for each in (assumed.settle_seconds, assumed.restart_seconds))
     return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:
-    """Return the size in bytes of the largest copies that are clearly faster than copies in memory, or None."""
+    """Return the size in bytes of the device's cache: of the largest copies that are clearly faster than copies in
+    memory; None if no copies are.
+    """
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
     problem = of.problem_for(backend, {"pattern": "copy"})
     pool, free = backend.operand_pool(problem.data, problem.seed), backend.free_memory()
-    probe, rates = _Probe(backend, lambda: None), dict[int, float]()
-    # The largest first, so that the pool allocates only once.
+    probe, rates = _TraitProbe(backend, lambda: None), dict[int, float]()
+    # Begin with the largest size, so that the pool allocates only once.
     sizes = [round(size * MIB) for size in reversed(_COPIED_MIB) if free is None or 2 * size * MIB <= free]
     try:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
-            once = _time_launches(backend, launch, 1)
-            probe.queue_lead()  # so that small copies do not wait for the host
-            rates[size] = size / _time_launches(backend, launch, 3 if once > _LAUNCH_SECONDS else _COPIES)
+            once = _measure_launch_seconds(backend, launch, 1)
+            probe.queue_flushes_ahead()  # Without flushes ahead, small copies would wait for the host.
+            rates[size] = size / _measure_launch_seconds(
+                backend, launch, 3 if once > _MIN_LAUNCH_SECONDS else _COPY_LAUNCHES
+            )
     finally:
         pool.release()
         backend.release_memory()
     of_memory = median(rates[size] for size in sizes[:3])
-    cached = [size for size in sizes if rates[size] >= _IN_CACHE * of_memory]
-    return max(cached) if len(cached) >= _MIN_IN_CACHE else None
+    cached = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * of_memory]
+    return max(cached) if len(cached) >= _MIN_CACHED_SIZES else None
 
 
-def _time_launches(backend: Backend, launch: Launch, count: int) -> float:
-    """Return the mean seconds of ``count`` launches, after one warm-up launch."""
+def _measure_launch_seconds(backend: Backend, launch: Launch, count: int) -> float:
+    """Launch once to warm up, then ``count`` times, and return the mean device seconds of these ``count`` launches."""
     launch()
     backend.submit()
     start = backend.mark()
@@ -159,9 +171,9 @@ def _time_launches(backend: Backend, launch: Launch, count: int) -> float:
 
 
 @contextmanager
-def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
-    """Prepare the default matmul, and yield its launch. The size is the smallest of _SIZES at which a launch takes at
-    least _LAUNCH_SECONDS, or the largest of _SIZES.
+def _prepare_matmul_launch(backend: Backend) -> Iterator[Launch]:
+    """Prepare the device's default matmul, yield its launch, and release its operands at the end. M = N = K is the
+    smallest of _MATMUL_SIZES at which a launch takes at least _MIN_LAUNCH_SECONDS, or the largest of _MATMUL_SIZES.
     """
     problem = problem_for(backend, None)
     kernel, pool = choose_matmul_kernel(backend, problem), backend.operand_pool(problem.data, problem.seed)
@@ -169,9 +181,9 @@ def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
         raise UnsupportedError(reason)
     try:
         with kernel.settings(backend, problem):
-            for size in _SIZES:
+            for size in _MATMUL_SIZES:
                 launch = kernel.prepare(backend, problem, MatmulShape(size, size, size), pool).launches[0]
-                if _time_launches(backend, launch, 3) >= _LAUNCH_SECONDS:
+                if _measure_launch_seconds(backend, launch, 3) >= _MIN_LAUNCH_SECONDS:
                     break
             yield launch
     finally:
@@ -180,8 +192,8 @@ def _prepare_matmul(backend: Backend) -> Iterator[Launch]:
 
 
 class WakeUp(NamedTuple):
-    """The wake-up after a rest: the first launch takes ``slowdown`` times as long as usual, and launches are slower for
-    ``seconds`` of load (0 if no launch is slower).
+    """The wake-up of a device after a rest: the first launch takes ``slowdown`` times as long as later ones, and it
+    takes ``seconds`` of load until launches are no longer slow (0 if none is slow).
     """
 
     slowdown: float
@@ -189,73 +201,82 @@ class WakeUp(NamedTuple):
 
 
 class Reaction(NamedTuple):
-    """The reaction to load.
+    """The reaction of a device to load that begins after a rest.
 
     - ``seconds``: seconds of load until launches become slower; None if they never do.
-    - ``slower``: how much longer launches take after that, as a share of ``first``.
-    - ``settled``: seconds of load until launch times no longer change; None if they still changed at the end.
-    - ``first``: seconds of a launch at the start.
+    - ``slowdown_share``: how much longer launches take under lasting load than at its start, as a share of
+      ``first_launch_seconds``.
+    - ``settling_seconds``: seconds of load until launch times no longer change; None if they still changed at the end.
+    - ``first_launch_seconds``: device seconds of a launch at the start of the load.
     """
 
     seconds: float | None
-    slower: float
-    settled: float | None
-    first: float
+    slowdown_share: float
+    settling_seconds: float | None
+    first_launch_seconds: float
 
     @property
     def remark(self) -> str:
-        is_slow = self.slower < 1 / _AWAKE - 1
-        return f"launches became {1 / (1 + self.slower):.2g} times faster within seconds of load" if is_slow else ""
+        is_slow = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
+        return (
+            f"launches became {1 / (1 + self.slowdown_share):.2g} times faster within seconds of load"
+            if is_slow
+            else ""
+        )
 
 
-def _find_swing_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
-    """Return the moment from which the power controller only oscillates: the means over the last two periods agree.
-    None if they do not, or if launches are too long to tell.
+def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
+    """Return the seconds of load after which the power controller only oscillates around one speed: the start of its
+    last two periods, if the mean launch times of these agree. Return None if they do not, or if blocks of launches are
+    too long to tell. ``ends``, ``seconds``: the end of each block since the start of the load, and the mean seconds of
+    a launch in it.
     """
     swing, last = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
         [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + swing]
         for since in (last - 2 * swing, last - swing)
     )
-    agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _SETTLED
+    agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
     return last - 2 * swing if agree else None
 
 
-class _Probe:
+class _TraitProbe:
     def __init__(self, backend: Backend, launch: Launch) -> None:
         self.backend, self.launch = backend, launch
-        self.launch_seconds = _time_launches(backend, launch, 10)
-        self.flush_seconds = _time_launches(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
-        self.waking = 0.0
+        self.launch_seconds = _measure_launch_seconds(backend, launch, 10)
+        self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
+        self.wake_seconds = 0.0
 
-    def queue_lead(self) -> None:
-        """Queue flushes, as before a train in burst. They wake the device, and the host gets ahead of it."""
-        for _ in range(1 + int(max(_LEAD_SECONDS, self.waking) / self.flush_seconds)):
+    def queue_flushes_ahead(self) -> None:
+        """Queue cache flushes so that the device wakes up and the host gets ahead of it, as the burst regime does."""
+        for _ in range(1 + int(max(_LEAD_SECONDS, self.wake_seconds) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_BYTES)
 
-    def measure_wake(self) -> WakeUp:
-        """Return the longest wake-up over all rests. The wake-up after a rest is the shortest of several rounds,
-        because of noise.
+    def measure_wake_up(self) -> WakeUp:
+        """Return the largest slowdown and the longest wake-up after rests of different lengths. Each rest is repeated,
+        and the shortest wake-up after it counts, because noise only makes it longer.
         """
-        found = [min(self._measure_wake_after(rest) for _ in range(_ROUNDS)) for rest in _RESTS]
-        self.waking = max(seconds for seconds, _times in found)
-        return WakeUp(max(times for _seconds, times in found), self.waking)
+        found = [min(self._measure_wake_up_after(rest) for _ in range(_WAKE_ROUNDS)) for rest in _WAKE_REST_SECONDS]
+        self.wake_seconds = max(seconds for seconds, _times in found)
+        return WakeUp(max(times for _seconds, times in found), self.wake_seconds)
 
-    def _measure_wake_after(self, rest: float) -> tuple[float, float]:
+    def _measure_wake_up_after(self, rest: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest)
-        windows = self._run_train(_TRAIN_SECONDS)
+        windows = self._run_train(_WAKE_TRAIN_SECONDS)
         steady = median(windows[len(windows) // 2 :])
-        slow = next((index for index, window in enumerate(windows) if window <= _AWAKE * steady), len(windows))
+        slow = next(
+            (index for index, window in enumerate(windows) if window <= _MAX_AWAKE_RATIO * steady), len(windows)
+        )
         after = windows[slow : slow + 10] or windows
         return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
 
     def _run_train(self, seconds: float) -> list[float]:
-        """Return the seconds of each launch of a train, queued behind a lead."""
+        """Launch for about ``seconds`` behind flushes that put the host ahead, and return each launch's seconds."""
         backend = self.backend
-        self.queue_lead()
+        self.queue_flushes_ahead()
         marks = [backend.mark()]
-        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_IN_TRAIN)):
+        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
             self.launch()
             backend.submit()
             marks.append(backend.mark())
@@ -263,33 +284,39 @@ class _Probe:
         return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
     def measure_reaction(self) -> Reaction:
-        """Rest the device, load it for seconds, and describe how the time of a launch changes."""
-        self.backend.sleep(_RECOVERIES[-1])
-        ends, seconds = self._load_device(_LOAD_SECONDS)
-        awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.waking]
-        first, settled = median(awake[:3]), median(awake[-len(awake) // 3 :])
-        bound = first + (settled - first) / 4
-        is_slower = [end > self.waking and each > bound for end, each in zip(ends, seconds, strict=True)]
+        """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
+        self.backend.sleep(_RECOVERY_REST_SECONDS[-1])
+        ends, seconds = self._load_and_time_blocks(_LOAD_SECONDS)
+        awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.wake_seconds]
+        first_launch_seconds, settled_launch_seconds = median(awake[:3]), median(awake[-len(awake) // 3 :])
+        bound = first_launch_seconds + (settled_launch_seconds - first_launch_seconds) / 4
+        is_slower = [end > self.wake_seconds and each > bound for end, each in zip(ends, seconds, strict=True)]
         begins = (end for end, now, then in zip([0.0, *ends], is_slower, is_slower[1:], strict=False) if now and then)
         smooth = (median(seconds[max(0, index - 4) : index + 5]) for index in range(len(seconds)))
         last = max(
-            (end for end, each in zip(ends, smooth, strict=True) if abs(each / settled - 1) > _SETTLED), default=0.0
+            (
+                end
+                for end, each in zip(ends, smooth, strict=True)
+                if abs(each / settled_launch_seconds - 1) > _MAX_SETTLED_DEVIATION
+            ),
+            default=0.0,
         )
         return Reaction(
-            seconds=next(begins, None) if settled > _SLOWED * first else None,
-            slower=settled / first - 1,
-            settled=last if last < 0.8 * ends[-1] else _find_swing_start(ends, seconds, self.backend),
-            first=first,
+            seconds=next(begins, None) if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds else None,
+            slowdown_share=settled_launch_seconds / first_launch_seconds - 1,
+            settling_seconds=last if last < 0.8 * ends[-1] else _find_oscillation_start(ends, seconds, self.backend),
+            first_launch_seconds=first_launch_seconds,
         )
 
-    def _load_device(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Load the device for ``seconds``. Return two lists with one value per block: the seconds from the start of the
-        load to the end of the block, and the mean seconds of a launch in it.
+    def _load_and_time_blocks(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Load the device for ``seconds`` with blocks of launches. Return two lists with one value per block: the
+        seconds from the start of the load to the end of the block, and the mean seconds of a launch in the block.
         """
         backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
         start = backend.mark()
         queued, ends, each = deque([start]), [0.0], list[float]()
-        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):  # ends even if the clock does not advance
+        # Limit the number of blocks, so that the loop ends even if the device's clock does not advance.
+        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):
             for _ in range(count):
                 self.launch()
                 backend.submit()
@@ -304,15 +331,16 @@ class _Probe:
         backend.synchronize()
         return ends[1:], each
 
-    def measure_recovery(self, first: float, reaction: float) -> float | None:
-        """Return the shortest rest of _RECOVERIES after which a loaded device regains its first speed, and keeps it for
-        nearly as long as its controller takes to react; None if even the longest is too short.
+    def measure_recovery(self, first_launch_seconds: float, reaction: float) -> float | None:
+        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is again as fast as at first
+        (``first_launch_seconds``), for nearly the ``reaction`` seconds after which its power controller reacts to load.
+        Return None if even the longest of these rests is too short.
         """
-        for rest in _RECOVERIES:
-            self._load_device(max(0.2, 3 * reaction))
+        for rest in _RECOVERY_REST_SECONDS:
+            self._load_and_time_blocks(max(0.2, 3 * reaction))
             self.backend.sleep(rest)
-            train = self._run_train(_RECOVERY_SHARE * reaction)
-            if median(train[len(train) // 2 :]) <= _RECOVERED * first:
+            train = self._run_train(_RECOVERY_SHARE_OF_REACTION * reaction)
+            if median(train[len(train) // 2 :]) <= _MAX_RECOVERED_RATIO * first_launch_seconds:
                 return rest
         return None
 
@@ -324,10 +352,12 @@ def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None,
     slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
     if reaction.seconds is not None:
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
-        slowed = f"launches take {reaction.slower:.0%} longer after {reaction.seconds * 1e3:.3g} ms of load; {back}"
+        slowed = (
+            f"launches take {reaction.slowdown_share:.0%} longer after {reaction.seconds * 1e3:.3g} ms of load; {back}"
+        )
     size = "the bandwidth of copies shows no cache" if cache is None else f"{cache / MIB:.3g} MiB"
     return (
         Advice("wake-up", "ok", woken),
-        Advice("reaction to load", "ok" if reaction.settled is not None else "unknown", slowed),
+        Advice("reaction to load", "ok" if reaction.settling_seconds is not None else "unknown", slowed),
         Advice("cache", "ok" if cache else "unknown", size),
     )

@@ -17,7 +17,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.contribution.known_ceilings import datasheet_peak, measured_peak, resolve_backend
+from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, resolve_backend
 from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number, shorten
 from mamf.integrations.model_flops import model_flops
@@ -320,10 +320,10 @@ class Meter:
     def _find_peak_and_ceiling(self, dtype: str) -> tuple[float, float]:
         """Return FLOP/s of the datasheet and of the ceiling in a dtype; NaN if unknown."""
         if dtype not in self._peaks_and_ceilings:
-            listed, ceiling = datasheet_peak(self.backend.info, dtype), self._given_ceiling
+            listed, ceiling = find_datasheet_peak(self.backend.info, dtype), self._given_ceiling
             if ceiling is None:
                 try:
-                    ceiling = measured_peak(self.backend, dtype).flops
+                    ceiling = find_measured_peak(self.backend, dtype).flops
                 except MamfError as error:
                     ceiling = _NAN
                     if not self._warned:

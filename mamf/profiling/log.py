@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_atomically
-from mamf.logs.records import known_ceiling_from_record, known_ceiling_record, read_record, utc_now
-from mamf.logs.run_log import MALFORMED, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
+from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
+from mamf.logs.run_log import MALFORMED_ERRORS, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.logs.writer import encode_record
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import IDLE, Rate
@@ -79,14 +79,14 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         "tier": TIER,
         "tool": get_tool_version(),
         "command": command,
-        "started": utc_now(),
+        "started": get_utc_time(),
         "script": script,
         "environment": describe_environment(),
     }
     lines = [encode_record("header", header)]
     for record, (field, _) in _RECORDS.items():
         for row in getattr(profile, field):
-            values = known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
+            values = make_known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
             lines.append(encode_record(record, values))
     lines.append(encode_record("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS}))
     return create_atomically(path, b"".join(lines), is_numbered=True)
@@ -112,9 +112,9 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
                 return script, _read_profile(rows, record)
             if record["record"] in _RECORDS:
                 field, kind = _RECORDS[record["record"]]
-                rows[field].append(known_ceiling_from_record(record) if kind is Rate else read_record(record, kind))
+                rows[field].append(read_known_ceiling_record(record) if kind is Rate else read_record(record, kind))
         raise ValueError("the log has no summary: its end was cut off")
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
 
@@ -177,7 +177,7 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
         Lines(list(_explain_tables(profile))),
         Answer([describe_largest_classes(profile)]),
     ]
-    whole["ceilings"] = list(map(known_ceiling_record, profile.ceilings))
+    whole["ceilings"] = list(map(make_known_ceiling_record, profile.ceilings))
     data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED_FIELDS}}
     return Document(f"Profile of {script}", blocks, data)
 

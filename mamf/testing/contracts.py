@@ -14,7 +14,7 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
 from mamf.kernel import AnyKernel
-from mamf.logs.records import measurement_from_record, measurement_record
+from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
 from mamf.operation import Operation
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -308,6 +308,6 @@ class OperationContract(_KernelFixture):
         problem, shape = operation.problem_for(backend, {}), operation.parse_shape(operation.shape_example)
         row = self.measure_row(backend, kernel, problem, shape)
         assert row.status in ("ok", "unsupported"), row.reason
-        record = json.loads(json.dumps(measurement_record(row)))
+        record = json.loads(json.dumps(make_measurement_record(row)))
         if row.ok and "problem" in record:
-            assert measurement_from_record(record, {}) == row
+            assert read_measurement_record(record, {}) == row

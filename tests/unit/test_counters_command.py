@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mamf.cli import main
-from mamf.engine.launching import launch_in_window
+from mamf.engine.launching import launch_in_profiler_window
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
 from mamf.profiling.counters import ncu
@@ -105,9 +105,9 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
 
     def launch(kernel, *asked):
         launched.append(asked)
-        return launch_in_window(kernel, *asked)
+        return launch_in_profiler_window(kernel, *asked)
 
-    monkeypatch.setattr("mamf.engine.launching.launch_in_window", launch)
+    monkeypatch.setattr("mamf.engine.launching.launch_in_profiler_window", launch)
     assert main(command[command.index("run") :]) == 0
     assert launched[0][:2] == (problem, shape)
     assert launched[0][-1].launches == 2

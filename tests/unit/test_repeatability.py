@@ -16,7 +16,7 @@ from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.logs.records import measurement_from_record, measurement_record
+from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.statistics import (
@@ -219,6 +219,6 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
 def test_a_log_keeps_the_calibration_that_it_holds():
     row = row_of(Burst)
     kept = replace(row, repeatability=replace(row.repeatability, run=0.1))
-    record = json.loads(json.dumps(measurement_record(kept)))
+    record = json.loads(json.dumps(make_measurement_record(kept)))
     header = {"device": {"backend": "cuda"}}
-    assert measurement_from_record(record, header).repeatability == kept.repeatability
+    assert read_measurement_record(record, header).repeatability == kept.repeatability

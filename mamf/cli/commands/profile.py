@@ -244,7 +244,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
     The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
     a log has no sustained ceiling.
     """
-    from mamf.ceilings.ceiling import mark_as_given
+    from mamf.ceilings.ceiling import mark_as_from_option
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
@@ -255,17 +255,17 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
         if SUSTAINED not in log.ceilings:
             known = f"it has: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({known}); measure one with 'mamf find'")
-        given |= {key: mark_as_given(each) for key, each in log.all_ceilings.items()}
+        given |= {key: mark_as_from_option(each) for key, each in log.all_ceilings.items()}
     return lambda dtype: find_rate(given, dtype, SUSTAINED)
 
 
 @functools.cache
 def find_known_ceiling(device: str | None, dtype: str) -> Rate | None:
     """Return the sustained ceiling that was measured here or contributed, never a datasheet peak; or else None."""
-    from mamf.contribution.known_ceilings import measured_peak
+    from mamf.contribution.known_ceilings import find_measured_peak
 
     try:
-        return measured_peak(device, dtype, SUSTAINED)
+        return find_measured_peak(device, dtype, SUSTAINED)
     except MamfError:
         return None
 

@@ -15,7 +15,7 @@ from mamf.kernel import Work
 from mamf.measurement import TERA
 
 if TYPE_CHECKING:
-    from mamf.engine.launching import LaunchResult
+    from mamf.engine.launching import ProfiledLaunches
 
 EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launch once and verify; works with any kernel
@@ -59,7 +59,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.engine.launching import LaunchRequest, launch_in_window
+    from mamf.engine.launching import LaunchRequest, launch_in_profiler_window
     from mamf.plugins.discovery import choose_kernels, find_operation, make_operation, open_backend
     from mamf.profiling.running import list_device_kernels
 
@@ -70,14 +70,14 @@ def run(options: argparse.Namespace) -> int:
     shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
     problem = _require_single("problem", request.make_problems(backend), "each value once")
     if options.parts:
-        from mamf.engine.launching import time_parts
+        from mamf.engine.launching import time_kernel_parts
 
-        for line in _format_parts(time_parts(kernel, problem, shape, backend, options.launches)):
+        for line in _format_parts(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             say(line)
         return 0
     watch = list_device_kernels if options.kernel_names else None
     asked = LaunchRequest(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
-    launched = launch_in_window(kernel, problem, shape, backend, asked)
+    launched = launch_in_profiler_window(kernel, problem, shape, backend, asked)
     words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_format_launches(launched, problem.work(shape))]
@@ -107,7 +107,7 @@ def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
-def _format_launches(launched: LaunchResult, work: Work) -> Iterator[str]:
+def _format_launches(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
     from mamf.report.document import format_significant, rate_text
 
     if launched.verdict is None:

@@ -204,15 +204,18 @@ class Regime(ABC):
         self.backend.submit()
         return start, self.backend.mark()
 
-    def queue_idle_mark(self) -> object:
-        """Queue an idle mark (``Backend.idle_mark``); None if the device has none or is idle already."""
-        return self.backend.idle_mark() if self.backend.has_idle_marks else None
+    def queue_idle_mark(self, after: object) -> object:
+        """Queue an idle mark (``Backend.idle_mark``). None if the device has none, or if it has already reached the
+        mark ``after``.
+        """
+        return self.backend.idle_mark(after) if self.backend.has_idle_marks else None
 
     def queue_marks_behind_flushes(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
         """Queue a mark and an idle mark (or None) behind flushes, which keep the device busy until both are queued."""
         for _ in range(flushes):
             self.backend.flush_cache()
-        return self.backend.mark(), self.queue_idle_mark()
+        mark = self.backend.mark()
+        return mark, self.queue_idle_mark(mark)
 
     def synchronize(self, checked: CheckedKernel, end: object, idle: object) -> None:
         """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle
@@ -231,7 +234,7 @@ class Regime(ABC):
         measured now between marks without a launch: with the largest of _MEDIANS medians.
         """
         gap, allowed = statistics.median(checked.gaps or [0.0]), max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
-        # There are no gaps if the device has no idle marks, or if it was idle when they were queued.
+        # There are no gaps if the device has no idle marks, or if it always reached the end before they were queued.
         if not checked.gaps or gap - (usual := self._idle_mark_seconds[0]) <= allowed:
             return
         flushes = [_FLUSHES_AHEAD] * min(len(checked.gaps), _PAIRS_IN_MEDIAN)

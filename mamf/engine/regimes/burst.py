@@ -275,7 +275,7 @@ class Burst(Regime):
             resumed = backend.now()
             marks.append(self._flush_and_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
-            idle = self.queue_idle_mark()
+            idle = self.queue_idle_mark(marks[-1][1])
             reading = self.read_sensors()
             self.synchronize(checked, marks[-1][1], idle)
         seconds = [backend.seconds_between(start, end) for start, end in marks]

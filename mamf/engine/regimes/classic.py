@@ -71,7 +71,7 @@ class Classic(Regime):
             late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
             if late or rule.is_budget_over(now):
                 break
-        idle = self.queue_idle_mark()
+        idle = self.queue_idle_mark(marks[-1][1])
         taken.add_reading(self.read_sensors())
         self.synchronize(checked, marks[-1][1], idle)
         checked.verify()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.calibration import ANEW, find_calibration
+from mamf.calibration import AFTER_REST, find_calibration
 from mamf.engine.regimes.base import CheckedKernel, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
 from mamf.machine.environment import disable_garbage_collection
@@ -100,7 +100,7 @@ class Sustained(Regime):
     def find_repeatability(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
         known = traits.anew_repeatability if self.power_reset else traits.repeatability
-        return known or find_calibration(self.backend.name, ANEW if self.power_reset else self.name, problem)
+        return known or find_calibration(self.backend.name, AFTER_REST if self.power_reset else self.name, problem)
 
     @property
     def caveat(self) -> str:

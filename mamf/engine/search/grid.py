@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.engine.estimate import SMALLEST_PROBE, choose_working_kernels, measure_matmul_flops
+from mamf.engine.estimate import MIN_PROBE_SIZE, choose_working_kernels, measure_matmul_flops
 from mamf.engine.search.rounds import Rounds
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.found import find_cached_ceiling
@@ -167,7 +167,7 @@ def plan_search(
         if is_quick:
             grid = replace(grid, most_flop=_QUICK_SHARE * grid.most_flop)
     except UnsupportedError:  # a row will say why
-        grid, scouts, refinements = MatmulGrid(*((SMALLEST_PROBE,),) * 3), 1, 0
+        grid, scouts, refinements = MatmulGrid(*((MIN_PROBE_SIZE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
         raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise the budget")

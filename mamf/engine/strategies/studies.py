@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
+from mamf.ceilings.ceiling import CONFIRM_PHASE, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, canonicalize_dtype_name
 from mamf.engine.measure import build_row_from_samples, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
@@ -27,7 +27,7 @@ from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.entries import Entry, combine_visits, group_by_step
+from mamf.logs.entries import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
 from mamf.operation import make_operation_plan
@@ -46,7 +46,7 @@ class GuardStrategy(RowsStrategy):
     """
 
     def __init__(
-        self, setup: Setup, baseline: Mapping[object, Entry] | None = None, tolerance: float = DEFAULT_TOLERANCE
+        self, setup: Setup, baseline: Mapping[object, ComparedRow] | None = None, tolerance: float = DEFAULT_TOLERANCE
     ) -> None:
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
@@ -65,7 +65,7 @@ class GuardStrategy(RowsStrategy):
                     break
                 due = add_second_step(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visit_steps(later_regime, due, CONFIRM, number)
+                yield from self._visit_steps(later_regime, due, CONFIRM_PHASE, number)
 
     def _visit_steps(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
@@ -120,8 +120,10 @@ class ReproduceStrategy(RowsStrategy):
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
                 if step.regime == regime.name and (step, visit) not in self._held:
                     _, problem, shape, name = step
-                    self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM} {visit}")
-                    row = yield Step(by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM, visit)
+                    self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM_PHASE} {visit}")
+                    row = yield Step(
+                        by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
+                    )
                     self._seen += [row] if row is not None else []
             seen = [row for row in self._seen if row.ok and row.regime == regime.name]
             regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
@@ -458,7 +460,8 @@ class _PairMeasurement:
                     backend.submit()
                 work.marks.append((work.mark(), backend.now(), done))
         self.queue.join()
-        self.regime.synchronize(works[0].checked, backend.mark(), self.regime.queue_idle_mark())
+        end = backend.mark()
+        self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks for each other.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
         due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]

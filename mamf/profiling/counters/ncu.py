@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from mamf.errors import RunLogError, UnavailableError
-from mamf.logs.records import utc_now
-from mamf.logs.run_log import MALFORMED, RunLog, describe_error
+from mamf.logs.records import get_utc_time
+from mamf.logs.run_log import MALFORMED_ERRORS, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 
@@ -169,7 +169,7 @@ def record_counts(counts: Counts) -> dict[str, Any]:
         "kernels": [asdict(each) for each in counts.kernels],
         "cycles": list(counts.cycles),
         "reason": counts.reason,
-        "time": utc_now(),
+        "time": get_utc_time(),
     }
 
 
@@ -177,7 +177,7 @@ def read_counts(log: RunLog) -> dict[CountedStep, Counts]:
     """Return the last counts of each step in a log. Raises RunLogError for an invalid record of counters."""
     try:
         return {get_step(counts): counts for counts in map(_read_counts_record, log.counter_records)}
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 

@@ -66,16 +66,12 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     def operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """Make one operand set.
-
-        ``flat``: the memory of each buffer of the problem, by name, as one-dimensional tensors. They may be larger than
-        needed; ``view_as`` views their beginning in the shape of the operand.
+        """Make one operand set from one-dimensional tensors, which are the memory of each of the problem's buffers, by
+        name. They may be larger than needed; ``view_as`` views their beginning in the shape of an operand.
         """
 
     def configured(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
-        """Return the kernel that makes the operand sets: this kernel, or a kernel with a configuration for this
-        shape.
-        """
+        """Return the kernel that makes the operand sets: this one, or a kernel configured for this shape."""
         return self
 
     def prepare(
@@ -212,9 +208,7 @@ def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
 
 
 def select_along_dim(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    """Select indices of a dimension like torch.index_select, but also from 8-bit floats, which torch does not
-    support.
-    """
+    """Select indices of a dimension, like torch.index_select, which does not support 8-bit floats."""
     if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
         return tensor.index_select(dim, indices)
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
@@ -269,9 +263,7 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
 
 
 def list_tensors(returned: object) -> list[torch.Tensor]:
-    """Return the tensors of a launch's result, which may be a tensor, a tuple that contains tensors, or anything
-    else.
-    """
+    """Return the tensors of a launch's result: the result itself, or those in a tuple."""
     if isinstance(returned, torch.Tensor):
         return [returned.detach()]
     return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from mamf.errors import UsageError
-from mamf.operations.attention.operation import BACKWARD_COUNTS, AttentionShape
+from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, AttentionShape
 from mamf.profiling.traces import Event
 
 _ArgumentShapes = Sequence[Sequence[int]]
@@ -135,7 +135,7 @@ def _make_attention_formula(
     return count_flop_of_attention
 
 
-_ATTENTION_BACKWARD_RATIO = BACKWARD_COUNTS["hardware"]
+_ATTENTION_BACKWARD_RATIO = BACKWARD_FLOP_FACTORS["hardware"]
 _SCALED_AND_GROUPED_MATMULS = ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
 _MATMULS_WITH_BIAS = ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
 _FLOP_FORMULAS: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = {

@@ -74,10 +74,7 @@ class Program:
             sys.argv, sys.path[:] = argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run the program as Python would, and return its exit code.
-
-        ``run_decorated``: a function from ``make_decorated_run`` that runs the program instead.
-        """
+        """Run the program, by a function from ``make_decorated_run`` if given, and return the program's exit code."""
         try:
             if run_decorated:
                 run_decorated()
@@ -144,13 +141,11 @@ def _drop_runner_frames(trace: TracebackType | None) -> TracebackType | None:
 class StepProfiler:
     """The profiler of some training steps of a script, which calls ``end_step`` at the end of each step.
 
-    - ``warmup``: the number of first steps to skip.
-    - ``steps``: the number of steps to time without the profiler after the warm-up, and again to profile after those.
-    - ``watches``: further observers of the profiled steps.
-    - ``stop``: whether to end the script after the last profiled step.
+    - ``warmup``: the number of first steps to skip. ``steps``: the number of steps to time without the profiler after
+      the warm-up, and again to profile after those.
+    - ``watches``: further observers of the profiled steps. ``stop``: whether to end the script after the last of them.
     - ``on_profiled``: a function to call once, right after the last profiled step.
-    - ``failure``: an error of profiling in one line; empty without an error. Errors never end the script, but after an
-      error nothing more is profiled.
+    - ``failure``: an error of profiling in one line, or empty. Errors end the profiling, but never the script.
 
     A script may fork processes that train. mamf profiles the first process of this rank that ends a step. That process
     creates a file in ``folder``, so that the other processes know that they are not profiled.
@@ -250,10 +245,7 @@ class StepProfiler:
                 mark_end_of_step()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Stop profiling because the script starts a profiler of its own, and keep the steps profiled so far.
-
-        torch can run only one profiler at a time.
-        """
+        """Keep the steps profiled so far and stop, because the script starts a profiler and torch can run only one."""
         if self._is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
@@ -324,10 +316,7 @@ class StepProfiler:
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
     def explain_no_profile(self, function: str | None) -> str:
-        """Return one line that says why no step was profiled.
-
-        ``function``: the function whose return ends a step, as the user named it; None if optimizers end steps.
-        """
+        """Return one line that says why no step was profiled. ``function``: the function that ends steps, if given."""
         if self.failure:
             return self.failure
         if not self._step_count and self._claim_file.exists():
@@ -472,10 +461,7 @@ def keep_current_device() -> AbstractContextManager[object]:
 
 
 def list_device_kernels(launch: Callable[[], object]) -> list[str]:
-    """Call ``launch`` and return the names of the kernels that it ran on the device, in order; empty on a CPU.
-
-    Raises RuntimeError if another profiler is active.
-    """
+    """Call ``launch`` and return the names of the kernels that it ran on the device, in order; empty on a CPU."""
     with make_torch_profiler() as profiler:
         mark_end_of_step()
         launch()

@@ -97,7 +97,7 @@ class OverlapProblem(DeclaredProblem):
         """Return the problem and the shape of the work that the rate counts."""
         common: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == PRODUCTS:
-            common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output}
+            common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
             return MatmulProblem(**common), MatmulShape(shape.m, shape.n, shape.k)
         if self.is_collective:
             common["dtype"] = self.dtype if self.dtype in CollectiveKernel.dtypes else "bfloat16"

@@ -16,7 +16,7 @@ from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement, find_rate
-from mamf.operations.matmul.shapes import COMMON_PRODUCT
+from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
 from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
 
 #: Time for a visit to the ceiling's matmul, relative to a row's. The visit only has to show whether the card drifted.
@@ -93,7 +93,7 @@ class RowsStrategy(PlanStrategy):
             if problem.dtype != dtype:
                 dtype, done = problem.dtype, 0
                 if self.plan.is_shared:
-                    yield from self._measure_ceiling_matmul(regime, problem, COMMON_PRODUCT)
+                    yield from self._measure_ceiling_matmul(regime, problem, COMMON_MATMUL_SHAPE)
                 before = yield from self._measure_ceiling_matmul(regime, problem)
             if self.options.reference is not None and done % self.options.reference_every == 0:
                 yield from self._measure_reference(regime, problem)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import CONFIRM_PHASE, summarize_conditions
-from mamf.dtypes import OPERAND_DTYPES, to_canonical_name
+from mamf.dtypes import OPERAND_DTYPES, canonicalize_dtype_name
 from mamf.engine.measure import build_row_from_samples, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
@@ -190,7 +190,7 @@ def make_verify_plan(
     number: int = 0,
 ) -> Plan:
     """Return the plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
-    names = dict.fromkeys(map(to_canonical_name, dtypes or OPERAND_DTYPES))
+    names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})

@@ -30,7 +30,7 @@ import numpy as np
 from rates import logs_below
 
 from mamf.calibration import AFTER_REST, find_calibration
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, combine_rounds, compute_figure_error
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
@@ -83,7 +83,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
             direction = " backward" if _state(row)[1].endswith("backward") else ""
             yield _figure(log, key, f"{_kind(row)}{direction}, {_state(row)[0]}, {_length(row.seconds)}", [row])
     for ceiling in log.ceilings.values() if log.plan.is_search else ():
-        what = (CONFIRM, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
+        what = (CONFIRM_PHASE, ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
         rounds = [row for row in rows if (row.phase, row.problem, row.regime, row.shape, row.kernel) == what]
         if rounds and (key := _key(log, rounds[0]))[0]:
             yield _figure(log, (*key, "ceiling"), f"ceilings, {ceiling.regime}", rounds)
@@ -129,7 +129,7 @@ def _state(row: Measurement) -> tuple[str, str]:
 def _kind(row: Measurement) -> str:
     if row.operation != "matmul":
         return row.operation
-    return "library products" if "mm" in row.kernel or "cublas" in row.kernel else "other products"
+    return "library matmuls" if "mm" in row.kernel or "cublas" in row.kernel else "other matmuls"
 
 
 def _length(seconds: float) -> str:
@@ -264,7 +264,7 @@ def curse(log: RunLog) -> Iterator[float]:
     """How much higher the best of one half of a find's burst rounds reads there than in the other half, both ways."""
     rates: dict[Any, list[float]] = collections.defaultdict(list)
     for row in log.measurements:
-        if row.ok and row.regime == BURST and row.phase in (CHOOSE, CONFIRM):
+        if row.ok and row.regime == BURST and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):
             rates[row.shape, row.kernel].append(row.best_rate)
     rounds = [each for each in rates.values() if len(each) >= _MIN_ROUNDS]
     for chosen, other in ((0, 1), (1, 0)) if len(rounds) > 1 else ():

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.known_ceilings import FIGURES, SHIPPED
+from mamf.contribution.known_ceilings import FIGURES_FILE, SHIPPED_FILE
 from mamf.errors import UsageError
 from mamf.files import write_atomically
 from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, find_listed_peak
@@ -51,7 +51,7 @@ def checked(row: Mapping[str, Any]) -> Published:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    write_atomically(ROOT / "mamf" / SHIPPED, csv_text(read_published(ROOT / "results")))
+    write_atomically(ROOT / "mamf" / SHIPPED_FILE, csv_text(read_published(ROOT / "results")))
 
 
 def read_published(results: Path) -> list[Published]:
@@ -59,7 +59,7 @@ def read_published(results: Path) -> list[Published]:
 
     Raises UsageError for a file that cannot be read, and for a malformed row.
     """
-    path = results / FIGURES
+    path = results / FIGURES_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return [checked(row) for row in csv.DictReader(file, strict=True)]

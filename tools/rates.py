@@ -50,21 +50,21 @@ from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
 from mamf.errors import IncomparableError
-from mamf.logs.compare import Comparison, Pair, compare, judge_rows, noted_differences, pair_rows
+from mamf.logs.compare import Comparison, Pair, add_design_and_pooled_rows, compare, find_noted_differences, pair_rows
 from mamf.logs.entries import (
-    SEPARATE,
-    Design,
-    Entry,
-    average_entries,
+    SEPARATE_RUNS,
+    ComparedRow,
+    RunDesign,
+    average_compared_rows,
     combine_visits,
-    decision_error,
-    entries,
-    get_pairing_fields,
+    compute_decision_error,
     group_by_step,
+    list_compared_rows,
+    make_pairing_fields,
 )
 from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, judge_pair
 from mamf.logs.legacy import read_legacy_or_none
-from mamf.logs.recording import plan_record
+from mamf.logs.recording import make_plan_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.node.verdict import (
@@ -114,8 +114,8 @@ _FEWEST_ROWS = 10
 _BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
 
 
-def in_turns(runs: int) -> Design:
-    return Design(f"{runs} + {runs} alternating runs", math.sqrt(2 / runs), 2 * runs - 2)
+def in_turns(runs: int) -> RunDesign:
+    return RunDesign(f"{runs} + {runs} alternating runs", math.sqrt(2 / runs), 2 * runs - 2)
 
 
 def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
@@ -141,16 +141,16 @@ def all_rows(log: RunLog) -> RunLog:
     own = log.header["device"]["index"]
     for row in log.measurements:
         if row.ok and not row.is_reference and row.device in (None, own):
-            key = frozenset(get_pairing_fields((row.regime, row.problem, row.shape, row.kernel)).items())
+            key = frozenset(make_pairing_fields((row.regime, row.problem, row.shape, row.kernel)).items())
             first.setdefault(key, replace(row, phase="", round=0))
-    sweep = plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
+    sweep = make_plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
     return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})
 
 
 def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
     """Compare every two runs of a card, in both orders, that differ in nothing that a header says."""
     for a, b in itertools.chain.from_iterable(itertools.permutations(logs, 2) for logs in cards):
-        if not noted_differences(a.header, b.header):
+        if not find_noted_differences(a.header, b.header):
             with contextlib.suppress(IncomparableError):
                 if not (comparison := compare(a, b)).dropped:
                     yield comparison
@@ -162,7 +162,7 @@ def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
         in_order = sorted(logs, key=lambda log: log.header["started"])
         for runs in zip(*(in_order[start:] for start in range(4)), strict=False):
             for a, b in (runs[::2], runs[1::2]), (runs[1::2], runs[::2]):
-                if not any(noted_differences(runs[0].header, log.header) for log in runs):
+                if not any(find_noted_differences(runs[0].header, log.header) for log in runs):
                     with contextlib.suppress(IncomparableError):
                         yield compare(a, b)
 
@@ -171,7 +171,7 @@ def with_loss(comparison: Comparison, loss: float) -> Comparison:
     """Make every row of B slower by so much."""
     measured = [pair for pair in comparison.pairs if pair.b.tflops is not None]
     pairs = tuple(replace(pair, b=replace(pair.b, tflops=pair.b.tflops * (1 - loss))) for pair in measured)
-    return judge_rows(replace(comparison, pairs=pairs), comparison.design)
+    return add_design_and_pooled_rows(replace(comparison, pairs=pairs), comparison.design)
 
 
 class Scatter(NamedTuple):
@@ -185,7 +185,7 @@ def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
     shifts, rows = [], []
     for comparison in pairs:
         changes = [pair.change for pair in comparison.pairs if pair.fields["regime"] == BURST]
-        if len(changes) >= _FEWEST_ROWS and comparison.design.label != SEPARATE.label:
+        if len(changes) >= _FEWEST_ROWS and comparison.design.label != SEPARATE_RUNS.label:
             (together,) = (each for each in comparison.together if each.regime == BURST)
             shift = math.log(together.ratio)
             shifts.append(shift / math.sqrt(2))
@@ -200,32 +200,34 @@ def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
 class DrawnRuns:
     """Draws runs of rows like those of a template; a loss is of every row of B."""
 
-    template: Sequence[Entry]
+    template: Sequence[ComparedRow]
     header: dict[str, object]
     scatter: Scatter
     regime: str
 
-    def comparison(self, chooser: random.Random, rows: int, design: Design, loss: float) -> Comparison:
+    def comparison(self, chooser: random.Random, rows: int, design: RunDesign, loss: float) -> Comparison:
         known = [self._row(number) for number in range(rows)]
         odds = [chooser.random() for _ in known]
         runs = range(design.spare // 2 + 1)
-        apart = _APART if design is SEPARATE else 1.0
-        sides = [average_entries([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)]
+        apart = _APART if design is SEPARATE_RUNS else 1.0
+        sides = [
+            average_compared_rows([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)
+        ]
         log = RunLog(Path("drawn"), self.header)
-        return judge_rows(pair_rows(log, log, *sides), design)
+        return add_design_and_pooled_rows(pair_rows(log, log, *sides), design)
 
-    def _row(self, number: int) -> Entry:
+    def _row(self, number: int) -> ComparedRow:
         of = self.template[number % len(self.template)]
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
         known = find_calibration("", SUSTAINED, MatmulProblem())
         error = compute_run_error([of.seconds], of.seconds, [0.0], known)
-        return replace(of, fields=fields, error=decision_error(error, SUSTAINED, 1))
+        return replace(of, fields=fields, error=compute_decision_error(error, SUSTAINED, 1))
 
     def _run(
-        self, chooser: random.Random, rows: Sequence[Entry], odds: Sequence[float], apart: float, loss: float
-    ) -> list[Entry]:
+        self, chooser: random.Random, rows: Sequence[ComparedRow], odds: Sequence[float], apart: float, loss: float
+    ) -> list[ComparedRow]:
         is_burst = self.regime == BURST
         shift = apart * (chooser.choice(self.scatter.shifts) if is_burst else chooser.gauss(0, _SHIFT))
         found = []
@@ -237,7 +239,7 @@ class DrawnRuns:
             found.append(replace(row, tflops=row.tflops * (1 - loss) * math.exp(shift + own)))
         return found
 
-    def exits(self, rows: int, design: Design, count: int, loss: float = 0.0) -> float:
+    def exits(self, rows: int, design: RunDesign, count: int, loss: float = 0.0) -> float:
         """Return the share of so many comparisons that end with exit code 3."""
         found = (self.comparison(random.Random(seed), rows, design, loss) for seed in range(count))
         return sum(each.is_slower(TOLERANCE) for each in found) / count
@@ -245,7 +247,7 @@ class DrawnRuns:
 
 def drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
     log = read_run_log(folder / TEMPLATE)
-    return [DrawnRuns(entries(log), log.header, scatter, regime) for regime in (BURST, SUSTAINED)]
+    return [DrawnRuns(list_compared_rows(log), log.header, scatter, regime) for regime in (BURST, SUSTAINED)]
 
 
 def print_compare(folder: Path, count: int) -> None:
@@ -265,14 +267,14 @@ def print_compare(folder: Path, count: int) -> None:
     print(f"rows beside it: {len(scatter.rows) // 2} pairs")
     for runs in drawn_runs(folder, scatter):
         sizes = {1: count, 79: count, 1279: count // 10}
-        designs = (in_turns(1), in_turns(3), SEPARATE)
+        designs = (in_turns(1), in_turns(3), SEPARATE_RUNS)
         rows = {each.label: percents(runs.exits(rows, each, n) for rows, n in sizes.items()) for each in designs}
         print_table(f"{runs.regime}, no change: exit code 3", [f"{rows} rows" for rows in sizes], rows)
         rows = {}
-        for design in (*map(in_turns, (1, 2, 3, 4)), SEPARATE):
+        for design in (*map(in_turns, (1, 2, 3, 4)), SEPARATE_RUNS):
             (together,) = runs.comparison(random.Random(1), 79, design, 0.0).together
             shares = [runs.exits(79, design, count // 10, loss) for loss in LOSSES]
-            rows[design.label] = percents([*shares, together.smallest_loss(TOLERANCE)])
+            rows[design.label] = percents([*shares, together.compute_smallest_loss(TOLERANCE)])
         print_table(f"{runs.regime}, 79 rows, all slower by", [*percents(LOSSES), "found with 95 %"], rows)
 
 
@@ -337,7 +339,7 @@ class Guards:
         failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
         return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
 
-    def _entries(self, rows: Iterator[Measurement]) -> dict[object, Entry]:
+    def _entries(self, rows: Iterator[Measurement]) -> dict[object, ComparedRow]:
         found = (combine_visits(visits) for visits in group_by_step(rows).values())
         return {entry.key: entry for entry in found}
 
@@ -345,7 +347,7 @@ class Guards:
         self,
         chooser: random.Random,
         odds: dict[AttentionShape, float],
-        baseline: dict[object, Entry] | None,
+        baseline: dict[object, ComparedRow] | None,
         slower: dict[AttentionShape, float],
     ) -> Iterator[Measurement]:
         """Draw every visit that the guard's strategy asks for."""

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import mamf
-from mamf.kinds.kind import View
+from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FinderRun
 from mamf.report.document import Document, Lines, Table
@@ -35,7 +35,7 @@ def document_of(path: Path) -> Document:
     log = mamf.read_log(path)
     if isinstance(log, FinderRun):
         return finder_document(log)
-    return get_kind(log.plan).document(log, View())
+    return get_kind(log.plan).make_document(log, ReportOptions())
 
 
 def figures_of(document: Document) -> list[str]:

@@ -21,7 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from mamf.backend import DeviceInfo
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.legacy import OF_HEADER, OF_SUMMARY, FinderRun, Reported
+from mamf.logs.legacy import HEADER_FIELDS, SUMMARY_FIELDS, FinderRun, Reported
 from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
 from mamf.logs.records import RECORDS, Tool
 from mamf.logs.run_log import SCHEMA
@@ -45,9 +45,9 @@ SHARED: Mapping[str, type] = {
 TITLES: Mapping[str, tuple[str, type, tuple[str, ...]]] = {
     "header": ("header", Header, ()),
     **{kind: (kind, of, ()) for kind, of in RECORDS.items()},
-    "header of an imported log": ("header", FinderRun, OF_HEADER),
+    "header of an imported log": ("header", FinderRun, HEADER_FIELDS),
     "reported": ("reported", Reported, ()),
-    "summary of an imported log": ("summary", FinderRun, OF_SUMMARY),
+    "summary of an imported log": ("summary", FinderRun, SUMMARY_FIELDS),
 }
 
 

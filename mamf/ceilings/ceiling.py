@@ -44,16 +44,16 @@ from mamf.statistics import (
 #: Ceilings by (dtype, regime); ``label_dtype`` gives the dtype.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
 #: The largest share of a ceiling that changes of the card since its measurement can explain.
-MAX_SHARE = 1.1
+MAX_CEILING_SHARE = 1.1
 #: Reports mention drift of the card's speed above this share.
-STATE_TOLERANCE = 0.01
+DRIFT_TOLERANCE = 0.01
 #: A candidate for the ceiling: a shape and a kernel.
 Candidate = tuple[Any, str]
-CHOOSE, CONFIRM = "choose", "confirm"
+CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
 # The fewest rounds in which a candidate must have been measured to count as confirmed.
 MIN_ROUNDS = 3
 # A rate this many times higher cannot be drift: a card that warms up stays within 2 %.
-_CLEARLY_FASTER = 1.1
+_CLEARLY_FASTER_FACTOR = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     """
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
     own = (row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner)
-    return max(own, default=0.0) > _CLEARLY_FASTER * max(ceiling.interval.high, ceiling.rate)
+    return max(own, default=0.0) > _CLEARLY_FASTER_FACTOR * max(ceiling.interval.high, ceiling.rate)
 
 
 def explain_no_ceiling(rows: Sequence[Measurement]) -> str | None:
@@ -176,9 +176,9 @@ def confirm_ceiling(
     ``rows``: rows of one problem and regime; only those of the phases ``choose`` and ``confirm`` count. Every round
     measures each remaining candidate once, so comparisons within a round cancel the drift between rounds.
     """
-    rows = [row for row in rows if row.phase in (CHOOSE, CONFIRM)]
-    choosing = [row for row in rows if row.phase == CHOOSE]
-    fresh = group_rounds(row for row in rows if row.phase != CHOOSE)
+    rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
+    choosing = [row for row in rows if row.phase == CHOOSE_PHASE]
+    fresh = group_rounds(row for row in rows if row.phase != CHOOSE_PHASE)
     # Converted logs have only one phase: its rounds both choose the winner and give its figure, with an upward bias.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
@@ -232,7 +232,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     if known is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), compute_median_interval(rates)
-    seconds, middle, errors = _combine_visits(rounds)
+    seconds, middle, errors = _combine_round_seconds(rounds)
     celsius = compute_known_median(row.conditions.celsius for row in rounds)
     interval, scale = compute_repeat_interval(seconds, middle, errors, known, celsius), rounds[0].amount / TERA
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
@@ -240,7 +240,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 def compute_figure_error(rounds: Sequence[Measurement]) -> FigureError:
     """Return the error of the figure of ``combine_rounds``, relative to the mean of all runs."""
-    return compute_run_error(*_combine_visits(rounds), choose_repeatability(rounds))
+    return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
@@ -248,7 +248,7 @@ def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
     return find_median_repeatability(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 
-def _combine_visits(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
+def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
     """Return the seconds per launch of each round, the seconds per launch over all rounds, and the relative standard
     error of each round.
     """
@@ -359,7 +359,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     drift, ceiling = compute_drift(row, ceilings), find_row_ceiling(row, ceilings)
     if drift is None or ceiling is None:
         return False
-    return abs(drift) > STATE_TOLERANCE + compute_relative_accuracy(row.timer_accuracy, ceiling.seconds)
+    return abs(drift) > DRIFT_TOLERANCE + compute_relative_accuracy(row.timer_accuracy, ceiling.seconds)
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
@@ -396,6 +396,6 @@ def compute_known_share(row: Measurement, known: Rates) -> float | None:
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 
-def mark_as_given(ceiling: Ceiling) -> Ceiling:
+def mark_as_from_option(ceiling: Ceiling) -> Ceiling:
     """Mark a ceiling as read from a log that --ceiling names."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

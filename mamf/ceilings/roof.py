@@ -21,9 +21,9 @@ CACHE, MEMORY = "cache", "memory"
 #: The access pattern with the ceiling that limits work that only reads, and the key of that ceiling. Matmul ceilings
 #: have their dtype as key.
 READ, READ_BANDWIDTH = "read", "read bandwidth"
-LEVELS = (CACHE, MEMORY)
+MEMORY_LEVELS = (CACHE, MEMORY)
 #: A row with at least this share of its roof is near its limit: little remains to gain.
-NEAR = 0.8
+NEAR_LIMIT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RoofPoint:
     @property
     def bound_text(self) -> str | None:
         """What limits the work, and whether it is near that limit."""
-        near = ", near its limit" if self.share is not None and self.share >= NEAR else ""
+        near = ", near its limit" if self.share is not None and self.share >= NEAR_LIMIT_SHARE else ""
         return self.bound and f"{self.bound}{near}"
 
 
@@ -157,11 +157,11 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
-                _keep_higher(compute, (ceiling.dtype, ceiling.regime), ceiling)
+                _keep_higher_ceiling(compute, (ceiling.dtype, ceiling.regime), ceiling)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
-                _keep_higher(bandwidth, (level, ceiling.regime), ceiling)
+                _keep_higher_ceiling(bandwidth, (level, ceiling.regime), ceiling)
     if not compute and not bandwidth:
         raise UsageError(
             "the logs have no ceiling for a roof: give logs of 'mamf roofline', or of 'mamf find' and 'mamf find "
@@ -170,7 +170,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
 
 
-def _keep_higher(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
+def _keep_higher_ceiling(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
     if key not in kept or ceiling.rate > kept[key].rate:
         kept[key] = ceiling
 

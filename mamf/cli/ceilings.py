@@ -16,7 +16,7 @@ from mamf.engine.regimes import Burst, Sustained
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.shares import get_ceiling_name
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
-from mamf.logs.records import ceiling_record
+from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
@@ -105,7 +105,7 @@ def require_same_ceilings(options: argparse.Namespace, log: RunLog, before: Plan
     if given and not held:
         raise make_contradiction_error(options, "ceiling", own, options.ceiling)
     for key in given.keys() & held.keys():
-        if ceiling_record(given[key]) != ceiling_record(held[key]):
+        if make_ceiling_record(given[key]) != make_ceiling_record(held[key]):
             own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
             raise make_contradiction_error(options, "ceiling", own, options.ceiling)
 

@@ -42,7 +42,7 @@ from mamf.errors import (
     get_plugin_errors,
 )
 from mamf.files import make_folder
-from mamf.kinds.kind import View
+from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
@@ -193,8 +193,8 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) ->
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    view = View(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, get_kind(log.plan).document(log, view))
+    view = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
+    print_document(options, get_kind(log.plan).make_document(log, view))
     say(f"logs: {folder}", note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
     if outcome.failures:
@@ -246,7 +246,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
 def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
     """Return whether a log lacks rows. A verification with a --budget always continues."""
     is_extended = log.plan.kind == VERIFY and options.budget is not None
-    return is_extended or log.tier != "complete" or len(log.lasting) < len(log.measurements)
+    return is_extended or log.tier != "complete" or len(log.lasting_rows) < len(log.measurements)
 
 
 def _get_share(log: RunLog) -> list[int]:

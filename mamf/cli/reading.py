@@ -17,7 +17,7 @@ from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
 from mamf.errors import LOG_TOO_LONG, MAX_LOG_BYTES, RunLogError
 from mamf.logs.compare import build_log_roofs
-from mamf.logs.run_log import RunLog, Seen
+from mamf.logs.run_log import OnRead, RunLog
 from mamf.logs.shared_runs import read_run
 from mamf.machine.environment import disable_garbage_collection
 
@@ -41,7 +41,7 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
 
 @contextmanager
-def show_reading_progress(paths: Iterable[Path]) -> Iterator[Seen]:
+def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
     """Show a progress bar over the bytes of files, on a terminal after a second. Yield the function that counts bytes
     read.
     """

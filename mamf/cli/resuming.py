@@ -20,7 +20,7 @@ from mamf.engine.runner import get_crashes
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import Resumed
 from mamf.kinds.registry import get_kind, make_run_title
-from mamf.logs.records import measurement_record
+from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
@@ -61,7 +61,7 @@ def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption,
                     return work(interruption, Resumed(log, writer))
                 finally:
                     if writer.is_open:  # no row was written: report if another program has deleted the log meanwhile
-                        writer.append()
+                        writer.append_line()
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
             return EXIT_CODE
@@ -102,7 +102,7 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
 
 def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
-    return encode_record("measurement", measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
+    return encode_record("measurement", make_measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
 def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
@@ -120,7 +120,7 @@ def get_resume_command(log: RunLog) -> str:
     """Return the command that resumes a log."""
     if log.counter_records:
         return _COUNTERS
-    return " ".join(map(shlex.quote, get_kind(log.plan).command(log.plan).split()))
+    return " ".join(map(shlex.quote, get_kind(log.plan).format_command(log.plan).split()))
 
 
 def has_plan_options(options: argparse.Namespace) -> bool:

@@ -20,7 +20,7 @@ from mamf.plans import BURST, CEILINGS, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, 
 if TYPE_CHECKING:
     from mamf.engine.runner import NamedKernel, Setup, Strategy
     from mamf.kinds.driver import Resumed
-    from mamf.kinds.kind import View
+    from mamf.kinds.kind import ReportOptions
     from mamf.logs.run_log import RunLog
     from mamf.operation import Operation, Request
     from mamf.report.document import Document
@@ -88,7 +88,7 @@ class Session:
         from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import replace_assumed_traits
         from mamf.kinds.driver import Run
-        from mamf.logs.recording import apply_traits
+        from mamf.logs.recording import apply_logged_traits
         from mamf.machine.environment import quote_command_line
         from mamf.plugins.discovery import open_backend
 
@@ -103,7 +103,7 @@ class Session:
         get_isolation(self.backend).checks_all_kernels = options.isolate
         advice: Sequence[Advice] = ()
         if self.log:
-            apply_traits(self.backend, self.log.header.get("traits", {}))
+            apply_logged_traits(self.backend, self.log.header.get("traits", {}))
         elif not options.dry_run:
             advice = replace_assumed_traits(self.backend, warn)
         if self.of.is_of_links and getattr(options, "share", None):
@@ -117,7 +117,7 @@ class Session:
             self.plan,
             self.backend,
             self.kernels,
-            list(self.log.lasting) if self.log else [],
+            list(self.log.lasting_rows) if self.log else [],
             strategy=self.make_strategy,
             path=options.output or self._make_default_path(),
             is_numbered=not options.output,  # another run may start in the same second
@@ -182,7 +182,7 @@ class Session:
         """Return the strategy that chooses the steps. Called when the run begins."""
         from mamf.kinds.registry import get_kind
 
-        return get_kind(self.plan).strategy(setup)
+        return get_kind(self.plan).make_strategy(setup)
 
     def say_plan(self) -> None:
         """Print what the run would measure and how long it would take."""
@@ -201,16 +201,16 @@ class Session:
         """Return whether a resumed log is complete, so that nothing remains to be measured."""
         return not self.count_remaining()
 
-    def make_view(self) -> View:
-        from mamf.kinds.kind import View
+    def make_view(self) -> ReportOptions:
+        from mamf.kinds.kind import ReportOptions
 
-        return View(self.options.top)
+        return ReportOptions(self.options.top)
 
     def make_document(self, log: RunLog) -> Document:
         """Return the report of a log."""
         from mamf.kinds.registry import get_kind
 
-        return get_kind(log.plan).document(log, self.make_view())
+        return get_kind(log.plan).make_document(log, self.make_view())
 
     def choose_exit_code(self, code: int) -> int:
         """Return the command's exit code. ``code``: the exit code of the run, which is 0 if it measured anything."""
@@ -248,7 +248,7 @@ class Session:
             with Progress(self.count_remaining()) as progress:
                 try:
                     for row in rows:
-                        if run.counts(row):
+                        if run.is_result(row):
                             progress.add(row)
                 except KeyboardInterrupt as interrupt:
                     rows.throw(interrupt)  # lets the run end its log if the signal came between two rows
@@ -258,11 +258,11 @@ class Session:
             if not run.is_written:
                 warn(str(error))
             return error.exit_code
-        return 0 if any(row.ok and run.counts(row) for row in run.rows) else NOTHING_MEASURED
+        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else NOTHING_MEASURED
 
     def _finish(self, code: int) -> int:
         """Print the report of the log and warnings about the run; return the exit code."""
-        from mamf.logs.recording import describe_shift
+        from mamf.logs.recording import describe_timer_shift
         from mamf.logs.run_log import read_run_log
 
         run = self.measured_run
@@ -271,7 +271,7 @@ class Session:
         except RunLogError as error:
             warn(str(error))
             code, log = error.exit_code, run.build_log()
-        for warning in (describe_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
+        for warning in (describe_timer_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
             if warning:
                 warn(warning)
         reported = self.print_report(log)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import parse_sharing
-from mamf.ceilings.ceiling import CONFIRM, Ceiling, compute_mamfu
+from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling, compute_mamfu
 from mamf.contribution.rules import Finding, is_exact
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
@@ -27,11 +27,11 @@ from mamf.report.rows import find_best_rows
 from mamf.report.shares import problem_title
 
 #: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
-TABLES = PRODUCTS, SHARES, OTHERS = "products", "shares", "other operations"
+TABLES = MATMUL_TABLE, SHARES_TABLE, OTHERS_TABLE = "products", "shares", "other operations"
 #: Files in results/: the path and submitter of each log, and the accounts of the maintainers, one per line.
-SUBMITTERS, MAINTAINERS = "submitters.txt", "maintainers.txt"
+SUBMITTERS_FILE, MAINTAINERS_FILE = "submitters.txt", "maintainers.txt"
 # The ceilings of 26 cards of the same model differ by up to 4.4 %.
-_SPREAD = 0.05
+_MAX_CARD_SPREAD = 0.05
 
 
 # -- the rates of a log ------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class ResultRate(Rate):
     """A rate from the log at the path ``place`` in results/: the rate of ``ceiling``, otherwise of ``row``.
 
     ``row``: if there is a ceiling, a row that confirmed it. ``interval``: None if the rate is that of the fastest
-    launch. ``share``: MAMFU as a fraction, for rows of the table SHARES only.
+    launch. ``share``: MAMFU as a fraction, for rows of the table SHARES_TABLE only.
     """
 
     regime: str
@@ -65,7 +65,7 @@ class ResultRate(Rate):
     @property
     def key(self) -> tuple[Any, ...]:
         """A key that is equal for rates that can confirm each other."""
-        if self.table == PRODUCTS:
+        if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, problem_title(self.row.regime, self.row.problem), self.device)
         return of if self.is_ceiling else (*of, self.row.shape, self.row.kernel)
@@ -73,7 +73,7 @@ class ResultRate(Rate):
     @property
     def label(self) -> str:
         """The problem, regime, shape and kernel, for readers."""
-        if self.table == PRODUCTS:
+        if self.table == MATMUL_TABLE:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
         return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
@@ -88,7 +88,7 @@ class ResultRate(Rate):
         return watts / self.rate if self.regime == "sustained" and watts else None
 
 
-def kernel_title(entry: ResultRate) -> str:
+def format_kernel_title(entry: ResultRate) -> str:
     """Return a kernel's name for tables, marked if the kernel was loaded by path or is not part of mamf."""
     labeled, of = label_kernel(entry.row.kernel, entry.header), get_operation(entry.row.operation)
     is_known = labeled != entry.row.kernel or is_builtin_kernel(of, entry.row.kernel)
@@ -96,10 +96,10 @@ def kernel_title(entry: ResultRate) -> str:
 
 
 def format_software(header: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in software_versions(header).items())
+    return ", ".join(f"{name} {version}" for name, version in list_software_versions(header).items())
 
 
-def software_versions(header: Mapping[str, Any]) -> dict[str, str]:
+def list_software_versions(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the known versions of torch, the vendor's libraries and the driver by name."""
     device = header["device"]
     named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
@@ -117,17 +117,19 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     if parse_sharing(log.header["device"]["name"]):  # the tables compare whole cards
         return []
     if plan.is_search:
-        return [_make_rate(log, place, PRODUCTS, *each) for each in _pair_with_rows(log, log.all_ceilings)]
+        return [_make_rate(log, place, MATMUL_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.all_ceilings)]
     if plan.kind == SWEEP and is_compute_roof(plan.operation):
-        return [_make_rate(log, place, PRODUCTS, best.row) for best in find_best_rows(log.measurements).values()]
+        return [_make_rate(log, place, MATMUL_TABLE, best.row) for best in find_best_rows(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
         shares = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
-        return [_make_rate(log, place, SHARES, row, None, share) for row, share in shares if share is not None]
-    rates = [_make_rate(log, place, OTHERS, row) for row in rows if not row.phase]
-    return rates + [_make_rate(log, place, OTHERS, *each) for each in _pair_with_rows(log, log.own_ceilings)]
+        return [_make_rate(log, place, SHARES_TABLE, row, None, share) for row, share in shares if share is not None]
+    rates = [_make_rate(log, place, OTHERS_TABLE, row) for row in rows if not row.phase]
+    return rates + [
+        _make_rate(log, place, OTHERS_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.own_ceilings)
+    ]
 
 
 def _make_rate(
@@ -156,9 +158,9 @@ def _make_rate(
     )
 
 
-def _pair_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
+def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
     """Pair each ceiling with a row that confirmed it. Ceilings without such a row in the log are left out."""
-    fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM)
+    fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM_PHASE)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
     return [(rows[key], ceiling) for key, ceiling in keyed if key in rows]
@@ -181,7 +183,7 @@ class Submitters:
             return account is not None
         return any(
             self.accounts.get(other.place, account) != account
-            and abs(other.rate - entry.rate) <= _SPREAD * max(other.rate, entry.rate)
+            and abs(other.rate - entry.rate) <= _MAX_CARD_SPREAD * max(other.rate, entry.rate)
             for other in others
         )
 
@@ -198,15 +200,18 @@ def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tu
 
 def read_submitters(root: Path) -> Submitters:
     """Read submitters and maintainers from a results folder. Case is ignored, as GitHub does in account names."""
-    accounts = {Path(place): account for place, _, account in map(_split_line, _read_lines(root / SUBMITTERS))}
-    return Submitters(accounts, frozenset(line.casefold() for line in _read_lines(root / MAINTAINERS)))
+    accounts = {
+        Path(place): account
+        for place, _, account in map(_split_submitter_line, _read_content_lines(root / SUBMITTERS_FILE))
+    }
+    return Submitters(accounts, frozenset(line.casefold() for line in _read_content_lines(root / MAINTAINERS_FILE)))
 
 
-def _split_line(line: str) -> tuple[str, str, str]:
+def _split_submitter_line(line: str) -> tuple[str, str, str]:
     return line.casefold().rpartition(" ")
 
 
-def _read_lines(path: Path) -> list[str]:
+def _read_content_lines(path: Path) -> list[str]:
     """Read the lines of a file without comments and empty lines. A missing file has no lines."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line for line in lines if line and not line.startswith("#")]
@@ -214,7 +219,10 @@ def _read_lines(path: Path) -> list[str]:
 
 def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
     """Find errors in submitters.txt, and logs that it does not list. ``places``: the paths of all logs in ``root``."""
-    path, named = root / SUBMITTERS, [_split_line(line) for line in _read_lines(root / SUBMITTERS)]
+    path, named = (
+        root / SUBMITTERS_FILE,
+        [_split_submitter_line(line) for line in _read_content_lines(root / SUBMITTERS_FILE)],
+    )
     findings = [
         (path, Finding("submitter", f"{place}: write the path of a log in {root.name}/, a space and one account"))
         for place, _, account in named
@@ -223,7 +231,7 @@ def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Fin
     listed = [Path(place) for place, _, _ in named]
     twice = sorted({place for place in listed if listed.count(place) > 1})
     findings += [(path, Finding("submitter", f"{place} is listed twice: delete one line")) for place in twice]
-    unnamed = f"{SUBMITTERS} does not list this log: the workflow that merges the pull request adds it"
+    unnamed = f"{SUBMITTERS_FILE} does not list this log: the workflow that merges the pull request adds it"
     missing = sorted(set(places) - set(listed))
     return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
 
@@ -245,7 +253,7 @@ class Collection:
     legacy: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
-    def in_table(self, table: str) -> list[ResultRate]:
+    def select_table(self, table: str) -> list[ResultRate]:
         return [entry for entry in self.entries if entry.table == table]
 
 
@@ -296,7 +304,7 @@ def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False)
     return [best[key] for key in keys]
 
 
-def select_kernels(entries: Sequence[ResultRate]) -> list[ResultRate]:
+def select_best_per_problem(entries: Sequence[ResultRate]) -> list[ResultRate]:
     """Select the highest ceiling, or without one the best row, per operation, regime, problem and accelerator."""
     keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))

@@ -20,7 +20,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.dtypes import to_canonical_name
+from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import (
     PEAK_SOURCES,
     IncomparableError,
@@ -49,11 +49,11 @@ from mamf.peaks import (
 from mamf.plans import CEILINGS
 from mamf.plugins.discovery import open_backend
 
-FIGURES, NOTICE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
-SHIPPED = "published.csv"
-_USUAL_DTYPES = ("bfloat16", "float16", "float32")
+FIGURES_FILE, NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
+SHIPPED_FILE = "published.csv"
+_TRIED_DTYPES = ("bfloat16", "float16", "float32")
 #: Devices whose figures differ by less than this share have the same figure: datasheets round.
-_ROUNDING = 0.01
+_DATASHEET_ROUNDING = 0.01
 
 
 def peak(
@@ -95,30 +95,30 @@ def peak(
     if name is not None:
         if device is not None:
             raise UsageError("give a device or a name, not both")
-        return peaks_by_name(name, dtype, regime, source)[0]
+        return find_peaks_by_name(name, dtype, regime, source)[0]
     backend = resolve_backend(device)
-    info, dtype = backend.info, backend.resolve_dtype(to_canonical_name(dtype or backend.default_dtype))
+    info, dtype = backend.info, backend.resolve_dtype(canonicalize_dtype_name(dtype or backend.default_dtype))
     finders = {
         "measured": lambda: _find_measured(backend, dtype, regime),
         "contributed": lambda: _find_contributed(info, dtype, regime, anyway),
-        "datasheet": lambda: datasheet_peak(info, dtype),
+        "datasheet": lambda: find_datasheet_peak(info, dtype),
     }
-    known = _first(find() for kind, find in finders.items() if source in (None, kind))
+    known = _get_first_rate(find() for kind, find in finders.items() if source in (None, kind))
     if known is None:
         raise UnavailableError(
             f"no {dtype} peak is known for {info.name}: neither a contributed ceiling nor a datasheet figure exists; "
-            f"measure it: {_find_command(dtype)}"
+            f"measure it: {_format_find_command(dtype)}"
         )
     return known
 
 
-def peaks_by_name(
+def find_peaks_by_name(
     name: str, dtype: str | None = None, regime: str = "sustained", source: PeakSource | None = None
 ) -> list[Rate]:
     """Return all known figures of a device by name, the one that :func:`peak` returns first. Raises the same errors."""
     devices = find_devices(name)
-    for each in [to_canonical_name(dtype)] if dtype else _USUAL_DTYPES:
-        known = [_known_rates(device, each, regime, source) for device in devices]
+    for each in [canonicalize_dtype_name(dtype)] if dtype else _TRIED_DTYPES:
+        known = [_list_known_rates(device, each, regime, source) for device in devices]
         if any(known):
             return _require_one_figure(name, devices, known)
     raise UnavailableError(
@@ -126,22 +126,24 @@ def peaks_by_name(
     )
 
 
-def _known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
+def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
     """Return a device's figures, the best source first. Empty if none has this regime and source."""
     # Without its backend it is unknown which fp8 format the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILINGS if each != regime)
     sources = [
-        _first(_find_max_contributed(device, regime, each) for each in dtypes),
-        _first(_find_published(device, each) for each in dtypes),
-        _first(_describe_datasheet_rate(find_listed_peak(device.device, each), device.name, each) for each in dtypes),
-        _first(_find_max_contributed(device, other, each) for each in dtypes),
+        _get_first_rate(_find_max_contributed(device, regime, each) for each in dtypes),
+        _get_first_rate(_find_published(device, each) for each in dtypes),
+        _get_first_rate(
+            _describe_datasheet_rate(find_listed_peak(device.device, each), device.name, each) for each in dtypes
+        ),
+        _get_first_rate(_find_max_contributed(device, other, each) for each in dtypes),
     ]
     known = [each for each in sources if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
 
 
-def _first(candidates: Iterable[Rate | None]) -> Rate | None:
+def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
     return next(filter(None, candidates), None)
 
 
@@ -151,7 +153,7 @@ def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequen
     ``known``: the rates of each of ``devices``.
     """
     rates = [each[0].rate if each else 0.0 for each in known]
-    if max(rates) > (1 + _ROUNDING) * min(rates):
+    if max(rates) > (1 + _DATASHEET_ROUNDING) * min(rates):
         figures = [f"{device.name} ({rate:g})" for device, rate in zip(devices, rates, strict=True)]
         listed = ", ".join(figures).replace("(0)", "(none)")
         raise UsageError(f"{shorten(name)!r} matches several devices; name one of these (TFLOPS): {listed}")
@@ -159,15 +161,19 @@ def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequen
     return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 
 
-def measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> Rate:
+def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> Rate:
     """Return a measured or contributed ceiling. Raises the errors of :func:`peak`, and UnavailableError if only the
     datasheet's figure is known or the ceiling has no interval.
     """
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
-        raise UnavailableError(f"only a datasheet's peak is known, no ceiling; measure it: {_find_command(dtype)}")
+        raise UnavailableError(
+            f"only a datasheet's peak is known, no ceiling; measure it: {_format_find_command(dtype)}"
+        )
     if known.interval is not None and not known.interval.is_known:
-        raise UnavailableError(f"the ceiling of {known.device} is too noisy; measure it again: {_find_command(dtype)}")
+        raise UnavailableError(
+            f"the ceiling of {known.device} is too noisy; measure it again: {_format_find_command(dtype)}"
+        )
     return known
 
 
@@ -181,7 +187,7 @@ def resolve_backend(device: int | str | Backend | None) -> Backend:
     return open_backend(name, int(index)) if colon and index.isdecimal() else open_backend(device, None)
 
 
-def _find_command(dtype: str) -> str:
+def _format_find_command(dtype: str) -> str:
     return f"mamf find --dtype {dtype}"
 
 
@@ -206,7 +212,7 @@ def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
 
 def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
     # Virtual machines give different CPUs the same name.
-    rows = _contributed_rates_for([info.name], dtype, regime) if info.is_accelerator else []
+    rows = _find_contributed_rates_of([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
     row = min(rows, key=lambda each: bool(_describe_differences(each, info)))
@@ -214,12 +220,12 @@ def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -
     if differences and not anyway:
         raise IncomparableError(
             f"the ceiling contributed for {info.name} has {differences}: measure this device "
-            f"({_find_command(dtype)}), or use it anyway (--anyway, mamf.peak(anyway=True))"
+            f"({_format_find_command(dtype)}), or use it anyway (--anyway, mamf.peak(anyway=True))"
         )
-    return _with_origin(row, f", although it has {differences}" if differences else "")
+    return _describe_contributed_rate(row, f", although it has {differences}" if differences else "")
 
 
-def _contributed_rates_for(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
+def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
     """Return the contributed rates of these devices. Rates with fast accumulation only if there are no others."""
     rows = [row for row in read_contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
@@ -227,16 +233,16 @@ def _contributed_rates_for(names: Collection[str], dtype: str, regime: str) -> l
 
 
 def _find_max_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
-    rows = _contributed_rates_for(device.names, dtype, regime)
-    return _with_origin(max(rows, key=lambda row: row.rate)) if rows else None
+    rows = _find_contributed_rates_of(device.names, dtype, regime)
+    return _describe_contributed_rate(max(rows, key=lambda row: row.rate)) if rows else None
 
 
-def _with_origin(row: ContributedRate, remark: str = "") -> Rate:
+def _describe_contributed_rate(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
     what = (
         f"{row.dtype}, {row.reference} ({conditions}); cards differ, so measure "
-        f"yours: {_find_command(row.dtype.partition(',')[0])}"
+        f"yours: {_format_find_command(row.dtype.partition(',')[0])}"
     )
     return replace(row, description=f"contributed for {row.device}{remark}: {what}")
 
@@ -252,7 +258,7 @@ def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
     )
 
 
-def datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
+def find_datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
     """Return the dense peak from the device's datasheet, or None if none is listed."""
     return _describe_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
@@ -262,23 +268,23 @@ def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: s
         return None
     description = (
         f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches "
-        f"it; measure the ceiling: {_find_command(dtype)}"
+        f"it; measure the ceiling: {_format_find_command(dtype)}"
     )
     return replace(listed, dtype=dtype, device=device, description=description)
 
 
 @functools.cache
-def published_rates() -> dict[tuple[str, str], dict[str, str]]:
+def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     """Read the published figures that this package ships: the highest, by device (as in peaks.csv) and dtype.
 
     Column ``statistic``: how the figure was chosen and from how many. ``accelerator``: its publisher's name for it.
     The texts come from other people: escape them before use in a page.
     """
-    return {(row["device"], row["dtype"]): row for row in read_packaged_rows(SHIPPED)}
+    return {(row["device"], row["dtype"]): row for row in read_packaged_rows(SHIPPED_FILE)}
 
 
 def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
-    row = published_rates().get((device.device, dtype))
+    row = read_published_rates().get((device.device, dtype))
     if row is None:
         return None
     said = "; ".join(filter(None, (row["source"], row["statistic"])))
@@ -287,13 +293,15 @@ def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
         dtype=dtype,
         device=device.name,
         source="published",
-        description=f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_find_command(dtype)}",
+        description=(
+            f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_format_find_command(dtype)}"
+        ),
         tier=PUBLISHED,
         reference=row["source"],
     )
 
 
-def place_among_known(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
+def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
     """Compare a ceiling with those of other cards of its model and power limit. Empty if none is known."""
     if not is_compute_roof(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""

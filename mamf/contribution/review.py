@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.collection import MAINTAINERS, SUBMITTERS, check_submitters
-from mamf.contribution.known_ceilings import FIGURES, NOTICE
+from mamf.contribution.collection import MAINTAINERS_FILE, SUBMITTERS_FILE, check_submitters
+from mamf.contribution.known_ceilings import FIGURES_FILE, NOTICE_FILE
 from mamf.contribution.rules import (
-    DISTINCTIVE_SAMPLES,
+    MIN_DISTINCTIVE_SAMPLES,
     RULES,
     TIERS,
     Evidence,
@@ -25,16 +25,16 @@ from mamf.contribution.rules import (
 from mamf.errors import RunLogError, UsageError, shorten
 from mamf.files import number_path
 from mamf.kinds.registry import get_kind
-from mamf.logs.legacy import TIER, FinderRun, build_legacy_run
+from mamf.logs.legacy import LEGACY_TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
-    MALFORMED,
-    Seen,
+    MALFORMED_ERRORS,
+    OnRead,
     build_run_log,
     describe_error,
     explain_unreadable,
+    find_repeated_fields,
     parse_records,
     read_lines,
-    repeated_fields,
 )
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
@@ -42,20 +42,20 @@ from mamf.plugins.discovery import list_builtin_operations
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, format_count
 
 # Windows reserves these names, so no folder can have them.
-_RESERVED = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
+_RESERVED_NAMES = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
 # -- where a log belongs -----------------------------------------------------------------------------------------------
 
 
-def folder_name(device_name: str) -> str:
+def make_folder_name(device_name: str) -> str:
     """Return the folder in results/ for a device, such as ``nvidia-h100-80gb-hbm3`` for ``NVIDIA H100 80GB HBM3``."""
     name = make_slug([device_name])
     if not name:
         return "unknown-accelerator"
-    return f"{name}-accelerator" if _RESERVED.fullmatch(name) else name
+    return f"{name}-accelerator" if _RESERVED_NAMES.fullmatch(name) else name
 
 
-def file_name(header: Mapping[str, Any]) -> str:
+def make_file_name(header: Mapping[str, Any]) -> str:
     """Return a log's file name in results/: command or operation, kernel, dtypes, directions, regimes and start."""
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
@@ -72,13 +72,13 @@ def file_name(header: Mapping[str, Any]) -> str:
     return f"{make_slug(parts)}.jsonl"
 
 
-def legacy_file_name(run: FinderRun) -> str:
+def make_legacy_file_name(run: FinderRun) -> str:
     """Return the file name in results/ for an imported run of mamf-finder."""
     started = format_start(run.started) if run.started else "undated"
     return f"{make_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
-def is_at_place(actual: Path, place: Path) -> bool:
+def is_at_expected_path(actual: Path, place: Path) -> bool:
     """Return whether ``actual`` is ``place`` or, if several runs began in the same second, ``place`` with a number."""
     numbered = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return numbered is not None and actual.with_stem(place.stem) == place
@@ -116,24 +116,24 @@ class Review:
         return any(not finding.is_warning for finding in self.findings)
 
 
-def review_log(path: Path, seen: Seen | None = None) -> Review:
-    """Review a log. Its contents never raise an error: an unreadable log gets a finding. ``seen``: called with the
+def review_log(path: Path, on_read: OnRead | None = None) -> Review:
+    """Review a log. Its contents never raise an error: an unreadable log gets a finding. ``on_read``: called with the
     number of bytes read.
     """
     try:
-        return _apply_rules(path, seen)
-    except (*MALFORMED, RecursionError) as error:
-        return Review(path, (_unreadable_finding(path, error),))
+        return _apply_rules(path, on_read)
+    except (*MALFORMED_ERRORS, RecursionError) as error:
+        return Review(path, (_make_unreadable_finding(path, error),))
 
 
-def _apply_rules(path: Path, seen: Seen | None) -> Review:
-    records = parse_records(path, read_lines(path, seen))
+def _apply_rules(path: Path, on_read: OnRead | None) -> Review:
+    records = parse_records(path, read_lines(path, on_read))
     first = next(records)
     findings, header = list(_check_bytes(path)), first[1]
     if why := explain_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
-    if header.get("tier") == TIER:
-        return _legacy_review(path, itertools.chain([first], records), findings)
+    if header.get("tier") == LEGACY_TIER:
+        return _review_legacy_log(path, itertools.chain([first], records), findings)
     whole = (first, *records)
     for line, record in whole:
         findings += check_private_texts(line, record)
@@ -145,19 +145,19 @@ def _apply_rules(path: Path, seen: Seen | None) -> Review:
     try:
         log = build_run_log(path, whole)
     except RunLogError as error:
-        return Review(path, (*findings, _unreadable_finding(path, error)))
+        return Review(path, (*findings, _make_unreadable_finding(path, error)))
     if log.counter_records or not get_kind(log.plan).is_collected:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
     evidence = Evidence(whole, log)
     for rule in RULES:
         findings += rule(evidence)
-    place = Path(folder_name(header["device"]["name"]), file_name(header))
-    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= DISTINCTIVE_SAMPLES)
+    place = Path(make_folder_name(header["device"]["name"]), make_file_name(header))
+    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= MIN_DISTINCTIVE_SAMPLES)
     return Review(path, tuple(findings), log.tier, place, samples)
 
 
-def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
+def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
     """Review a log that was imported from mamf-finder, as a stream: it can have a million rows."""
 
     def check_records() -> Iterator[dict[str, Any]]:
@@ -168,11 +168,11 @@ def _legacy_review(path: Path, records: Iterator[tuple[int, dict[str, Any]]], fi
     run = build_legacy_run(path, check_records())
     findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
-    place = Path(folder_name(run.device or ""), legacy_file_name(run))
-    return Review(path, tuple(findings), TIER, place, frozenset([figures]))
+    place = Path(make_folder_name(run.device or ""), make_legacy_file_name(run))
+    return Review(path, tuple(findings), LEGACY_TIER, place, frozenset([figures]))
 
 
-def _unreadable_finding(path: Path, error: Exception) -> Finding:
+def _make_unreadable_finding(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
@@ -183,11 +183,11 @@ def _check_bytes(path: Path) -> Iterator[Finding]:
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
         yield Finding("unreadable", "an editor changed the line endings or added a byte order mark: undo that")
     for number, line in enumerate(data.split(b"\n"), start=1):
-        for name in repeated_fields(line):
+        for name in find_repeated_fields(line):
             yield Finding("repeated-field", f"an object has the field {name!r} more than once: keep one", number)
 
 
-def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) -> list[Review]:
+def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = None) -> list[Review]:
     """Review the logs of a results folder, also for wrong places, copied samples and missing submitters.
 
     If submitters.txt has errors, the last review is of that file.
@@ -195,9 +195,9 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     reviews: dict[Path, Review] = {}
     owners: dict[int, Path] = {}
     for path in paths:
-        result = review_log(path, seen)
+        result = review_log(path, on_read)
         place, more = path.relative_to(root), []
-        if result.place is not None and not is_at_place(place, result.place):
+        if result.place is not None and not is_at_expected_path(place, result.place):
             more.append(Finding("misplaced", f"move it to {root.name}/{result.place}"))
         if copied := {owners.setdefault(each, place) for each in result.samples} - {place}:
             more.append(Finding("duplicate", f"has the same samples as {min(copied)}: remove one of the two logs"))
@@ -208,9 +208,9 @@ def review_results(root: Path, paths: Iterable[Path], seen: Seen | None = None) 
     return list(reviews.values())
 
 
-def review_strays(root: Path, files: Iterable[Path]) -> list[Review]:
+def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
     """Review the files in a results folder that do not belong there: neither logs nor files that mamf writes."""
-    written = {root / each for each in (FIGURES, NOTICE, SUBMITTERS, MAINTAINERS)}
+    written = {root / each for each in (FIGURES_FILE, NOTICE_FILE, SUBMITTERS_FILE, MAINTAINERS_FILE)}
     strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
     misplaced = Finding("misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove it")
     return [Review(path, (misplaced,)) for path in strays]
@@ -242,7 +242,7 @@ def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
     ]
 
 
-def reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
+def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
     """Make the report of ``mamf results check``. ``named``: print warnings for these logs only, because the warnings
     of a whole folder would hide its errors.
     """

@@ -17,17 +17,17 @@ from typing import Any
 from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
-from mamf.ceilings.ceiling import CONFIRM, confirm_ceilings
+from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceilings
 from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_rows
 from mamf.kinds.registry import get_kind
-from mamf.logs.legacy import STATISTICS, FinderRun
-from mamf.logs.recording import End, Header
-from mamf.logs.records import RECORDS, ceiling_from_record, ceiling_record, measurement_record
+from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
+from mamf.logs.recording import Header, RunEnd
+from mamf.logs.records import RECORDS, make_ceiling_record, make_measurement_record, read_ceiling_record
 from mamf.logs.run_log import (
     OwnCeilings,
     RunLog,
-    latest_rows,
+    keep_latest_rows,
 )
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
@@ -38,27 +38,27 @@ from mamf.plausibility import compute_cycles_used, explain_implausible, split_im
 
 TIERS = ("complete", "interrupted", "legacy")
 # Only rows of approximate kernels have these details: such a kernel skips work, or multiplies in another dtype.
-_OF_APPROXIMATION = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
-_Names = dict[str, Any]
+_APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
+_FieldTree = dict[str, Any]
 # Printable ASCII with single blanks, without the brackets of a Markdown link or picture.
-_PLAIN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
+_PLAIN_TEXT = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # Reported memory as a share of the advertised memory: drivers reserve some, and a GB may mean a GiB.
-_MIN_MEMORY, _MAX_MEMORY = 0.86, 1.10
+_MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
 # The clock of the machine that wrote the log may be ahead by this much.
 _MAX_TIME_AHEAD = timedelta(days=2)
 # Logs have rates with six digits.
-_ROUNDING = 1.1e-5
+_RATE_ROUNDING = 1.1e-5
 # Old logs have the median power of the rounds, newer ones their energy divided by their time.
 _POWER_ROUNDING = 0.05
-_OF_POWER, _OF_INTERVAL = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
-_OF_SAMPLES, _OF_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
+_POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
+_FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
 # Each kernel has its own tolerance when it is verified; none is larger than these relative errors.
-_MAX_ERROR, _MAX_ERROR_OF_APPROXIMATION = 0.05, 0.5
+_MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # Power as a share of the power limit. Cards under load have 0.2 to 1.1 in logs.
-_MIN_POWER, _MAX_POWER = 0.1, 1.2
-_MAX_CLOCK = 1.02
+_MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
+_MAX_CLOCK_SHARE = 1.02
 #: Fewer samples can be equal by chance, because they are written in whole nanoseconds.
-DISTINCTIVE_SAMPLES = 5
+MIN_DISTINCTIVE_SAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class Evidence:
     def plan(self) -> Plan:
         return self.log.plan
 
-    def records_of_kind(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    def select_records(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((line, record) for line, record in self.records if record["record"] == kind)
 
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
         """All measurements, including failed and repeated ones: line number, record, and the row read from it."""
-        written = zip(self.records_of_kind("measurement"), self.log.every_row, strict=True)
+        written = zip(self.select_records("measurement"), self.log.every_row, strict=True)
         return tuple((line, record, row) for (line, record), row in written)
 
     @property
@@ -111,7 +111,7 @@ def is_exact(row: Measurement) -> bool:
     A row that claims to approximate is believed only if its operation lists the kernel as approximate. No kernel is
     imported.
     """
-    if not any(name in row.details for name in _OF_APPROXIMATION):
+    if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True
     return row.kernel.partition("[")[0] not in get_operation(row.operation).approximate_kernels
 
@@ -122,34 +122,36 @@ def is_exact(row: Measurement) -> bool:
 def check_fields(evidence: Evidence) -> Iterator[Finding]:
     """Find fields that mamf does not write."""
     for line, record in evidence.records:
-        for name in _unknown_fields(record, _record_fields(Header if line == 1 else RECORDS[record["record"]])):
+        for name in _yield_unknown_fields(
+            record, _get_record_fields(Header if line == 1 else RECORDS[record["record"]])
+        ):
             if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
 
 
 @cache
-def _record_fields(kind: type) -> _Names:
-    return _declared_names(type_info(kind))
+def _get_record_fields(kind: type) -> _FieldTree:
+    return _list_declared_fields(type_info(kind))
 
 
-def _declared_names(of: Type) -> _Names:
+def _list_declared_fields(of: Type) -> _FieldTree:
     """Return the fields that a type declares, each with its inner fields; empty if any field is allowed."""
     if isinstance(of, UnionType):
-        return next(filter(None, map(_declared_names, of.types)), {})
+        return next(filter(None, map(_list_declared_fields, of.types)), {})
     if isinstance(of, ListType):
-        return _declared_names(of.item_type)
+        return _list_declared_fields(of.item_type)
     if isinstance(of, (StructType, DataclassType)):
-        return {each.encode_name: _declared_names(each.type) for each in of.fields}
+        return {each.encode_name: _list_declared_fields(each.type) for each in of.fields}
     return {}
 
 
-def _unknown_fields(value: Any, known: _Names, prefix: str = "") -> Iterator[str]:
+def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> Iterator[str]:
     for name, each in value.items():
         if name not in known:
             yield prefix + name
         elif known[name]:
             for inner in each if isinstance(each, list) else [each]:
-                yield from _unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
+                yield from _yield_unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
 def check_real_device(evidence: Evidence) -> Iterator[Finding]:
@@ -169,7 +171,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
     """Check that vendor, backend and memory fit the device's name, and that names are plain text in usual spelling."""
     devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
     for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
-        if not _PLAIN.fullmatch(text):
+        if not _PLAIN_TEXT.fullmatch(text):
             yield Finding("device", f"{text!r}: use only ASCII letters, digits, punctuation and single blanks", 1)
     for info in devices.values():
         if usual := _find_usual_spelling(info.name):
@@ -182,7 +184,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
         if info.backend not in facts["backends"].split():
             yield Finding("device", f"{info.name} does not work with the backend {info.backend!r}", 1)
         shares = [(info.memory_bytes or 0) / (float(size) * 1e9) for size in facts["memory_gb"].split()]
-        if info.memory_bytes and not any(_MIN_MEMORY <= share <= _MAX_MEMORY for share in shares):
+        if info.memory_bytes and not any(_MIN_MEMORY_SHARE <= share <= _MAX_MEMORY_SHARE for share in shares):
             has = f"{info.memory_bytes / 1e9:.0f} GB of memory, but {info.name} has {facts['memory_gb']} GB"
             yield Finding("device", f"the log reports {has}", 1)
 
@@ -240,7 +242,7 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
         limit = compute_max_flops(DeviceInfo("legacy", 0, run.device, ""), run.dtype)
     for line, row in enumerate((*run.rows, *run.best.values()), start=2):
         for name, tflops in row.tflops.items():
-            if name not in STATISTICS or not 0 < tflops < math.inf:
+            if name not in FINDER_STATISTICS or not 0 < tflops < math.inf:
                 yield Finding("unreadable", f"{name} {tflops!r} is not a figure that mamf-finder prints", line)
             elif limit is not None and tflops * TERA > limit:
                 yield Finding("implausible", f"{tflops:g} TFLOPS is more than {run.device} can reach", line)
@@ -252,9 +254,11 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
     """Recompute each row's work, rates and cycles. Intervals are not checked, because readers recompute them."""
     for line, record, row in evidence.rows:
-        again = measurement_record(row)
+        again = make_measurement_record(row)
         # Logs that were converted to this schema lack fields that follow from the plan.
-        due = [name for name in _OF_SAMPLES if name in again] + [name for name in _OF_PLAN if name in record]
+        due = [name for name in _FIELDS_FROM_SAMPLES if name in again] + [
+            name for name in _FIELDS_FROM_PLAN if name in record
+        ]
         for name in due:
             if not values_agree(record.get(name), again.get(name)):
                 message = f"{row.shape}: {name} differs from what the row's samples and plan give"
@@ -270,13 +274,15 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
 
-def values_agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
+def values_agree(written: Any, again: Any, relative: float = _RATE_ROUNDING) -> bool:
     """Return whether two JSON values are equal, ignoring rounding and the intervals of rates."""
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
     if isinstance(again, dict):
         is_alike = isinstance(written, dict) and written.keys() == again.keys()
-        return is_alike and all(values_agree(written[key], again[key], relative) for key in again.keys() - _OF_INTERVAL)
+        return is_alike and all(
+            values_agree(written[key], again[key], relative) for key in again.keys() - _INTERVAL_FIELDS
+        )
     if isinstance(again, (list, tuple)):
         is_alike = isinstance(written, list) and len(written) == len(again)
         return is_alike and all(values_agree(one, other, relative) for one, other in zip(written, again, strict=True))
@@ -286,8 +292,8 @@ def values_agree(written: Any, again: Any, relative: float = _ROUNDING) -> bool:
 def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
     """Compute the ceilings by problem and regime again, from the confirmation rounds in the log."""
     device = evidence.header["device"]
-    rows = latest_rows(row for _, _, row in evidence.rows)
-    sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM)
+    rows = keep_latest_rows(row for _, _, row in evidence.rows)
+    sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
     return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
 
 
@@ -298,8 +304,8 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
     ceilings in an attention log may come from another log, which has their rounds.
     """
     again, last = recompute_ceilings(evidence), {}
-    for line, record in evidence.records_of_kind("ceiling"):
-        ceiling = ceiling_from_record(record, evidence.log.header)
+    for line, record in evidence.select_records("ceiling"):
+        ceiling = read_ceiling_record(record, evidence.log.header)
         last[ceiling.problem, ceiling.regime] = line, record
     for key, (line, record) in last.items():
         if key not in again:
@@ -308,9 +314,11 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
                     "ceiling-mismatch", f"{record['regime']} ceiling: the log lacks its confirmation rounds", line
                 )
             continue
-        expected = ceiling_record(again[key])
+        expected = make_ceiling_record(again[key])
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
-            if not values_agree(record[name], expected[name], _POWER_ROUNDING if name in _OF_POWER else _ROUNDING):
+            if not values_agree(
+                record[name], expected[name], _POWER_ROUNDING if name in _POWER_FIELDS else _RATE_ROUNDING
+            ):
                 message = f"{record['regime']}: {name} is {record[name]}, but the rounds give {expected[name]}"
                 yield Finding("ceiling-mismatch", message, line)
 
@@ -328,7 +336,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
         ceilings = recompute_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
-        again = get_kind(plan).summary(plan, log.measurements, ceilings, End("complete"))
+        again = get_kind(plan).make_summary(plan, log.measurements, ceilings, RunEnd("complete"))
         for name in ("measured", "best"):
             if not values_agree(log.summary.get(name), again[name]):
                 message = f"{name} is {log.summary.get(name)} in the summary, but the rows give {again[name]}"
@@ -355,7 +363,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
 def check_verification(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose result was not verified, or has an error above the tolerance."""
     for line, row in evidence.good_rows:
-        max_error = _MAX_ERROR if is_exact(row) else _MAX_ERROR_OF_APPROXIMATION
+        max_error = _MAX_ERROR if is_exact(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: the result was not verified", line)
@@ -378,11 +386,11 @@ def check_sensors(evidence: Evidence) -> Iterator[Finding]:
     for line, _, row in evidence.rows:
         seen, info = row.conditions, evidence.log.device(row.device)
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
-        min_watts = _MIN_POWER * limit if row.ok and limit < math.inf else 0
-        if seen.watts is not None and not min_watts <= seen.watts <= _MAX_POWER * limit:
+        min_watts = _MIN_POWER_SHARE * limit if row.ok and limit < math.inf else 0
+        if seen.watts is not None and not min_watts <= seen.watts <= _MAX_POWER_SHARE * limit:
             yield Finding("sensors", f"{row.shape}: {seen.watts:.0f} W is impossible at a limit of {limit:.0f} W", line)
         for clock_hz in (seen.clock_hz, seen.true_clock_hz):
-            if clock_hz is not None and not 0 < clock_hz <= _MAX_CLOCK * max_clock_hz:
+            if clock_hz is not None and not 0 < clock_hz <= _MAX_CLOCK_SHARE * max_clock_hz:
                 yield Finding("sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz exceeds the maximum clock", line)
 
 
@@ -390,7 +398,7 @@ def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to those of another row."""
     seen: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
-        if len(row.samples) < DISTINCTIVE_SAMPLES:
+        if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
             continue
         if len(set(row.samples)) == 1:
             yield Finding("equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal", line)

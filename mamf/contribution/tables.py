@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from mamf.contribution.collection import (
-    OTHERS,
-    PRODUCTS,
-    SHARES,
+    MATMUL_TABLE,
+    OTHERS_TABLE,
+    SHARES_TABLE,
     TABLES,
     Collection,
     Leader,
     ResultRate,
     find_leaders,
+    format_kernel_title,
     format_software,
-    kernel_title,
     select_attention,
-    select_kernels,
+    select_best_per_problem,
     split_confirmed,
 )
-from mamf.contribution.review import folder_name
+from mamf.contribution.review import make_folder_name
 from mamf.logs.legacy import FinderRun
-from mamf.logs.records import significant_digits
+from mamf.logs.records import round_to_six_digits
 from mamf.measurement import group_pairs
 from mamf.plans import CEILINGS
 from mamf.report.document import Column, Table, csv_text, format_significant, interval_cell, sensor_columns, work_line
@@ -33,53 +33,55 @@ from mamf.report.formats import table_text
 from mamf.report.shares import described_title, divide_by_peak
 from mamf.text import Markup, escape_markdown, escape_markdown_line
 
-_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
-_INTRODUCTION = f"""# Results
+_GENERATED_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
+_MATRIX_INTRODUCTION = f"""# Results
 
 The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. The burst ceiling (MAMF) is
 the rate in short bursts, before the power controller reacts. The sustained ceiling (MSMF) is the rate at the
 power limit ([how mamf measures](../docs/measuring.md)). Each accelerator has a page with intervals, kernels, software,
 logs and other operations. Only confirmed figures are here: a maintainer or two contributors measured them.
 
-{_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add yours.
+{_GENERATED_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add yours.
 """
-_WORDS = """`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the samples that
+_TABLE_LEGEND = """\
+`by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the samples that
 it reports, so it counts only if there is no find. `all`: number of logs and their range; cards of one model differ.
 Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
 """
-_UNCONFIRMED = "Unconfirmed: not ranked until a second contributor confirms it"
-_LEGACY = "Legacy: figures that mamf-finder printed, without samples and without checks of results"
-_CUT = "Interrupted: the search may have missed the best shape"
-_PUBLISHED = """[published/](published/NOTICE.md) has figures that other people published. This project has not checked
+_UNCONFIRMED_TITLE = "Unconfirmed: not ranked until a second contributor confirms it"
+_LEGACY_TITLE = "Legacy: figures that mamf-finder printed, without samples and without checks of results"
+_INTERRUPTED_TITLE = "Interrupted: the search may have missed the best shape"
+_PUBLISHED_NOTE = """\
+[published/](published/NOTICE.md) has figures that other people published. This project has not checked
 them, and never ranks them with measured figures.
 """
 RowT = TypeVar("RowT")
 
 
-def results_pages(collection: Collection) -> dict[Path, str]:
+def make_results_pages(collection: Collection) -> dict[Path, str]:
     """Write all pages. Returns their Markdown by path in results/."""
-    entries = group_pairs((folder_name(each.device), each) for each in collection.entries)
-    legacy = group_pairs((folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
+    entries = group_pairs((make_folder_name(each.device), each) for each in collection.entries)
+    legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
         folder: Collection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
     }
-    pages = {Path(folder, "README.md"): _device_page(part) for folder, part in parts.items()}
-    return {Path("README.md"): _matrix_page(parts), **pages}
+    pages = {Path(folder, "README.md"): _write_device_page(part) for folder, part in parts.items()}
+    return {Path("README.md"): _write_matrix_page(parts), **pages}
 
 
-def _matrix_page(parts: Mapping[str, Collection]) -> str:
+def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
     """Write the page with a table of ceilings by accelerator and dtype. Dtypes with the most logs come first."""
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
-        confirmed = split_confirmed(part.in_table(PRODUCTS), part.submitters)[0]
+        confirmed = split_confirmed(part.select_table(MATMUL_TABLE), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
         for best, _ in find_leaders(kept):
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
-    def column(dtype: str) -> Column[str]:
+    def make_rates_column(dtype: str) -> Column[str]:
         return Column("", escape_markdown(dtype), lambda folder: _format_rates(rates.get((folder, dtype), {})), Markup)
 
     dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
@@ -87,13 +89,16 @@ def _matrix_page(parts: Mapping[str, Collection]) -> str:
         parts, key=lambda folder: [-max(rates.get((folder, dtype), {"": 0.0}).values()) for dtype in dtypes]
     )
     links = {
-        folder: f"[{escape_markdown(_device_name(part))}]({quote(folder)}/README.md)" for folder, part in parts.items()
+        folder: f"[{escape_markdown(_get_device_name(part))}]({quote(folder)}/README.md)"
+        for folder, part in parts.items()
     }
-    table: Table[str] = Table([Column("", "accelerator", links.get, Markup, left=True), *map(column, dtypes)], ranked)
-    return "\n".join([_INTRODUCTION, table_text(table), _PUBLISHED])
+    table: Table[str] = Table(
+        [Column("", "accelerator", links.get, Markup, left=True), *map(make_rates_column, dtypes)], ranked
+    )
+    return "\n".join([_MATRIX_INTRODUCTION, table_text(table), _PUBLISHED_NOTE])
 
 
-def _device_name(part: Collection) -> str:
+def _get_device_name(part: Collection) -> str:
     names = [each.device for each in part.entries] or [run.device or "" for run, _ in part.legacy]
     return names[0] or "unknown"
 
@@ -105,41 +110,49 @@ def _format_rates(rates: Mapping[str, float]) -> str | None:
     return f"**{burst}** / {sustained}"
 
 
-def _device_page(part: Collection) -> str:
+def _write_device_page(part: Collection) -> str:
     ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
-        confirmed, others = split_confirmed(part.in_table(table), part.submitters)
+        confirmed, others = split_confirmed(part.select_table(table), part.submitters)
         ranked[table] = [entry for entry in confirmed if entry.tier == "complete"]
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
-    best = group_pairs((entry.row.operation, entry) for entry in select_kernels(ranked[OTHERS]))
+    best = group_pairs((entry.row.operation, entry) for entry in select_best_per_problem(ranked[OTHERS_TABLE]))
     legacy = sorted(part.legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
-        f"# {escape_markdown(_device_name(part))}\n\n{_NOTE} [All accelerators](../README.md)\n",
-        _format_section("Ceilings", ceiling_columns(), find_leaders(ranked[PRODUCTS]), f"{_WORDS}\n"),
-        _format_section(attention_title, [*attention_columns(), log_column()], select_attention(ranked[SHARES])),
-        *(_kernel_section(operation, entries) for operation, entries in best.items()),
-        _format_section(_CUT, [*entry_columns(), log_column()], _best_of_logs(interrupted)),
-        _format_section(_UNCONFIRMED, [*entry_columns(), log_column()], _best_of_logs(unconfirmed)),
-        _format_section(_LEGACY, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]),
+        f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
+        _format_section("Ceilings", make_ceiling_columns(), find_leaders(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"),
+        _format_section(
+            attention_title, [*make_attention_columns(), make_log_column()], select_attention(ranked[SHARES_TABLE])
+        ),
+        *(_write_operation_section(operation, entries) for operation, entries in best.items()),
+        _format_section(
+            _INTERRUPTED_TITLE, [*make_rate_columns(), make_log_column()], _select_best_per_log(interrupted)
+        ),
+        _format_section(
+            _UNCONFIRMED_TITLE, [*make_rate_columns(), make_log_column()], _select_best_per_log(unconfirmed)
+        ),
+        _format_section(
+            _LEGACY_TITLE, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]
+        ),
     ]
     return "\n".join(filter(None, sections))
 
 
-def _best_of_logs(entries: Iterable[ResultRate]) -> list[ResultRate]:
+def _select_best_per_log(entries: Iterable[ResultRate]) -> list[ResultRate]:
     """Return the highest entry of each log, sorted by path."""
     groups = group_pairs((entry.place, entry) for entry in entries)
     return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
-def entry_columns() -> list[Column[ResultRate]]:
+def make_rate_columns() -> list[Column[ResultRate]]:
     """Return the columns for the best figure of a log that is not ranked."""
     return [
-        text_column("what", lambda entry: entry.label),
+        make_text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.rate, format_significant),
-        date_column(),
+        make_date_column(),
     ]
 
 
@@ -148,20 +161,20 @@ def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[
     return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
 
 
-def text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
+def make_text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
     return Column("", title, read, str, left=True)
 
 
-def date_column() -> Column[ResultRate]:
+def make_date_column() -> Column[ResultRate]:
     """Return the column with the day on which the run started."""
     return Column("", "date", lambda entry: entry.date[:10])
 
 
-def log_column() -> Column[ResultRate]:
+def make_log_column() -> Column[ResultRate]:
     return Column("", "log", lambda entry: link_to_log(entry.place), Markup)
 
 
-def ceiling_columns() -> list[Column[Leader]]:
+def make_ceiling_columns() -> list[Column[Leader]]:
     """Return the columns of an accelerator's best ceiling. Column ``all`` is the range over all of its logs."""
 
     def share(row: Leader) -> str | None:
@@ -169,18 +182,18 @@ def ceiling_columns() -> list[Column[Leader]]:
         return f"{100 * row[0].rate / peak.rate:.1f} % of {peak.rate:g}" if peak else None
 
     return [
-        text_column("dtype", lambda row: row[0].dtype),
-        text_column("regime", lambda row: row[0].regime),
+        make_text_column("dtype", lambda row: row[0].dtype),
+        make_text_column("regime", lambda row: row[0].regime),
         Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{format_significant(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, interval_cell),
         Column("", "MxNxK", lambda row: row[0].row.shape),
-        text_column("kernel", lambda row: kernel_title(row[0])),
+        make_text_column("kernel", lambda row: format_kernel_title(row[0])),
         Column("", "of the dense peak", share),
         *sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
-        text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
+        make_text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
         Column("", "all", lambda row: _format_range([each.rate for each in row[1]])),
-        text_column("software", lambda row: format_software(row[0].header)),
+        make_text_column("software", lambda row: format_software(row[0].header)),
         Column("", "date", lambda row: row[0].date[:10]),
         Column("", "log", lambda row: link_to_log(row[0].place), Markup),
     ]
@@ -192,33 +205,33 @@ def _format_range(rates: Sequence[float]) -> str:
     )
 
 
-def attention_columns() -> list[Column[ResultRate]]:
+def make_attention_columns() -> list[Column[ResultRate]]:
     return [
-        text_column("dtype", lambda entry: entry.row.problem.dtype),
-        text_column("regime", lambda entry: entry.row.regime),
-        text_column("pass", lambda entry: entry.row.problem.direction),
+        make_text_column("dtype", lambda entry: entry.row.problem.dtype),
+        make_text_column("regime", lambda entry: entry.row.regime),
+        make_text_column("pass", lambda entry: entry.row.problem.direction),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
-        text_column("mask", lambda entry: entry.row.shape.mask),
-        text_column("kernel", kernel_title),
+        make_text_column("mask", lambda entry: entry.row.shape.mask),
+        make_text_column("kernel", format_kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_significant),
         Column("", "shape", lambda entry: entry.row.shape),
-        date_column(),
+        make_date_column(),
     ]
 
 
-def _kernel_section(title: str, entries: Sequence[ResultRate]) -> str:
+def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
     counts = escape_markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
-    columns = [*kernel_columns(), log_column()]
+    columns = [*make_kernel_columns(), make_log_column()]
     return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
 
-def kernel_columns() -> list[Column[ResultRate]]:
+def make_kernel_columns() -> list[Column[ResultRate]]:
     def share(entry: ResultRate) -> float | None:
         return divide_by_peak(entry.rate, entry.row.problem, entry.header)
 
     return [
-        text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
+        make_text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
         Column(
             "",
             "rate",
@@ -228,8 +241,8 @@ def kernel_columns() -> list[Column[ResultRate]]:
         Column("", "interval", lambda entry: entry.interval, interval_cell),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
-        text_column("kernel", kernel_title),
-        date_column(),
+        make_text_column("kernel", format_kernel_title),
+        make_date_column(),
     ]
 
 
@@ -239,13 +252,13 @@ def link_to_log(place: Path) -> Markup:
 
 #: Columns of a mamf-finder figure. A row is the run, the path of its log and the name of the statistic.
 _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
-    text_column("dtype", lambda row: row[0].dtype or "unknown"),
-    text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
-    text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
+    make_text_column("dtype", lambda row: row[0].dtype or "unknown"),
+    make_text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
+    make_text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
     Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], format_significant),
     Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
     Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
-    text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
+    make_text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
     Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
     Column("", "log", lambda row: link_to_log(row[1]), Markup),
 ]
@@ -254,15 +267,15 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
 # -- the ceilings that the package ships -------------------------------------------------------------------------------
 
 
-_MAX_SHAPES = 6
+_MAX_SHIPPED_SHAPES = 6
 
 
-def contributed_csv(collection: Collection) -> str:
+def make_contributed_csv(collection: Collection) -> str:
     """Write the CSV file of contributed ceilings, the best for each device, build, power limit, dtype and regime.
 
     Only confirmed ceilings of accelerators count, from complete searches with normal data.
     """
-    entries = split_confirmed(collection.in_table(PRODUCTS), collection.submitters)[0]
+    entries = split_confirmed(collection.select_table(MATMUL_TABLE), collection.submitters)[0]
     # Virtual machines give CPUs of different speed the same name, so their figures say nothing about other machines.
     kept = [
         entry
@@ -270,11 +283,11 @@ def contributed_csv(collection: Collection) -> str:
         if entry.is_ceiling and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
         if entry.header["device"]["is_accelerator"] and entry.header["plan"]["problems"][0]["data"] == "normal"
     ]
-    groups = group_pairs(((entry.device, *_build_key(entry), entry.dtype, entry.regime), entry) for entry in kept)
+    groups = group_pairs(((entry.device, *_get_build_key(entry), entry.dtype, entry.regime), entry) for entry in kept)
     rows = []
     for (device, units, watts, dtype, regime), group in sorted(groups.items()):
         fastest = sorted(group, key=lambda entry: entry.rate, reverse=True)
-        best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHAPES]
+        best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHIPPED_SHAPES]
         assert best.interval is not None, "entries without an interval were dropped above"
         cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in group)
@@ -286,14 +299,14 @@ def contributed_csv(collection: Collection) -> str:
                 "clock_mhz": f"{clock_hz / 1e6:g}" if clock_hz else "",
                 "dtype": dtype,
                 "regime": regime,
-                "tflops": significant_digits(best.rate),
-                "low": significant_digits(best.interval.low),
-                "high": significant_digits(best.interval.high),
+                "tflops": round_to_six_digits(best.rate),
+                "low": round_to_six_digits(best.interval.low),
+                "high": round_to_six_digits(best.interval.high),
                 "log": best.place.as_posix(),
                 "shapes": " ".join(shapes),
                 "kernel": next((each.row.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), ""),
                 "cards": len(cards),
-                "lowest": significant_digits(min(cards.values())),
+                "lowest": round_to_six_digits(min(cards.values())),
                 "date": best.date[:10],
                 "software": format_software(best.header),
             }
@@ -301,7 +314,7 @@ def contributed_csv(collection: Collection) -> str:
     return csv_text(rows)
 
 
-def _build_key(entry: ResultRate) -> tuple[str, ...]:
+def _get_build_key(entry: ResultRate) -> tuple[str, ...]:
     """Return compute units and power limit as text, because devices with the same name exist in several builds."""
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
-from mamf.ceilings.ceiling import CONFIRM
+from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
@@ -53,10 +53,10 @@ class ClockChoice:
         If the row is of a ``phase`` of a search that only chooses which shapes to confirm, the function always returns
         False.
         """
-        if self.mode == NO_CLOCK or phase not in ("", CONFIRM):
+        if self.mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return lambda rate: False
         # In the confirming phase of a search, any candidate may get the highest median, so each needs its clock.
-        of_shape = (shape, kernel) if phase == CONFIRM else (shape,) if self.is_per_shape else ()
+        of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
 
         def is_wanted(rate: float) -> bool:

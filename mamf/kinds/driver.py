@@ -16,16 +16,16 @@ from mamf.errors import DeviceLostError, get_first_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import get_kind
 from mamf.logs.recording import (
-    End,
     Record,
+    RunEnd,
     find_new_sharing,
-    host_seconds,
     make_header,
-    measure_overhead_after,
-    plan_record,
+    make_plan_record,
+    measure_timer_overhead_after,
+    read_clock_seconds,
 )
-from mamf.logs.records import ceiling_record, measurement_record, utc_now
-from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing
+from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
+from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import diagnose, format_finding, get_tool_version
 from mamf.measurement import Measurement
@@ -94,7 +94,7 @@ class Run(Setup):
         self.is_written = False
         self._other_records: list[Record] = []
 
-    def counts(self, row: Measurement) -> bool:
+    def is_result(self, row: Measurement) -> bool:
         """Whether a row is a result of the run, and not a reference or a trial of an algorithm."""
         return not row.is_reference and row.phase != ALGORITHM and row.operation in self.plan.operations
 
@@ -102,7 +102,7 @@ class Run(Setup):
         """Measure, and yield each row after it is written to the log. The log is created at once, and its summary is
         written when the iterator ends or is closed. Raises UsageError if the log cannot be created.
         """
-        strategy = (self.strategy or self.kind.strategy)(self)
+        strategy = (self.strategy or self.kind.make_strategy)(self)
         if self.path is None and self.resumed is None:
             return self._measure_without_log(strategy)
         driven = self._measure_with_log(strategy)
@@ -121,7 +121,7 @@ class Run(Setup):
             with self.signals.shield_from_signals():
                 self.writer = opened.enter_context(self._open_log())
             yield None
-            begun, is_idle = host_seconds(self.backend), False
+            begun, is_idle = read_clock_seconds(self.backend), False
             status, reason = "interrupted", "by the caller"
             try:
                 for found in strategy.yield_results():
@@ -144,13 +144,18 @@ class Run(Setup):
                 raise
             finally:
                 with self.signals.shield_from_signals():
-                    seconds = max(0.0, host_seconds(self.backend) - begun)
-                    self._finish_log(End(status, reason, seconds, self.kind.count_left(self)), is_idle)
+                    seconds = max(0.0, read_clock_seconds(self.backend) - begun)
+                    self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
         self.findings = [*diagnose(self.backend), *self.advice]
         if self.resumed is not None:
-            again = {"tool": get_tool_version(), "command": self.command, "started": utc_now(), "notes": self.notes}
+            again = {
+                "tool": get_tool_version(),
+                "command": self.command,
+                "started": get_utc_time(),
+                "notes": self.notes,
+            }
             self.resumed.writer.write_resume(self.resumed.log, again)
             return self.resumed.writer
         assert self.path is not None, "a run without a path has no log to open"
@@ -160,34 +165,36 @@ class Run(Setup):
     def build_header(self) -> dict[str, Any]:
         findings = [format_finding(finding).strip() for finding in self.findings]
         kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
-        return make_header(self.backend, self.command, kernel, plan_record(self.plan), findings, self.notes)
+        return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
 
     def _write_record(self, found: Measurement | Record) -> None:
         if isinstance(found, Measurement):
-            self.writer.write("measurement", measurement_record(found))
+            self.writer.write("measurement", make_measurement_record(found))
             self.rows.append(found)
         else:
             self._other_records.append(found)
             self.writer.write(*found)
 
-    def _finish_log(self, end: End, is_idle: bool) -> None:
+    def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary. ``is_idle``: whether to check the timer and the card's sharing;
         not if the device failed or was interrupted, because it may never answer.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
-        self.summary = self.kind.summary(self.plan, self.rows, ceilings or self.known, end)
+        self.summary = self.kind.make_summary(self.plan, self.rows, ceilings or self.known, end)
         if is_idle:
-            self.summary |= measure_overhead_after(self.backend, self.rows) | find_new_sharing(self.backend)
+            self.summary |= measure_timer_overhead_after(self.backend, self.rows) | find_new_sharing(self.backend)
         for ceiling in ceilings.values():
-            self._write_record(Record("ceiling", ceiling_record(ceiling)))
-        self._write_record(Record("summary", {**self.summary, "time": utc_now()}))
-        self.writer.append()
+            self._write_record(Record("ceiling", make_ceiling_record(ceiling)))
+        self._write_record(Record("summary", {**self.summary, "time": get_utc_time()}))
+        self.writer.append_line()
         self.is_written = True
 
     def build_log(self) -> RunLog:
         """Return the log as if it were read from its file."""
-        log = RunLog(self.writer.path, add_sharing(self.header, self.summary), self.rows, summary=self.summary)
+        log = RunLog(
+            self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
+        )
         if before := self.resumed and self.resumed.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)

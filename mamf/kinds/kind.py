@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mamf.ceilings.ceiling import Ceiling, Ceilings, compute_mamfu, explain_no_ceiling
 from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
-from mamf.logs.recording import End
+from mamf.logs.recording import RunEnd
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
@@ -35,7 +35,7 @@ AnyCeilings = Mapping[Any, Ceiling]
 
 
 @dataclass(frozen=True)
-class View:
+class ReportOptions:
     """What a report shows. ``top``: the maximum number of rows per table; None: no limit. ``roofs``: show rows as
     shares of these. ``baseline``: the kernel that speed-ups are relative to.
     """
@@ -46,7 +46,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class ChartOptions:
     """What to draw of a log. If a field is None, the default of the log's kind applies."""
 
     regime: str | None = None
@@ -67,12 +67,12 @@ class Kind(ABC):
     has_ceilings: ClassVar[bool] = False
     is_collected: ClassVar[bool] = True
 
-    def command(self, plan: Plan) -> str:
+    def format_command(self, plan: Plan) -> str:
         """Return the mamf command for such a run."""
         return self.name
 
     @abstractmethod
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         """Return the strategy that measures the plan."""
 
     def count_left(self, setup: Setup) -> int:
@@ -84,39 +84,43 @@ class Kind(ABC):
         return bool(skipped_count)
 
     @abstractmethod
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         """Return the report of a log."""
 
     @abstractmethod
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         """Return the chart of a log. Raises UsageError if the log does not have what was requested."""
 
     @abstractmethod
-    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+    def make_summary(
+        self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
+    ) -> dict[str, Any]:
         """Return the last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""
 
 
 class KernelRows(Kind):
     """Rows of kernels of one operation, ranked together."""
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.rows import RowsStrategy
 
         return RowsStrategy(setup)
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _build_confirmed_roofs(log))
         own = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, view.baseline
         return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         from mamf.report.charts.logs import kernels_chart
 
         drawing.require_no_direction(log)
         return kernels_chart(log.measurements, log.header, drawing.regime)
 
-    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+    def make_summary(
+        self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
+    ) -> dict[str, Any]:
         return kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
 
 
@@ -126,16 +130,16 @@ class Sweep(KernelRows):
     name = SWEEP
     noun = "a sweep"
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
 
         of = get_operation(setup.plan.operation)
-        return super().strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
+        return super().make_strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
 
-    def command(self, plan: Plan) -> str:
+    def format_command(self, plan: Plan) -> str:
         return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         from mamf.report.charts.decode import decode_chart
         from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
 
@@ -150,13 +154,15 @@ class Sweep(KernelRows):
             return model_chart(rows, log.known_ceilings, header, drawing.regime)
         if of.chart == "shapes":
             return sweep_chart(rows, header, drawing.regime)
-        return super().chart(log, drawing)
+        return super().make_chart(log, drawing)
 
-    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+    def make_summary(
+        self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
+    ) -> dict[str, Any]:
         of = get_operation(plan.operation)
         if of.has_shares and not of.has_memory_shares:
-            return shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
-        return super().summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
+            return make_shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
+        return super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
 
 
 class Find(KernelRows):
@@ -166,7 +172,7 @@ class Find(KernelRows):
     has_ceilings = True
     noun = "a find"
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
@@ -183,31 +189,33 @@ class Find(KernelRows):
     def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
         return bool(skipped_count if explain_no_ceiling(setup.rows) else self.count_left(setup))
 
-    def command(self, plan: Plan) -> str:
+    def format_command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         if log.parts:
             return devices_document(log)
         if log.plan.is_search:
             return find_document(log.measurements, log.ceilings, log.header, log.summary)
-        return super().document(log, view)
+        return super().make_document(log, view)
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         if log.parts:
             raise UsageError(f"{log.path} has one find per device: draw one of its logs")
         if not log.plan.is_search:
-            return super().chart(log, drawing)
+            return super().make_chart(log, drawing)
         from mamf.report.charts.logs import find_chart
 
         drawing.require_no_direction(log)
         return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
-    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
+    def make_summary(
+        self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
+    ) -> dict[str, Any]:
         """Return the last record of a log. ``ceilings``: by problem and regime."""
         if plan.is_search:
             return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
-        return super().summary(plan, rows, ceilings, end)
+        return super().make_summary(plan, rows, ceilings, end)
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
@@ -218,7 +226,7 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
     return build_roofs(ceilings, log.header["device"]["cache_bytes"])
 
 
-def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: End) -> dict[str, Any]:
+def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
     """Return the last record of a log: the best kernel of each regime, dtype and direction, with its share of the
     ceiling.
     """
@@ -230,7 +238,7 @@ def shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: 
             best[key] = row
     shares = {key: compute_mamfu(row, ceilings) for key, row in best.items()}
     return {
-        **end.summary(len(measured)),
+        **end.make_summary(len(measured)),
         "best": {
             key: {
                 "kernel": row.kernel,

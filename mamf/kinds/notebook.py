@@ -9,7 +9,7 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import DEFAULT_TOLERANCE
-from mamf.kinds.kind import View
+from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind
 from mamf.logs.compare import Comparison
 from mamf.logs.run_log import RunLog
@@ -22,7 +22,7 @@ from mamf.report.rows import describe_failures
 from mamf.report.shares import Shares, ceiling_table
 
 #: The maximum number of rows in one table (best first), and in all tables of a log.
-_MAX_ROWS, _MAX_OF_LOG = 10, 50
+_MAX_ROWS_OF_TABLE, _MAX_ROWS_OF_LOG = 10, 50
 
 
 @functools.singledispatch
@@ -30,7 +30,7 @@ def render_html(shown: object) -> str:
     raise TypeError(f"a {type(shown).__name__} has no table")
 
 
-def _make_header(device: str) -> dict[str, Any]:
+def _make_device_header(device: str) -> dict[str, Any]:
     """Return a header for rows and ceilings that belong to no log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
@@ -42,13 +42,14 @@ def _render_blocks(*blocks: Block) -> str:
 @render_html.register
 def _(row: Measurement) -> str:
     return _render_blocks(
-        make_group_table([row], Shares(_make_header("unknown")), lambda row: None), Lines(describe_failures([row]))
+        make_group_table([row], Shares(_make_device_header("unknown")), lambda row: None),
+        Lines(describe_failures([row])),
     )
 
 
 @render_html.register
 def _(ceiling: Ceiling) -> str:
-    return _render_blocks(Lines([ceiling.device]), ceiling_table([ceiling], _make_header(ceiling.device)))
+    return _render_blocks(Lines([ceiling.device]), ceiling_table([ceiling], _make_device_header(ceiling.device)))
 
 
 @render_html.register
@@ -58,7 +59,11 @@ def _(found: Comparison) -> str:
 
 @render_html.register
 def _(log: RunLog) -> str:
-    document, shown, room = get_kind(log.plan).document(log, View(top=_MAX_ROWS)), list[Block](), _MAX_OF_LOG
+    document, shown, room = (
+        get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_ROWS_OF_TABLE)),
+        list[Block](),
+        _MAX_ROWS_OF_LOG,
+    )
     for block in document.visible_blocks:
         if isinstance(block, Table):
             room -= len(block.top_rows)

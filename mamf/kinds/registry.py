@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mamf.errors import require_known
-from mamf.kinds.kind import Drawing, Find, Kind, Sweep
+from mamf.kinds.kind import ChartOptions, Find, Kind, Sweep
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP, Plan
 
@@ -47,7 +47,7 @@ def make_log_chart(
 
     for name in directions or ():
         require_known(("direction", name, DIRECTIONS))
-    chart = get_kind(log.plan).chart(log, Drawing(regime, directions))
+    chart = get_kind(log.plan).make_chart(log, ChartOptions(regime, directions))
     if log.tier == "interrupted":
         return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
     return chart

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.kinds.kind import AnyCeilings, Drawing, Find, KernelRows, Kind, View
+from mamf.kinds.kind import AnyCeilings, ChartOptions, Find, KernelRows, Kind, ReportOptions
 from mamf.logs.compare import Difference, build_log_roofs
-from mamf.logs.judging import JudgedClaim, find_differences, judge_claims
-from mamf.logs.recording import End
+from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
+from mamf.logs.recording import RunEnd
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
@@ -56,17 +56,17 @@ class Explain(KernelRows):
     name = EXPLAIN
     noun = "an explanation"
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         rows = log.measurements
         if not rows:
-            return super().document(log, view)
+            return super().make_document(log, view)
         first = rows[0]
         head = [machine_line(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
         return explanation_document(
             waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [end_line(log.summary)]
         )
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         drawing.require_no_direction(log)
         steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
         return waterfall_chart(steps, log.measurements, log.header)
@@ -78,12 +78,12 @@ class Guard(KernelRows):
     name = GUARD
     noun = "a guard"
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import GuardStrategy
 
         return GuardStrategy(setup)
 
-    def command(self, plan: Plan) -> str:
+    def format_command(self, plan: Plan) -> str:
         return f"{GUARD} FILE.toml"
 
 
@@ -93,7 +93,7 @@ class Overlap(KernelRows):
     name = OVERLAP
     noun = "an overlap"
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, list_overlap_pairs
         from mamf.operations.overlap import Pair
 
@@ -103,10 +103,10 @@ class Overlap(KernelRows):
             setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
         )
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         return overlap_document(log.measurements, log.header, log.summary, view.top)
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         drawing.require_no_direction(log)
         return overlap_chart(log.measurements, log.header)
 
@@ -117,10 +117,10 @@ class Roofline(Find):
     name = ROOFLINE
     noun = "a roofline"
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         return roofline_document(build_log_roofs([log]), [], machine_line(log.header), view.top)
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         return roofline_chart(build_log_roofs([log]), [], log.header)
 
 
@@ -131,7 +131,7 @@ class Verify(Kind):
     noun = "a verification"
     is_collected = False  # it has no rates
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import VerifyStrategy
 
         return VerifyStrategy(setup)
@@ -139,14 +139,16 @@ class Verify(Kind):
     def count_left(self, setup: Setup) -> int:
         return 0  # it runs until the budget ends
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         return verification_document(log)
 
-    def chart(self, log: RunLog, drawing: Drawing) -> Picture:
+    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
 
-    def summary(self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: End) -> dict[str, Any]:
-        return {**end.summary(sum(row.ok for row in rows)), "best": {}, **count_checked(rows)}
+    def make_summary(
+        self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
+    ) -> dict[str, Any]:
+        return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_checked(rows)}
 
 
 class Reproduce(KernelRows):
@@ -156,19 +158,19 @@ class Reproduce(KernelRows):
     noun = "a reproduction"
     is_collected = False  # its rows were chosen by a claim
 
-    def strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy
 
         return ReproduceStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
         """Return the number of claims that are not measured yet."""
-        return sum(each.here is None for each in judge_claims(setup.plan.options, setup.rows))
+        return sum(each.measured_here is None for each in judge_claims(setup.plan.options, setup.rows))
 
-    def document(self, log: RunLog, view: View) -> Document:
+    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options
         judged = judge_claims(options, log.measurements)
-        found = find_differences(options, judged, log.header)
+        found = find_setup_differences(options, judged, log.header)
         data = {
             "header": log.header,
             "summary": log.summary,
@@ -184,25 +186,32 @@ class Reproduce(KernelRows):
                     *list_differences("the claims were measured under other conditions: ", found),
                 ]
             ),
-            Table(_make_columns(judged), judged, key="claims", remarks=_list_remarks, label=_make_label),
-            Answer([*(_make_verdict_line(each, found) for each in judged), end_line(log.summary)]),
+            Table(
+                _make_claim_columns(judged), judged, key="claims", remarks=_yield_claim_remarks, label=_make_claim_label
+            ),
+            Answer([*(_format_verdict_line(each, found) for each in judged), end_line(log.summary)]),
         ]
         return Document("Reproduction", shown, data)
 
 
-def _make_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
-    unit = next((each.here.unit for each in judged if each.here), "TFLOPS")
+def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
+    unit = next((each.measured_here.unit for each in judged if each.measured_here), "TFLOPS")
     title, factor = choose_unit(unit, [each.claim.rate for each in judged])
     interval = partial(interval_cell, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
-        Column("problem", "problem", _make_title, importance=2, left=True),
+        Column("problem", "problem", _make_problem_title, importance=2, left=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_significant(it * factor)),
         *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
-        Column("here", "here", lambda each: each.here and each.here.tflops, lambda it: format_significant(it * factor)),
-        *interval_columns(lambda each: each.here and each.here.interval, "here_{}", interval),
+        Column(
+            "here",
+            "here",
+            lambda each: each.measured_here and each.measured_here.tflops,
+            lambda it: format_significant(it * factor),
+        ),
+        *interval_columns(lambda each: each.measured_here and each.measured_here.interval, "here_{}", interval),
         Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], format_percent),
         Column("here_cycles_used", "here", lambda each: each.cycles[1], format_percent),
         Column("unit", "", lambda each: unit),
@@ -213,15 +222,15 @@ def _make_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     ]  # fmt: skip
 
 
-def _make_title(each: JudgedClaim) -> str:
+def _make_problem_title(each: JudgedClaim) -> str:
     return described_title(*each.claim.step[:2])
 
 
-def _make_label(each: JudgedClaim) -> str:
-    return f"{_make_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
+def _make_claim_label(each: JudgedClaim) -> str:
+    return f"{_make_problem_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
 
 
-def _list_remarks(each: JudgedClaim) -> Iterator[str]:
+def _yield_claim_remarks(each: JudgedClaim) -> Iterator[str]:
     if each.claim.error is None:
         yield (
             "the claim has no samples: its interval is its rounding error, and its "
@@ -229,12 +238,16 @@ def _list_remarks(each: JudgedClaim) -> Iterator[str]:
         )
     if any(each.cycles):
         yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"
-    yield f"{each.here.status}: {each.here.reason}" if each.here and each.here.reason else ""
+    yield (
+        f"{each.measured_here.status}: {each.measured_here.reason}"
+        if each.measured_here and each.measured_here.reason
+        else ""
+    )
 
 
-def _make_verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
-    unit, change = each.here.unit if each.here else "TFLOPS", ""
-    if each.pair and each.here:
+def _format_verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
+    unit, change = each.measured_here.unit if each.measured_here else "TFLOPS", ""
+    if each.pair and each.measured_here:
         change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
         then, now = each.cycles
         cycles = (
@@ -242,10 +255,12 @@ def _make_verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
             if then and now
             else ""
         )
-        change = f", {rate_text(each.here.tflops or 0.0, unit)} here{cycles}: {change}"
+        change = f", {rate_text(each.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_share(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
-    return f"{each.verdict}{beyond}{device}: {_make_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
+    return (
+        f"{each.verdict}{beyond}{device}: {_make_claim_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
+    )
 
 
 STUDIES = (Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())

@@ -27,19 +27,19 @@ from mamf.backend import DeviceInfo, parse_sharing
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.entries import (
-    CYCLES,
-    FALSE_ALARMS,
+    CYCLES_UNIT,
+    FALSE_ALARM_CHANCE,
     MAX_EXPONENT,
-    SEPARATE,
-    Change,
-    Design,
-    Entry,
-    Fields,
+    SEPARATE_RUNS,
+    ComparedRow,
+    PairingFields,
     PooledRows,
-    average_entries,
-    entries,
-    find_design,
+    RowChange,
+    RunDesign,
+    average_compared_rows,
+    find_run_design,
     is_find,
+    list_compared_rows,
     pool_rows,
 )
 from mamf.logs.run_log import RunLog
@@ -53,8 +53,8 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # The joint coverage with three samples on each side. Fewer samples have no usable interval.
 MIN_COVERAGE = 0.5
 # The joint coverage of two 95 % intervals, minus rounding.
-_USUAL = 0.9 - 1e-9
-_EQUIVALENCE = 0.90
+_USUAL_COVERAGE = 0.9 - 1e-9
+_EQUIVALENCE_CONFIDENCE = 0.90
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Pair:
     ``design``: how the runs of both sides were interleaved. ``rows``: the number of rows in the comparison.
     """
 
-    fields: Fields
-    a: Entry
-    b: Entry
-    design: Design = SEPARATE
+    fields: PairingFields
+    a: ComparedRow
+    b: ComparedRow
+    design: RunDesign = SEPARATE_RUNS
     rows: int = 1
 
     @property
@@ -80,14 +80,14 @@ class Pair:
         return self.b.tflops / self.a.tflops
 
     @property
-    def change(self) -> Change:
+    def change(self) -> RowChange:
         """The row as input for the test of all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         common, own, degrees = max(a.common, b.common), math.hypot(a.own, b.own), min(a.degrees, b.degrees)
         ratio = min(max(self.ratio, 1e-300), 1e300)  # a crafted log may have any ratio
         rates = self.a.rates, self.b.rates
-        return Change(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
+        return RowChange(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
 
     @property
     def by_temperature(self) -> float:
@@ -99,14 +99,14 @@ class Pair:
     @property
     def interval(self) -> Interval:
         """The 95 % interval of the ratio."""
-        return self._around(CONFIDENCE)
+        return self._compute_ratio_interval(CONFIDENCE)
 
     @property
     def equivalence_interval(self) -> Interval:
         """The 90 % interval of the ratio, for two one-sided tests at 5 %."""
-        return self._around(_EQUIVALENCE)
+        return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
 
-    def _around(self, confidence: float) -> Interval:
+    def _compute_ratio_interval(self, confidence: float) -> Interval:
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
@@ -117,13 +117,15 @@ class Pair:
                 compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature, MAX_EXPONENT
             )
         )
-        return Interval(self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL else coverage)
+        return Interval(
+            self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL_COVERAGE else coverage
+        )
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
         """Return SAME within the tolerance, FASTER or SLOWER for a certain difference of any size, else UNDECIDED."""
         interval = self.equivalence_interval
         # At this confidence the intervals of all rows contain their ratios at the same time.
-        sure = self._around(1 - FALSE_ALARMS / self.rows)
+        sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.rows)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
@@ -184,12 +186,12 @@ class Comparison(Tabular):
     b: RunLog
     names: tuple[str, str]
     pairs: tuple[Pair, ...]
-    only_a: tuple[tuple[Entry, Entry | None], ...]
-    only_b: tuple[tuple[Entry, Entry | None], ...]
+    only_a: tuple[tuple[ComparedRow, ComparedRow | None], ...]
+    only_b: tuple[tuple[ComparedRow, ComparedRow | None], ...]
     dropped: tuple[Difference, ...] = ()
     noted: tuple[Difference, ...] = ()
     forced: tuple[Difference, ...] = ()
-    design: Design = SEPARATE
+    design: RunDesign = SEPARATE_RUNS
     together: tuple[PooledRows, ...] = ()
 
     def __repr__(self) -> str:
@@ -206,9 +208,9 @@ class Comparison(Tabular):
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
-    def is_of_cycles(self) -> bool:
+    def is_in_cycles(self) -> bool:
         """Whether the figures are shares of the compute units' cycles instead of rates."""
-        return any(pair.a.unit == CYCLES for pair in self.pairs)
+        return any(pair.a.unit == CYCLES_UNIT for pair in self.pairs)
 
     @property
     def geometric_mean_ratio(self) -> float:
@@ -234,16 +236,18 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
-    both_finds = all(map(is_find, (*side_a, *side_b)))
-    rows_a, rows_b = (average_entries([entries(log, both_finds) for log in side]) for side in (side_a, side_b))
+    are_finds = all(map(is_find, (*side_a, *side_b)))
+    rows_a, rows_b = (
+        average_compared_rows([list_compared_rows(log, are_finds) for log in side]) for side in (side_a, side_b)
+    )
     differences = [
-        *(each for log in (*side_a[1:], *side_b) for each in blocking_differences(first.header, log.header)),
-        *field_differences(rows_a, rows_b),
+        *(each for log in (*side_a[1:], *side_b) for each in find_blocking_differences(first.header, log.header)),
+        *find_field_differences(rows_a, rows_b),
         *(
             each
             for side in (side_a, side_b)
             for log in side[1:]
-            for each in noted_differences(side[0].header, log.header)
+            for each in find_noted_differences(side[0].header, log.header)
         ),
     ]
     cards = [each for each in differences if each.is_of_card]
@@ -253,7 +257,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
         and all(any(row.cycles_used is not None for row in rows) for rows in (rows_a, rows_b))
     )
     if in_cycles:
-        rows_a, rows_b = ([row.in_cycles() for row in rows] for rows in (rows_a, rows_b))
+        rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
     forced = [each for each in differences if not (in_cycles and each.is_of_card)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
@@ -263,32 +267,33 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
         raise IncomparableError(
-            f"no measured row is in both: {_describe_rows(first, rows_a)}; {_describe_rows(other, rows_b)}"
+            f"no measured row is in both: {_describe_measured_rows(first, rows_a)}; "
+            f"{_describe_measured_rows(other, rows_b)}"
         )
     name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
     noted = (*dict.fromkeys(cards), *comparison.noted) if in_cycles else comparison.noted
     comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)), noted=noted)
-    return judge_rows(comparison, find_design(side_a, side_b))
+    return add_design_and_pooled_rows(comparison, find_run_design(side_a, side_b))
 
 
-def judge_rows(comparison: Comparison, design: Design) -> Comparison:
+def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
     """Add the design of the runs to a comparison, and the test of all rows together."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
     # With fewer than two rows of one device, a test of all rows together adds nothing.
-    of_one = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
-    found = {regime: [pair.change for pair in rows] for regime, rows in of_one.items() if len(rows) > 1}
-    chance = FALSE_ALARMS / 2 / max(1, len(found))
+    pairs_of_one_device = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
+    found = {regime: [pair.change for pair in rows] for regime, rows in pairs_of_one_device.items() if len(rows) > 1}
+    chance = FALSE_ALARM_CHANCE / 2 / max(1, len(found))
     together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in found.items())
     return replace(comparison, pairs=pairs, design=design, together=together)
 
 
-def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[Entry]) -> Comparison:
+def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
     """Pair the rows of two logs that are comparable. There may be no pair."""
-    dropped = droppable_fields(rows_a, rows_b)
+    dropped = find_ignorable_fields(rows_a, rows_b)
     ignored = {difference.what for difference in dropped}
-    by_a, by_b = ({row.key: row for row in (row.without(ignored) for row in rows)} for rows in (rows_a, rows_b))
-    by_a = {key: row.scale_to_device(by_b[key]) if key in by_b else row for key, row in by_a.items()}
+    by_a, by_b = ({row.key: row for row in (row.without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b))
+    by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
     of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
     pairs = [Pair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
     return Comparison(
@@ -299,11 +304,11 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[Entry], rows_b: Sequence[En
         tuple((row, by_b.get(key)) for key, row in of_a.items() if key not in of_b),
         tuple((row, by_a.get(key)) for key, row in of_b.items() if key not in of_a),
         tuple(dropped),
-        tuple(noted_differences(a.header, b.header)),
+        tuple(find_noted_differences(a.header, b.header)),
     )
 
 
-def _describe_rows(log: RunLog, rows: Sequence[Entry]) -> str:
+def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
         return f"{log.path} has no measured row"
@@ -313,9 +318,9 @@ def _describe_rows(log: RunLog, rows: Sequence[Entry]) -> str:
 
 # -- what may be compared, and by which fields -------------------------------------------------------------------------
 
-_UNKNOWN = "unknown"
+_UNKNOWN_VALUE = "unknown"
 # May differ between the logs without being noted. Kernels are paired by name if possible.
-_ALWAYS_DROPPED = "kernel"
+_ALWAYS_IGNORED_FIELD = "kernel"
 
 
 @dataclass(frozen=True)
@@ -331,11 +336,11 @@ class Difference:
         return f"{self.what} {self.a} against {self.b}"
 
 
-def listed_difference(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
+def make_list_difference(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
     return Difference(what, ", ".join(map(str, a)), ", ".join(map(str, b)))
 
 
-def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Return the differences between two headers that rule out a comparison: device and cache state.
 
     Raises IncomparableError if the operations differ.
@@ -356,19 +361,19 @@ def blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     return [each for each in found if each.a != each.b]
 
 
-def noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Return differences between two runs that may explain different figures; often they are why one compares."""
-    return value_differences(get_circumstances(a), get_circumstances(b))
+    return find_value_differences(list_run_settings(a), list_run_settings(b))
 
 
-def value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
+def find_value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
     """Return the values that differ, by name."""
     names = dict.fromkeys([*a, *b])
-    found = (Difference(name, a.get(name, _UNKNOWN), b.get(name, _UNKNOWN)) for name in names)
+    found = (Difference(name, a.get(name, _UNKNOWN_VALUE), b.get(name, _UNKNOWN_VALUE)) for name in names)
     return [each for each in found if each.a != each.b]
 
 
-def get_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
+def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the software, settings and limits of a run, by name."""
     device, environment = header["device"], header["environment"]
     watts = device.get("power_limit_watts")
@@ -388,30 +393,30 @@ def get_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in named.items() if value not in (None, "")}
 
 
-def list_values(rows: Iterable[Entry], name: str) -> list[object]:
+def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]:
     """Return the distinct values of a field, in the order of the log."""
     return list({row.fields[name]: None for row in rows if name in row.fields})
 
 
-def field_differences(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
+def find_field_differences(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
     """Return the fields, other than shape and kernel, in which A and B have no value in common."""
     if not a or not b:
         return []
     names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
-    found = ((name, list_values(a, name), list_values(b, name)) for name in names)
-    return [listed_difference(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
+    found = ((name, list_distinct_values(a, name), list_distinct_values(b, name)) for name in names)
+    return [make_list_difference(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
 
 
-def droppable_fields(a: Sequence[Entry], b: Sequence[Entry]) -> list[Difference]:
+def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
     """Return the fields to ignore when pairing rows: those that have one value in all of A and another in all of B."""
     apart = [
         each
-        for each in field_differences(a, b)
-        if len(list_values(a, each.what)) == len(list_values(b, each.what)) == 1
+        for each in find_field_differences(a, b)
+        if len(list_distinct_values(a, each.what)) == len(list_distinct_values(b, each.what)) == 1
     ]
-    kernels = list_values(a, _ALWAYS_DROPPED), list_values(b, _ALWAYS_DROPPED)
+    kernels = list_distinct_values(a, _ALWAYS_IGNORED_FIELD), list_distinct_values(b, _ALWAYS_IGNORED_FIELD)
     if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
-        apart.append(listed_difference(_ALWAYS_DROPPED, *kernels))
+        apart.append(make_list_difference(_ALWAYS_IGNORED_FIELD, *kernels))
     return apart
 
 
@@ -432,7 +437,7 @@ def build_log_roofs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
     return build_roofs(ceilings, cache_bytes, anyway)
 
 
-def require_same_card(log: RunLog, roofs: Roofs) -> None:
+def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
     """Raise IncomparableError if a log is of another card than the roofs."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))

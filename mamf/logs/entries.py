@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import (
-    CONFIRM,
+    CONFIRM_PHASE,
     MIN_ROUNDS,
     Ceiling,
     choose_repeatability,
@@ -28,7 +28,7 @@ from mamf.ceilings.ceiling import (
     confirm_ceiling,
 )
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog, device_speeds, get_context
+from mamf.logs.run_log import RunLog, compute_device_speeds, get_speed_context
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import get_operation
@@ -44,37 +44,37 @@ from mamf.statistics import (
 )
 
 #: The chance of a false alarm in a whole comparison: half of it for single rows, half for all rows together.
-FALSE_ALARMS = 0.01
+FALSE_ALARM_CHANCE = 0.01
 #: A loss of all rows together is a regression above this share of the tolerance.
-POOLED_SHARE = 0.25
+POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent with a finite exponential. It is a limit because a crafted log may state any error.
 MAX_EXPONENT = 700.0
-_LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+_UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 # Runs with more than this gap between them differ by this factor more than runs without.
-_SEPARATE_FACTOR, _VISIT_GAP = 1.5, timedelta(minutes=10)
+_GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the shift of a run: 26 pairs in results/, taken as 20 because of heavy tails. If the runs of a
 # side differ by more than twice the calibrated shift, their own spread replaces the calibration.
-_COMMON_DEGREES, _CONTRADICTION = 20, 2.0
+_SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 # Standard deviation of the timer correction between runs, in seconds, in logs timed by device events.
-_TIMER_SECONDS = 2.8e-7
+_TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t that match the tails of row errors: in sustained (True) and elsewhere (False).
-_DEGREES = {True: 16, False: 8}
+_ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
 # In sustained a visit is in one of two states of the power controller that differ by 1.1 %: an error of half of that.
-_STATES = 0.0055
+_POWER_STATE_ERROR = 0.0055
 # The shift that all rows of a sustained run share.
-_SUSTAINED_SHIFT = 0.0012
+_SUSTAINED_RUN_SHIFT = 0.0012
 
 
-def decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
+def compute_decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
     """Return the error of a figure from ``visits`` visits, with the heavy tails that errors of measured runs have."""
     is_sustained = regime == SUSTAINED
-    own = max(known.own, _STATES / math.sqrt(visits) if is_sustained else 1e-6)
+    own = max(known.own, _POWER_STATE_ERROR / math.sqrt(visits) if is_sustained else 1e-6)
     own = min(own, 10.0)  # a crafted log may state any error
-    common = max(known.common, _SUSTAINED_SHIFT) if is_sustained else known.common
-    return FigureError(common, own, _DEGREES[is_sustained])
+    common = max(known.common, _SUSTAINED_RUN_SHIFT) if is_sustained else known.common
+    return FigureError(common, own, _ROW_DEGREES_OF_FREEDOM[is_sustained])
 
 
-class Design(NamedTuple):
+class RunDesign(NamedTuple):
     """How the runs of both sides were interleaved.
 
     ``factor``: the shift between the sides, as a multiple of the shift of one run. ``spare``: the number of runs beyond
@@ -87,27 +87,27 @@ class Design(NamedTuple):
 
 
 #: The default for two runs.
-SEPARATE = Design("separate visits", math.sqrt(2) * _SEPARATE_FACTOR, 0)
+SEPARATE_RUNS = RunDesign("separate visits", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
 
 
-def find_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> Design:
+def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
     """Find the design from the start times and durations in the logs. Only runs that take turns average out drift."""
-    runs = sorted((_span(log), side) for side, logs in enumerate((a, b)) for log in logs)
-    if any(after[0] - before[1] > _VISIT_GAP for (before, _), (after, _) in pairwise(runs)):
-        return SEPARATE._replace(spare=len(runs) - 2)
+    runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
+    if any(after[0] - before[1] > _MAX_RUN_GAP for (before, _), (after, _) in pairwise(runs)):
+        return SEPARATE_RUNS._replace(spare=len(runs) - 2)
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
-        return Design(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
-    return Design(f"{len(a)} + {len(b)} runs in one visit", math.sqrt(2), len(runs) - 2)
+        return RunDesign(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
+    return RunDesign(f"{len(a)} + {len(b)} runs in one visit", math.sqrt(2), len(runs) - 2)
 
 
-def _span(log: RunLog) -> tuple[datetime, datetime]:
+def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
     """Return when a run began and ended; in the distant past if the log does not say."""
     try:
         begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
     except (KeyError, TypeError, ValueError, OverflowError):
-        return _LONG_AGO, _LONG_AGO
+        return _UNKNOWN_TIME, _UNKNOWN_TIME
 
 
 class PooledRows(NamedTuple):
@@ -136,11 +136,11 @@ class PooledRows(NamedTuple):
 
     def is_regression(self, tolerance: float) -> bool:
         """Return whether B is certainly slower, and by more than a quarter of the tolerance."""
-        return self.interval.high < 1 and self.ratio < 1 - POOLED_SHARE * tolerance
+        return self.interval.high < 1 and self.ratio < 1 - POOLED_TOLERANCE_SHARE * tolerance
 
-    def smallest_loss(self, tolerance: float) -> float:
+    def compute_smallest_loss(self, tolerance: float) -> float:
         """Return the smallest loss of all rows, as a share, that would be detected with a probability of 95 %."""
-        needed = min(1 - POOLED_SHARE * tolerance, self.ratio / self.interval.high)
+        needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
 
     def flat(self, tolerance: float) -> dict[str, Any]:
@@ -150,11 +150,11 @@ class PooledRows(NamedTuple):
             "ratio_interval_low": self.interval.low,
             "ratio_interval_high": self.interval.high,
             "is_regression": self.is_regression(tolerance),
-            "smallest_loss": self.smallest_loss(tolerance),
+            "smallest_loss": self.compute_smallest_loss(tolerance),
         }
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """The change of a row between A and B.
 
     ``logarithm``: of B/A. ``common``: the shift that all rows of a run share. ``own``: the error of the row, with
@@ -171,7 +171,7 @@ class Change(NamedTuple):
     by_temperature: float = 0.0
 
 
-def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: float) -> PooledRows:
+def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chance: float) -> PooledRows:
     """Combine the rows of a regime, weighted by their inverse variances. ``chance``: the chance of a false alarm.
 
     The spread of the runs on each side is averaged with the calibrated shift, weighted by degrees of freedom. If it is
@@ -180,7 +180,9 @@ def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: fl
     total = math.fsum(each.own**-2 for each in changes)
     weights = [each.own**-2 / total for each in changes]
     mean = math.fsum(weight * each.logarithm for weight, each in zip(weights, changes, strict=True))
-    timer = math.fsum(weight * _TIMER_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True))
+    timer = math.fsum(
+        weight * _TIMER_DEVIATION_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True)
+    )
     common, seen = max(timer, *(each.common for each in changes)), 0.0
     for side in (0, 1):
         rows = [
@@ -190,7 +192,7 @@ def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: fl
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
         )
-    prior = 0 if seen > design.spare * (_CONTRADICTION * common) ** 2 else _COMMON_DEGREES
+    prior = 0 if seen > design.spare * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
     shift = design.factor * math.sqrt((prior * common**2 + seen) / (prior + design.spare))
     deviation = math.hypot(shift, total**-0.5)
     by_temperature = max(each.by_temperature for each in changes)
@@ -198,15 +200,15 @@ def pool_rows(regime: str, changes: Sequence[Change], design: Design, chance: fl
 
 
 # Half the width of a 95 % interval, in standard deviations.
-_NORMAL = 1.96
+_NORMAL_95 = 1.96
 #: The unit of an entry whose figure is a share of cycles.
-CYCLES = "% of cycles"
+CYCLES_UNIT = "% of cycles"
 #: Values by the name of the field: regime, the fields of the problem, shape and kernel. Rows are paired by them.
-Fields = dict[str, object]
+PairingFields = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRow:
     """A row of a log, as it is compared with rows of another log.
 
     - ``fields``: what it is paired by.
@@ -221,7 +223,7 @@ class Entry:
       the first, None if unknown. ``device_speed_half_width``: half its interval, as a share.
     """
 
-    fields: Fields
+    fields: PairingFields
     shape: str
     kernel: str
     tflops: float | None = None
@@ -246,11 +248,11 @@ class Entry:
         """The fields as a hashable key."""
         return frozenset(self.fields.items())
 
-    def without(self, names: Collection[str]) -> Entry:
+    def without_fields(self, names: Collection[str]) -> ComparedRow:
         """Return the row without these fields, so that it is not paired by them."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
 
-    def in_cycles(self) -> Entry:
+    def convert_to_cycles(self) -> ComparedRow:
         """Return the row with its share of cycles, in percent, as the figure.
 
         This share is the same on all cards of an architecture, so the speed of the device does not matter. Without
@@ -258,12 +260,12 @@ class Entry:
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
-        percent, half = 100 * self.cycles_used, _NORMAL * self.cycles_error.own
+        percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
         interval = Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE)
         return replace(
             self,
             tflops=percent,
-            unit=CYCLES,
+            unit=CYCLES_UNIT,
             interval=interval,
             error=self.cycles_error,
             rates=(),
@@ -273,7 +275,7 @@ class Entry:
             device_speed_half_width=0.0,
         )
 
-    def scale_to_device(self, other: Entry) -> Entry:
+    def scale_to_device_of(self, other: ComparedRow) -> ComparedRow:
         """Return the row scaled to the speed of another row's device, by the reference that both devices measured.
 
         It has no figure if one of them did not measure the reference.
@@ -286,7 +288,7 @@ class Entry:
         factor = other.device_speed / self.device_speed
         interval = replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor)
         half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
-        error = replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL))
+        error = replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95))
         return replace(self, tflops=self.tflops * factor, interval=interval, error=error)
 
 
@@ -294,7 +296,7 @@ def is_find(log: RunLog) -> bool:
     return log.plan.kind in (FIND, ROOFLINE)
 
 
-def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
+def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
     """Return the entries of a log. ``as_ceilings``: those of a find are its ceilings (compare.py says when).
 
     Raises UsageError for a log that has nothing to compare.
@@ -308,18 +310,18 @@ def entries(log: RunLog, as_ceilings: bool = False) -> list[Entry]:
     if plan.kind in (GUARD, REPRODUCE):
         return [combine_visits(same) for same in group_by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
-        return _make_device_entries(log, [row for row in rows if not row.phase])
+        return _make_compared_rows_of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms:
-        return [_make_ceiling_entry(ceiling) for ceiling in log.own_ceilings.values()]
+        return [_make_row_of_ceiling(ceiling) for ceiling in log.own_ceilings.values()]
     if not as_ceilings:
-        return list(_find_candidates(rows))
+        return list(_yield_confirmed_candidates(rows))
     by_regime, device = group_pairs((row.regime, row) for row in rows), log.header["device"]["name"]
     ceilings = (confirm_ceiling(same, device) for same in by_regime.values())
-    return [_make_ceiling_entry(ceiling) for ceiling in ceilings if ceiling is not None]
+    return [_make_row_of_ceiling(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
 @functools.lru_cache(1024)  # the many rows of a log have few problems
-def problem_fields(problem: Any) -> Fields:
+def get_problem_fields(problem: Any) -> PairingFields:
     """Return what a problem is paired by: all fields but the seed and, in a forward pass, ``backward_count``."""
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
@@ -327,34 +329,34 @@ def problem_fields(problem: Any) -> Fields:
     return {name: value for name, value in fields.items() if name != "seed"}
 
 
-def get_pairing_fields(step: StepKey) -> Fields:
+def make_pairing_fields(step: StepKey) -> PairingFields:
     """Return the fields that a row of this step is paired by."""
     regime, problem, shape, kernel = step
-    return {"regime": regime, **problem_fields(problem), "shape": str(shape), "kernel": kernel}
+    return {"regime": regime, **get_problem_fields(problem), "shape": str(shape), "kernel": kernel}
 
 
-def _make_row_entry(row: Measurement) -> Entry:
-    fields = get_pairing_fields(row.step)
+def _make_compared_row(row: Measurement) -> ComparedRow:
+    fields = make_pairing_fields(row.step)
     if row.summary is None:
-        return Entry(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
-    entry = Entry(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
-    return _add_error(entry, [row])
+        return ComparedRow(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
+    entry = ComparedRow(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
+    return _add_error_and_conditions(entry, [row])
 
 
-def _add_error(entry: Entry, visits: Sequence[Measurement]) -> Entry:
+def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement]) -> ComparedRow:
     """Add to an entry the error, temperature and cycles of the visits of one run that its figure combines."""
     return replace(
         entry,
-        error=decision_error(compute_figure_error(visits), visits[0].regime, len(visits)),
+        error=compute_decision_error(compute_figure_error(visits), visits[0].regime, len(visits)),
         seconds=visits[0].seconds,
         celsius=compute_known_median(row.conditions.celsius for row in visits),
         per_degree=choose_repeatability(visits).per_degree,
         cycles_used=compute_known_median(row.conditions.cycles_used for row in visits),
-        cycles_error=_cycles_error(visits[0].regime, visits[0].problem),
+        cycles_error=_compute_cycles_error(visits[0].regime, visits[0].problem),
     )
 
 
-def _cycles_error(regime: str, problem: Any) -> FigureError | None:
+def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
     """Return the calibrated error of cycles used between cards; None in a regime without a calibration."""
     if regime not in KERNEL_REGIMES:
         return None
@@ -362,16 +364,16 @@ def _cycles_error(regime: str, problem: Any) -> FigureError | None:
     return compute_run_error([1.0], 1.0, [0.0], known)
 
 
-def _make_device_entries(log: RunLog, rows: Sequence[Measurement]) -> list[Entry]:
+def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
     """Make the entries of rows. Those of devices other than the run's first name the device and its relative speed."""
-    found = [_make_row_entry(row) for row in rows]
+    found = [_make_compared_row(row) for row in rows]
     if not log.devices:
         return found
-    own, speeds = log.header["device"]["index"], device_speeds(log.measurements)
+    own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)
     cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
     for number, row in enumerate(rows):
         if row.device not in (None, own):
-            of_own = speeds.get(get_context(row), {}).get(own)
+            of_own = speeds.get(get_speed_context(row), {}).get(own)
             found[number] = replace(
                 found[number],
                 device=cards.get(row.device, ""),
@@ -386,37 +388,39 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
     return group_pairs((row.step, row) for row in rows)
 
 
-def combine_visits(visits: Sequence[Measurement]) -> Entry:
+def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
     """Combine the visits of a row to an entry: the fresh visits if there are any, else the first visit.
 
     A wrong result in any visit makes the entry wrong.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
-    fresh = [row for row in visits if row.phase == CONFIRM]
+    fresh = [row for row in visits if row.phase == CONFIRM_PHASE]
     measured = [row for row in fresh or visits if row.ok]
     if wrong or not measured:
-        return _make_row_entry((wrong or fresh or visits)[-1])
-    entry = _make_row_entry(measured[-1])
+        return _make_compared_row((wrong or fresh or visits)[-1])
+    entry = _make_compared_row(measured[-1])
     if not fresh:
         return entry
     rate, interval = combine_rounds(measured)
-    return _add_error(replace(entry, tflops=rate, interval=interval, rounds=len(measured)), measured)
+    return _add_error_and_conditions(replace(entry, tflops=rate, interval=interval, rounds=len(measured)), measured)
 
 
-def _find_candidates(rows: Sequence[Measurement]) -> Iterable[Entry]:
+def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
     """Yield the confirmed candidates of a find. Each round is one sample."""
-    for visits in group_by_step(row for row in rows if row.phase == CONFIRM and row.ok).values():
+    for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
-            yield _add_error(replace(_make_row_entry(visits[0]), tflops=rate, interval=interval), visits)
+            yield _add_error_and_conditions(
+                replace(_make_compared_row(visits[0]), tflops=rate, interval=interval), visits
+            )
 
 
-def _make_ceiling_entry(ceiling: Ceiling) -> Entry:
-    fields = {"regime": ceiling.regime, **problem_fields(ceiling.problem)}
-    entry = Entry(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
+def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
+    fields = {"regime": ceiling.regime, **get_problem_fields(ceiling.problem)}
+    entry = ComparedRow(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
     known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
     seconds, celsius = ceiling.seconds, ceiling.conditions.celsius
-    error = decision_error(compute_run_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
+    error = compute_decision_error(compute_run_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
     return replace(
         entry,
         error=error,
@@ -424,19 +428,19 @@ def _make_ceiling_entry(ceiling: Ceiling) -> Entry:
         celsius=celsius,
         per_degree=known.per_degree,
         cycles_used=ceiling.conditions.cycles_used,
-        cycles_error=_cycles_error(ceiling.regime, ceiling.problem),
+        cycles_error=_compute_cycles_error(ceiling.regime, ceiling.problem),
     )
 
 
-def average_entries(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
+def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[ComparedRow]:
     """Average the rows of several equal runs: the geometric mean of each row's figures."""
     if len(runs) == 1:
         return list(runs[0])
     found = group_pairs((row.key, row) for row in itertools.chain(*runs))
-    return [_average_entry(rows, len(runs)) for rows in found.values()]
+    return [_average_compared_row(rows, len(runs)) for rows in found.values()]
 
 
-def _average_entry(rows: Sequence[Entry], count: int) -> Entry:
+def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRow:
     """Return the mean of a row over all runs; without a figure if a run has none."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:

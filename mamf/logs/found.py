@@ -1,8 +1,8 @@
 """The user's cache of ceilings: ``mamf find`` copies its logs there, and ``mamf.peak`` reads them.
 
 A ceiling is used only if backend, device, uuid, number of compute units, power limit, driver, torch version, operand
-dtype and result dtype are equal: file names are a hash of them. If there are two finds, ``_rank`` decides which
-one is kept.
+dtype and result dtype are equal: file names are a hash of them. If there are two finds, ``_rank_for_cache`` decides
+which one is kept.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import get_version_in_use
 from mamf.measurement import label_dtype
 
-VARIABLE = "MAMF_CACHE"
+CACHE_VARIABLE = "MAMF_CACHE"
 #: Whether the interval of a ceiling is known, whether its find is complete, and when that started.
-_Value = tuple[bool, bool, str]
+_CacheRank = tuple[bool, bool, str]
 
 
 def get_cache_folder() -> Path:
     """Return the folder named by MAMF_CACHE, or ``mamf`` in the platform's cache folder."""
-    if named := os.environ.get(VARIABLE):
+    if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
     if sys.platform == "win32":
         caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
@@ -44,7 +44,7 @@ def get_cache_folder() -> Path:
     return caches / "mamf"
 
 
-def cache_ceiling(path: Path, warn: Callable[[str], object]) -> None:
+def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
     """Copy the log of a find to the cache, once per ceiling. Call ``warn`` for each ceiling that is not cached.
 
     Ceilings of simulated devices are not cached, and cause no warning.
@@ -66,29 +66,29 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         yield f"its operands are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
-    make_folder(get_cache_folder(), f"; set {VARIABLE} to another folder")
+    make_folder(get_cache_folder(), f"; set {CACHE_VARIABLE} to another folder")
     content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
-        target = _file(info, torch, ceiling.problem, regime)
-        own, kept = _with_origin(ceiling, log, target), None
+        target = _build_cache_path(info, torch, ceiling.problem, regime)
+        own, kept = _add_origin(ceiling, log, target), None
         with contextlib.suppress(MamfError, OSError):  # a damaged file may be replaced
-            kept = _read(target, regime)
-        if kept is None or _rank(own) >= _rank(kept):
+            kept = _read_cached_ceiling(target, regime)
+        if kept is None or _rank_for_cache(own) >= _rank_for_cache(kept):
             if target.is_symlink():
                 target.unlink()
             write_atomically(target, content)
         else:
             reasons = ("its interval is unknown", "its find was interrupted", "it is older")
-            differs = [ours != theirs for ours, theirs in zip(_rank(own), _rank(kept), strict=True)]
+            differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
             cached = f"the cached one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
             yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} is kept"
 
 
-def _with_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
+def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
     return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
 
 
-def _rank(ceiling: Ceiling) -> _Value:
+def _rank_for_cache(ceiling: Ceiling) -> _CacheRank:
     """Return what decides which ceiling is kept: the greater value.
 
     A known interval beats an unknown one; then a complete find beats an interrupted one; then the newer find wins.
@@ -96,21 +96,21 @@ def _rank(ceiling: Ceiling) -> _Value:
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
 
-def _read(path: Path, regime: str) -> Ceiling | None:
+def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:
     """Read a cached ceiling; None if there is none. A symbolic link is not read: others may have made it."""
     if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)
     ceiling = log.ceilings.get(regime)
-    return None if ceiling is None else _with_origin(ceiling, log, path)
+    return None if ceiling is None else _add_origin(ceiling, log, path)
 
 
 def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
     """Return the cached ceiling of a device for a problem's dtypes, or None. Raises RunLogError for a damaged log."""
-    return _read(_file(info, get_version_in_use("torch"), problem, regime), regime)
+    return _read_cached_ceiling(_build_cache_path(info, get_version_in_use("torch"), problem, regime), regime)
 
 
-def _file(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:
+def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:
     # A device without a uuid is identified by host and index, because machines may share a home folder.
     card = info.uuid_hash or [platform.node(), info.index]
     key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch]

@@ -19,19 +19,19 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct, field
 
-from mamf.ceilings.ceiling import CONFIRM, MIN_ROUNDS, summarize_conditions
+from mamf.ceilings.ceiling import CONFIRM_PHASE, MIN_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
 from mamf.logs.compare import (
     MIN_COVERAGE,
     Comparison,
     Difference,
     Pair,
-    get_circumstances,
+    find_value_differences,
+    list_run_settings,
     pair_rows,
-    value_differences,
 )
-from mamf.logs.entries import CYCLES, Entry, combine_visits, entries, get_pairing_fields, is_find
-from mamf.logs.records import Fields
+from mamf.logs.entries import CYCLES_UNIT, ComparedRow, combine_visits, is_find, list_compared_rows, make_pairing_fields
+from mamf.logs.records import FieldValues
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
@@ -43,7 +43,7 @@ DEFAULT_ROUNDS = 9
 
 
 #: What a guard compares: rates, on one card, or cycles used, on all cards of an architecture.
-RATE, BY_CYCLES = BY = ("rate", "cycles")
+COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
 
 class GuardKeys(Struct, kw_only=True):
@@ -59,15 +59,15 @@ class GuardKeys(Struct, kw_only=True):
     precision: Any = None
     time_limit: Any = None
     flush: bool = True
-    by: str = RATE
-    problem: Fields = field(default_factory=dict)
+    by: str = COMPARE_RATE
+    problem: FieldValues = field(default_factory=dict)
 
 
 # A first visit raises a doubt if it is slower by this share of the tolerance. It is not 1, because a single visit may
 # be a percent faster than the kernel is.
-_DOUBT = 0.5
+_DOUBT_SHARE = 0.5
 # The number of failures after which a row has failed. One may be transient, so the row is tried once more.
-_FAILURES = 2
+_MAX_FAILURES = 2
 
 #: Outcomes, the worst first. ``failed`` (a row without a figure that had one) and ``regression`` fail a guard.
 #: ``undecided``: the row is too noisy for the tolerance, or has too few fresh visits. ``new``: it has no baseline.
@@ -75,23 +75,27 @@ Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
-def guarded_entries(log: RunLog, by: str) -> list[Entry]:
-    """Return the rows of a log with the figures that a guard compares. ``by``: one of BY."""
-    return [each.in_cycles() for each in entries(log)] if by == BY_CYCLES else entries(log)
+def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
+    """Return the rows of a log with the figures that a guard compares. ``by``: one of COMPARED_FIGURES."""
+    return (
+        [each.convert_to_cycles() for each in list_compared_rows(log)]
+        if by == COMPARE_CYCLES
+        else list_compared_rows(log)
+    )
 
 
-def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float) -> bool:
+def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
     """Return whether a row with these visits needs another visit."""
     now = combine_visits(visits)
-    now = now.in_cycles() if baseline.unit == CYCLES else now
-    before = baseline.scale_to_device(now)
+    now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
+    before = baseline.scale_to_device_of(now)
     if before.tflops is None or any(row.status == "wrong_result" for row in visits):
         return False
     if not visits[-1].ok:
-        return sum(not row.ok for row in visits) < _FAILURES
+        return sum(not row.ok for row in visits) < _MAX_FAILURES
     seen = Pair(before.fields, before, now)
-    if not any(row.phase == CONFIRM for row in visits):
-        return seen.ratio < 1 - _DOUBT * tolerance or is_too_wide(seen, tolerance)
+    if not any(row.phase == CONFIRM_PHASE for row in visits):
+        return seen.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(seen, tolerance)
     return seen.b.rounds < MIN_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
 
 
@@ -99,7 +103,7 @@ def is_in_doubt(baseline: Entry, visits: Sequence[Measurement], tolerance: float
 class JudgedRow:
     """A row of a guard with its outcome. ``pair``: the row and its baseline; None if one of them has no figure."""
 
-    entry: Entry
+    entry: ComparedRow
     outcome: Outcome
     pair: Pair | None = None
 
@@ -131,9 +135,9 @@ class GuardResult:
         return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
 
 
-def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = RATE) -> GuardResult:
-    """Compare a guard's log with its baseline. ``by``: what is compared, one of BY."""
-    comparison = pair_rows(baseline, log, guarded_entries(baseline, by), guarded_entries(log, by))
+def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
+    """Compare a guard's log with its baseline. ``by``: what is compared, one of COMPARED_FIGURES."""
+    comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
     found = [
         *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
         *(JudgedRow(now, "failed") for _, now in comparison.only_a if now is not None),
@@ -149,23 +153,27 @@ def judge_pair(pair: Pair, tolerance: float) -> Outcome:
 
     Without enough fresh visits, such a row is ``undecided``.
     """
-    if is_too_wide(pair, tolerance):
+    if is_interval_too_wide(pair, tolerance):
         return "undecided"
     if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
         return "ok"
     return "regression" if pair.b.rounds >= MIN_ROUNDS else "undecided"
 
 
-def is_too_wide(pair: Pair, tolerance: float) -> bool:
+def is_interval_too_wide(pair: Pair, tolerance: float) -> bool:
     """Return whether the interval of a row is so wide that nothing can be said about the tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
 
 
-def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
+def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
     """Return the rows with an interval wider than the tolerance, each with its half width as a share; widest first."""
-    known = [(each.interval.half_width / each.tflops, each) for each in entries(log) if each.tflops and each.interval]
+    known = [
+        (each.interval.half_width / each.tflops, each)
+        for each in list_compared_rows(log)
+        if each.tflops and each.interval
+    ]
     return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
 
 
@@ -173,9 +181,9 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Entry]]:
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of ``mamf compare``.
-_VERDICTS = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
+_VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 # Half the width of a 95 % interval in standard deviations; the relative difference below which clocks count as equal.
-_NORMAL, _SAME_CLOCK = 1.96, 0.005
+_NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
 def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
@@ -183,15 +191,15 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
 
     ``top``: how many rows of each problem and regime; None: all. Raises UsageError for a log without a figure.
     """
-    ceilings = entries(log, as_ceilings=True) if is_find(log) and top == 1 else []
+    ceilings = list_compared_rows(log, as_ceilings=True) if is_find(log) and top == 1 else []
     rows = {
-        frozenset(get_pairing_fields(row.step).items()): row
+        frozenset(make_pairing_fields(row.step).items()): row
         for row in log.measurements
         if row.ok and not row.is_reference
     }
     claims = [
         Claim(row.step, entry.tflops, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
-        for entry in (ceilings or entries(log) if not log.counter_records else ())
+        for entry in (ceilings or list_compared_rows(log) if not log.counter_records else ())
         if entry.tflops and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
     ]
@@ -199,17 +207,17 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
     best = tuple(claim for same in groups.values() for claim in same[:top])
-    recorded = tuple(_get_circumstances(log.header).items())
+    recorded = tuple(_list_device_and_settings(log.header).items())
     return ReproduceOptions(best, log.path.name, recorded, 1 if ceilings else len(claims))
 
 
-def _get_circumstances(header: Mapping[str, Any]) -> dict[str, str]:
+def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the device, its software, settings and limits, by name."""
     device, clock = header["device"], header["device"].get("max_clock_hz")
     return {
         "device": device["name"],
         "card": device.get("uuid_hash") or "unknown",
-        **get_circumstances(header),
+        **list_run_settings(header),
         **({"highest clock": f"{clock / 1e6:.0f} MHz"} if clock else {}),
     }
 
@@ -224,20 +232,20 @@ class JudgedClaim:
 
     claim: Claim
     tolerance: float
-    here: Entry | None
+    measured_here: ComparedRow | None
     pair: Pair | None = None
     clock_hz: float | None = None
 
     @property
     def verdict(self) -> str:
-        return NOT_MEASURED if self.pair is None else _VERDICTS[self.pair.verdict(self.tolerance)]
+        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.verdict(self.tolerance)]
 
     @property
     def cycles(self) -> tuple[float | None, float | None]:
         """The cycles used in the claim and here, as shares; None unless they are compared."""
-        if self.here is None or self.pair is None or self.pair.a.unit != CYCLES:
+        if self.measured_here is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None
-        return self.claim.cycles_used, self.here.cycles_used
+        return self.claim.cycles_used, self.measured_here.cycles_used
 
     @property
     def is_slower(self) -> bool:
@@ -248,35 +256,35 @@ class JudgedClaim:
 def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
     """Judge each claim, in their order. ``rows``: those that the reproduction has measured so far."""
     return [
-        _judge_visits(options, claim, [row for row in rows if row.phase == CONFIRM and row.step == claim.step])
+        _judge_claim(options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.step == claim.step])
         for claim in options.claims
     ]
 
 
-def _judge_visits(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
+def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
     here = combine_visits(visits) if visits else None
     judged = JudgedClaim(claim, options.tolerance, here)
     if here is None or here.tflops is None:
         return judged
     assert here.error is not None, "a figure has an error"
-    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL)
+    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95)
     error = claim.error or replace(here.error, own=scatter)
     there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
     if claim.cycles_used and here.cycles_used and here.cycles_error:
-        there, here = (each.in_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
+        there, here = (each.convert_to_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
     pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
     clock_hz = summarize_conditions([row for row in visits if row.ok]).clock_hz
     return replace(judged, pair=pair, clock_hz=clock_hz)
 
 
-def find_differences(
+def find_setup_differences(
     options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
 ) -> list[Difference]:
     """Return what differs between the run that the claims are from and the run here."""
     clocks = [
         Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
         for each in judged
-        if (then := each.claim.clock_hz) and (now := each.clock_hz) and abs(now / then - 1) > _SAME_CLOCK
+        if (then := each.claim.clock_hz) and (now := each.clock_hz) and abs(now / then - 1) > _SAME_CLOCK_TOLERANCE
     ]
     recorded = dict(options.recorded)
-    return [*(value_differences(recorded, _get_circumstances(header)) if recorded else []), *clocks]
+    return [*(find_value_differences(recorded, _list_device_and_settings(header)) if recorded else []), *clocks]

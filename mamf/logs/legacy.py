@@ -17,21 +17,29 @@ from msgspec import Meta, Struct
 
 from mamf.errors import RunLogError
 from mamf.files import create_atomically
-from mamf.logs.records import json_values, read_record
-from mamf.logs.run_log import MALFORMED, SCHEMA, Seen, describe_error, explain_unreadable, parse_record, read_lines
+from mamf.logs.records import make_json_values, read_record
+from mamf.logs.run_log import (
+    MALFORMED_ERRORS,
+    SCHEMA,
+    OnRead,
+    describe_error,
+    explain_unreadable,
+    parse_record,
+    read_lines,
+)
 from mamf.machine.environment import get_tool_version
 from mamf.machine.privacy import scrub, scrub_record
 
-TIER = "legacy"
+LEGACY_TIER = "legacy"
 #: Names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF and MSMF.
 #: ``stated``: the figure of version 1, which does not say which statistic it is.
-STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
+FINDER_STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
 class Reported(Struct, frozen=True):
     """A line with one or several figures of a shape, as mamf-finder printed it.
 
-    - ``tflops``: by name in STATISTICS. ``shape``: MxNxK; None if the log does not say it.
+    - ``tflops``: by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not say it.
     - ``stage``: ``scout``, ``screen`` or ``confirm``; empty in versions without stages.
     - ``label``: such as ``GPU 3``, in the summary of a node.
     """
@@ -52,8 +60,8 @@ class FinderRun:
 
     - ``version``: as printed, such as ``v4``. ``started``: local time of that machine, without a time zone.
     - ``dtype``: by mamf's name. ``device_properties``: as printed.
-    - ``best``: the best figures in the log's summary, by name in STATISTICS. ``tried``: how many shapes it says it
-      tried. ``means``: the ``arithmetic`` and ``geometric`` mean, in TFLOPS.
+    - ``best``: the best figures in the log's summary, by name in FINDER_STATISTICS. ``tried``: how many shapes
+      it says it tried. ``means``: the ``arithmetic`` and ``geometric`` mean, in TFLOPS.
     - ``is_complete``: False if it was interrupted. Then its best figures come from scouts and are not ceilings.
     """
 
@@ -74,14 +82,14 @@ class FinderRun:
 
 
 #: Fields of a run that are in the summary record. ``rows`` are separate records; other fields are in the header.
-OF_SUMMARY = ("tried", "elapsed_seconds", "means", "best")
-OF_HEADER = tuple(
-    name for name in FinderRun.__dataclass_fields__ if name not in (*OF_SUMMARY, "rows", "is_complete", "version")
+SUMMARY_FIELDS = ("tried", "elapsed_seconds", "means", "best")
+HEADER_FIELDS = tuple(
+    name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")
 )
 _ENCODER = json.JSONEncoder(allow_nan=False)
 # Cached, because thousands of rows may have the same remark.
-_scrubbed = functools.lru_cache(4096)(scrub)
-_NOT_WHOLE = "the imported log is incomplete"
+_scrub_cached = functools.lru_cache(4096)(scrub)
+_INCOMPLETE_MESSAGE = "the imported log is incomplete"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
@@ -90,41 +98,49 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
     Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full. No partial file is
     left.
     """
-    create_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _records(run)))
+    create_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
 
 
-def _records(run: FinderRun) -> Iterator[dict[str, Any]]:
+def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
     """Yield the records of a run. Private texts are scrubbed."""
     yield {
         "record": "header",
         "schema": SCHEMA,
-        "tier": TIER,
+        "tier": LEGACY_TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
         "importer": get_tool_version(),
-        **scrub_record({name: getattr(run, name) for name in OF_HEADER}),
+        **scrub_record({name: getattr(run, name) for name in HEADER_FIELDS}),
     }
     for row in run.rows:
-        yield {"record": "reported", **_reported_record(row)}
-    best = {name: _reported_record(each) for name, each in run.best.items()}
+        yield {"record": "reported", **_make_reported_record(row)}
+    best = {name: _make_reported_record(each) for name, each in run.best.items()}
     yield {
         "record": "summary",
         "status": "complete" if run.is_complete else "interrupted",
-        **{name: getattr(run, name) for name in OF_SUMMARY},
+        **{name: getattr(run, name) for name in SUMMARY_FIELDS},
         "best": best,
     }
 
 
-def _reported_record(row: Reported) -> dict[str, Any]:
-    return {**json_values(row), "label": _scrubbed(row.label), "remarks": list(map(_scrubbed, row.remarks))}
+def _make_reported_record(row: Reported) -> dict[str, Any]:
+    return {
+        **make_json_values(row),
+        "label": _scrub_cached(row.label),
+        "remarks": list(map(_scrub_cached, row.remarks)),
+    }
 
 
-def read_legacy_or_none(path: Path, seen: Seen | None = None) -> FinderRun | None:
+def read_legacy_or_none(path: Path, on_read: OnRead | None = None) -> FinderRun | None:
     """Read an imported run; None if the log is mamf's own. Raises RunLogError if the file cannot be read."""
     try:
         header = parse_record(next(read_lines(path)))
     except ValueError:
         return None
-    return build_legacy_run(path, map(parse_record, read_lines(path, seen))) if header.get("tier") == TIER else None
+    return (
+        build_legacy_run(path, map(parse_record, read_lines(path, on_read)))
+        if header.get("tier") == LEGACY_TIER
+        else None
+    )
 
 
 def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
@@ -134,20 +150,20 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
         if why := explain_unreadable(path, header.get("schema")):
             raise RunLogError(why)
         if header["record"] != "header":
-            raise ValueError(_NOT_WHOLE)
+            raise ValueError(_INCOMPLETE_MESSAGE)
         rows: list[Reported] = []
         for record in records:
             if record["record"] != "reported":
                 break
             rows.append(read_record(record, Reported))
         else:
-            raise ValueError(_NOT_WHOLE)
+            raise ValueError(_INCOMPLETE_MESSAGE)
         if record["record"] != "summary" or next(records, None) is not None:
-            raise ValueError(_NOT_WHOLE)
+            raise ValueError(_INCOMPLETE_MESSAGE)
         run = read_record(
             {
                 **header,
-                **{name: record[name] for name in OF_SUMMARY},
+                **{name: record[name] for name in SUMMARY_FIELDS},
                 "version": header["tool"]["version"],
                 "rows": rows,
                 "is_complete": record["status"] == "complete",
@@ -158,6 +174,6 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
             raise ValueError(f"missing field `best.{unnamed[0]}.tflops.{unnamed[0]}`")
     except RunLogError:
         raise
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         raise RunLogError(f"{path}: {describe_error(error)}; import the original again") from None
     return run

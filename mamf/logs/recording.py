@@ -19,7 +19,7 @@ from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.records import CyclesUsed, Fields, Tool, Whole, utc_now
+from mamf.logs.records import CyclesUsed, FieldValues, Tool, Whole, get_utc_time
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
@@ -55,7 +55,7 @@ class Traits(Struct, kw_only=True):
 
 
 #: The class of a plan's options, for the kinds of runs that have options.
-OPTIONS: Mapping[str, type] = {
+OPTIONS_BY_KIND: Mapping[str, type] = {
     SWEEP: SweepOptions,
     FIND: SearchOptions,
     GUARD: GuardOptions,
@@ -63,36 +63,42 @@ OPTIONS: Mapping[str, type] = {
     VERIFY: VerifyOptions,
 }
 #: The name of ``Plan.kind`` in a log.
-_KIND = "command"
+_KIND_FIELD = "command"
 #: The type of a value in a log, by its type in a plan.
-_LOGGED_TYPES = {Shape: str, Problem: Fields, int: Whole}
+_LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Whole}
 #: Fields with another type in a log, because JSON has no infinity and cycles have a limit.
-_LOGGED_OTHERWISE: Mapping[type, dict[str, Any]] = {
+_LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | None},
 }
 
 
 @functools.cache
-def _types(kind: type) -> dict[str, Any]:
+def _get_field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _logged_type(kind: Any) -> Any:
+def _get_logged_type(kind: Any) -> Any:
     """Return the type that a value of a plan has in a log."""
     if kind in _LOGGED_TYPES:
         return _LOGGED_TYPES[kind]
     if get_origin(kind) is tuple:
-        return list[_logged_type(get_args(kind)[0])]  # type: ignore[misc]
+        return list[_get_logged_type(get_args(kind)[0])]  # type: ignore[misc]
     if get_origin(kind) in (Union, types.UnionType):
-        return Union[tuple(map(_logged_type, get_args(kind)))]  # noqa: UP007  (of types that are not known here)
+        return Union[tuple(map(_get_logged_type, get_args(kind)))]  # noqa: UP007  (of types that are not known here)
     if not is_dataclass(kind) and not hasattr(kind, "_fields"):
         return kind
-    declared = {name: _logged_type(each) for name, each in _types(kind).items()} | _LOGGED_OTHERWISE.get(kind, {})
-    return kind if declared == _types(kind) else _declare(kind.__name__, _allow_missing(kind, declared))
+    declared = {
+        name: _get_logged_type(each) for name, each in _get_field_types(kind).items()
+    } | _LOGGED_FIELD_TYPES.get(kind, {})
+    return (
+        kind
+        if declared == _get_field_types(kind)
+        else _declare_struct(kind.__name__, _allow_missing_fields(kind, declared))
+    )
 
 
-def _allow_missing(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Allow fields with a default to be missing: logs from before such a field was added do not have it."""
     defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
     return {
@@ -100,25 +106,33 @@ def _allow_missing(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _declare(name: str, declared: Mapping[str, Any]) -> type[Struct]:
+def _declare_struct(name: str, declared: Mapping[str, Any]) -> type[Struct]:
     """Declare the struct of a record. A field whose type includes Missing may be missing from a log."""
     given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
     return defstruct(name, given, kw_only=True, module=__name__)
 
 
-#: The options of all kinds of runs. Which of them a plan has depends on its kind: see OPTIONS.
-PlanOptions = _declare(
+#: The options of all kinds of runs. Which of them a plan has depends on its kind: see OPTIONS_BY_KIND.
+PlanOptions = _declare_struct(
     "PlanOptions",
-    {name: _logged_type(each) | Missing for kind in OPTIONS.values() for name, each in _types(kind).items()},
+    {
+        name: _get_logged_type(each) | Missing
+        for kind in OPTIONS_BY_KIND.values()
+        for name, each in _get_field_types(kind).items()
+    },
 )
 
 
 #: The fields of a plan, without its kind.
-_PLAN = {name: _logged_type(kind) for name, kind in _types(Plan).items() if name not in ("kind", "searches", "options")}
-_PLAN = {_KIND: str, **_allow_missing(Plan, _PLAN), "options": PlanOptions | Missing}
+_PLAN_FIELDS = {
+    name: _get_logged_type(kind)
+    for name, kind in _get_field_types(Plan).items()
+    if name not in ("kind", "searches", "options")
+}
+_PLAN_FIELDS = {_KIND_FIELD: str, **_allow_missing_fields(Plan, _PLAN_FIELDS), "options": PlanOptions | Missing}
 #: The plan of a search that a run begins with. It has no searches itself.
-SearchRecord = _declare("SearchRecord", {**_PLAN, "searches": list[dict[str, Any]] | Missing})
-PlanRecord = _declare("PlanRecord", {**_PLAN, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
+SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
+PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
 
 class Header(Struct, kw_only=True):
@@ -140,7 +154,7 @@ class Header(Struct, kw_only=True):
     notes: str | Missing = UNSET
 
 
-def traits_record(backend: Backend) -> dict[str, Any]:
+def make_traits_record(backend: Backend) -> dict[str, Any]:
     """Convert the traits of an opened device to JSON values; empty if they are constants of its adapter."""
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
@@ -152,7 +166,7 @@ def traits_record(backend: Backend) -> dict[str, Any]:
     return {**plain, "cache_bytes": backend.info.cache_bytes}
 
 
-def apply_traits(backend: Backend, record: Mapping[str, Any]) -> None:
+def apply_logged_traits(backend: Backend, record: Mapping[str, Any]) -> None:
     """Set the traits of an opened device to those in a log, if the log has any."""
     if record:
         backend.burst_traits = replace(backend.burst_traits, **record["burst"])
@@ -168,15 +182,19 @@ def make_header(
     findings: Sequence[str] = (),
     notes: str = "",
 ) -> dict[str, Any]:
-    """Make the header of a log. ``plan``: from ``plan_record``. ``findings``: what the doctor found, one line each."""
+    """Make the header of a log from an opened device and the texts that describe the run.
+
+    ``plan``: JSON values from ``make_plan_record``. ``findings``: the problems that ``mamf doctor`` reports for this
+    machine, one line each.
+    """
     sensors = backend.telemetry
     return {
         "tool": get_tool_version(),
         "command": command,
-        "started": utc_now(),
+        "started": get_utc_time(),
         "device": asdict(backend.info),
         "timer": backend.timer,
-        **({"traits": traits} if (traits := traits_record(backend)) else {}),
+        **({"traits": traits} if (traits := make_traits_record(backend)) else {}),
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
         "kernel": kernel,
         "plan": dict(plan),
@@ -188,7 +206,7 @@ def make_header(
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """How a run ended. ``reason``: why it ended early, if it did. ``left``: the number of steps not measured."""
 
     status: str
@@ -196,7 +214,7 @@ class End:
     elapsed_seconds: float = 0.0
     left: int = 0
 
-    def summary(self, measured: int) -> dict[str, Any]:
+    def make_summary(self, measured: int) -> dict[str, Any]:
         """Return what the last record of every log has. ``measured``: the number of rows with a figure."""
         return {
             "status": self.status,
@@ -214,7 +232,7 @@ class Record(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def measure_overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
+def measure_timer_overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
     """Estimate the timer's overhead again after the last row, as a field of the summary; empty if no row used it."""
     if not any(row.timer_overhead for row in rows):
         return {}
@@ -235,7 +253,7 @@ def find_new_sharing(backend: Backend) -> dict[str, Any]:
     return {"shared_after": new} if new else {}
 
 
-def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
+def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     """Return a warning if the timer's overhead after the run differs from the one subtracted, else an empty string."""
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
@@ -249,7 +267,7 @@ def describe_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     )
 
 
-def host_seconds(backend: Backend) -> float:
+def read_clock_seconds(backend: Backend) -> float:
     """Return the backend's time for a summary; 0 if its clock fails, which has already ended the run with a reason."""
     try:
         return backend.now()
@@ -257,54 +275,68 @@ def host_seconds(backend: Backend) -> float:
         return 0.0
 
 
-def plan_record(plan: Plan) -> dict[str, Any]:
+def make_plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to JSON values. Shapes become the text that their operation prints."""
     of = get_operation(plan.operation)
-    record = {name: _to_json(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")}
-    options = _to_json(plan.options, of) or {}
+    record = {
+        name: _convert_to_json(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")
+    }
+    options = _convert_to_json(plan.options, of) or {}
     if not plan.is_shared:
         options = {name: value for name, value in options.items() if name not in ("rank", "ranks")}
-    return {_KIND: plan.kind, **record, "options": options}
+    return {_KIND_FIELD: plan.kind, **record, "options": options}
 
 
-def _to_json(value: Any, of: AnyOperation) -> Any:
+def _convert_to_json(value: Any, of: AnyOperation) -> Any:
     if isinstance(value, Plan):
-        return plan_record(value)
+        return make_plan_record(value)
     if isinstance(value, of.shape_type):
         return str(value)
     if isinstance(value, of.problem_type):
         return of.problem_record(value)
     if is_dataclass(value):
-        return {each.name: _to_json(getattr(value, each.name), of) for each in fields(value)}
+        return {each.name: _convert_to_json(getattr(value, each.name), of) for each in fields(value)}
     if hasattr(value, "_asdict"):
-        return {name: _to_json(each, of) for name, each in value._asdict().items()}
+        return {name: _convert_to_json(each, of) for name, each in value._asdict().items()}
     if isinstance(value, tuple):
-        return [_to_json(each, of) for each in value]
+        return [_convert_to_json(each, of) for each in value]
     return None if value == math.inf else value
 
 
-def plan_from_record(record: Mapping[str, Any]) -> Plan:
+def read_plan_record(record: Mapping[str, Any]) -> Plan:
     """Convert JSON values to a plan. Raises KeyError, TypeError or ValueError if they are not one."""
     of = get_operation(record["operation"])
-    given = {name: _read(record[name], kind, of) for name, kind in _types(Plan).items() if name in record}
-    options = record.get("options") and _read(record["options"], OPTIONS.get(record[_KIND], type(None)), of)
-    return Plan(**{**given, "kind": record[_KIND], "options": options or None})
+    given = {
+        name: _convert_from_json(record[name], kind, of)
+        for name, kind in _get_field_types(Plan).items()
+        if name in record
+    }
+    options = record.get("options") and _convert_from_json(
+        record["options"], OPTIONS_BY_KIND.get(record[_KIND_FIELD], type(None)), of
+    )
+    return Plan(**{**given, "kind": record[_KIND_FIELD], "options": options or None})
 
 
-def _read(value: Any, kind: Any, of: AnyOperation) -> Any:
+def _convert_from_json(value: Any, kind: Any, of: AnyOperation) -> Any:
     """Convert a JSON value to a value of type ``kind``."""
     if kind == Shape:
         return value if isinstance(of, Unknown) else of.parse_shape(value)
     if kind == Problem:
         return of.problem_from_record(value)
     if kind is Plan:
-        return plan_from_record(value)
+        return read_plan_record(value)
     if kind is float:  # JSON has no infinity
         return math.inf if value is None else value
     if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _read(value, get_args(kind)[0], of)
+        return None if value is None else _convert_from_json(value, get_args(kind)[0], of)
     if get_origin(kind) is tuple:
-        return tuple(_read(each, get_args(kind)[0], of) for each in value)
+        return tuple(_convert_from_json(each, get_args(kind)[0], of) for each in value)
     if is_dataclass(kind) or hasattr(kind, "_fields"):
-        return kind(**{name: _read(value[name], each, of) for name, each in _types(kind).items() if name in value})
+        return kind(
+            **{
+                name: _convert_from_json(value[name], each, of)
+                for name, each in _get_field_types(kind).items()
+                if name in value
+            }
+        )
     return value

@@ -22,7 +22,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, require_regime
 from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize
 
-_STATISTICS = ("mean", "median", "fastest", "slowest")
+_RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
 RecordT = TypeVar("RecordT")
 
 # -- types of fields ---------------------------------------------------------------------------------------------------
@@ -32,17 +32,17 @@ Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: A reading of a sensor. Whole numbers stay whole in the log.
 Sensor = Whole | float | None
 #: The value of a field of a shape or problem.
-Plain = str | bool | Whole | float | None
-Fields = dict[str, Plain | list[Plain]]
+PlainValue = str | bool | Whole | float | None
+FieldValues = dict[str, PlainValue | list[PlainValue]]
 # From an attosecond to thirty years. Outside, rates or squares of samples would not fit in a float.
-Seconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
+SampleSeconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
 #: In megahertz, with a limit far above any device's; and as a share, where 1 is all cycles.
-TrueClock = Annotated[float, Meta(gt=0, lt=1e6)]
+TrueClockMhz = Annotated[float, Meta(gt=0, lt=1e6)]
 CyclesUsed = Annotated[float, Meta(gt=1e-9, lt=1e3)]
 #: Seconds. A timer that missed a launch reads zero or less.
 TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
 #: The rates ``mean``, ``median``, ``fastest`` and ``slowest``, and the ``interval`` of the figure: [low, high].
-Rates = dict[str, float | list[float]]
+LoggedRates = dict[str, float | list[float]]
 
 
 class Tool(Struct, kw_only=True):
@@ -56,26 +56,26 @@ class Tool(Struct, kw_only=True):
 
 class MeasurementRecord(Struct, kw_only=True):
     operation: str
-    shape: Fields
+    shape: FieldValues
     flop: Whole | float | Missing = UNSET
     bytes: Whole | Missing = UNSET
     unit: str | Missing = UNSET
     kernel: str
     dtype: str | Missing = UNSET
     out_dtype: str | Missing = UNSET
-    problem: Fields
+    problem: FieldValues
     regime: str
-    best_by: Annotated[str, Meta(pattern=f"^({'|'.join(_STATISTICS)})$")]
+    best_by: Annotated[str, Meta(pattern=f"^({'|'.join(_RATE_STATISTICS)})$")]
     status: Status
     reason: str
-    tflops: Rates | Missing = UNSET
-    rate: Rates | Missing = UNSET
+    tflops: LoggedRates | Missing = UNSET
+    rate: LoggedRates | Missing = UNSET
     interval_coverage: float | Missing = UNSET
     seconds: dict[str, float] | Missing = UNSET
     launches: Whole
     timer_overhead_seconds: Annotated[float, Meta(ge=0, lt=1e9)]
     timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MAX_OVERHEAD_SECONDS)]
-    samples_seconds: list[Seconds]
+    samples_seconds: list[SampleSeconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
     clock_mhz: Sensor
@@ -83,7 +83,7 @@ class MeasurementRecord(Struct, kw_only=True):
     celsius: Sensor
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
-    true_clock_mhz: TrueClock | Missing = UNSET
+    true_clock_mhz: TrueClockMhz | Missing = UNSET
     cycles_used: CyclesUsed | Missing = UNSET
     remarks: list[str]
     is_reference: bool
@@ -102,7 +102,7 @@ class CeilingRecord(Struct, kw_only=True):
 
     operation: str | Missing = UNSET
     regime: str
-    problem: Fields
+    problem: FieldValues
     shape: str
     kernel: str
     tflops: float | Missing = UNSET
@@ -120,7 +120,7 @@ class CeilingRecord(Struct, kw_only=True):
     watts: Sensor
     celsius: Sensor
     throttle_reasons: list[str]
-    true_clock_mhz: TrueClock | Missing = UNSET
+    true_clock_mhz: TrueClockMhz | Missing = UNSET
     cycles_used: CyclesUsed | Missing = UNSET
 
 
@@ -138,8 +138,8 @@ class KernelCounters(Struct, kw_only=True):
 
 class Counters(Struct, kw_only=True):
     operation: str
-    shape: Fields
-    problem: Fields
+    shape: FieldValues
+    problem: FieldValues
     kernel: str
     kernels: list[KernelCounters]
     cycles: list[float]
@@ -209,7 +209,7 @@ def read_record(record: object, kind: type[RecordT], prefix: str = "") -> Record
         raise ValueError(where + what[0].lower() + what[1:]) from None
 
 
-def json_values(record: Struct) -> dict[str, Any]:
+def make_json_values(record: Struct) -> dict[str, Any]:
     """Convert a record to JSON values, without the fields that are UNSET."""
     return {
         name: asdict(value) if isinstance(value, Repeatability) else value
@@ -221,11 +221,11 @@ def json_values(record: Struct) -> dict[str, Any]:
 # -- rows and ceilings as records, and back ----------------------------------------------------------------------------
 
 
-def utc_now() -> str:
+def get_utc_time() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def measurement_record(row: Measurement) -> dict[str, Any]:
+def make_measurement_record(row: Measurement) -> dict[str, Any]:
     """Convert a measurement to JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
     of, work = get_operation(row.operation), row.work
     record = MeasurementRecord(
@@ -259,25 +259,25 @@ def measurement_record(row: Measurement) -> dict[str, Any]:
         phase=row.phase,
         round=row.round,
         device=UNSET if row.device is None else row.device,
-        time=utc_now(),
-        **_conditions_fields(row.conditions),
+        time=get_utc_time(),
+        **_make_conditions_fields(row.conditions),
     )
     if row.summary is not None:
         interval = row.rate_interval
-        rates: Rates = {name: significant_digits(row.rate(name)) for name in _STATISTICS}
-        rates["interval"] = [significant_digits(interval.low), significant_digits(interval.high)]
+        rates: LoggedRates = {name: round_to_six_digits(row.rate(name)) for name in _RATE_STATISTICS}
+        rates["interval"] = [round_to_six_digits(interval.low), round_to_six_digits(interval.high)]
         if work.unit == "TFLOPS":
             record.tflops = rates
         else:
             record.rate = rates
         record.interval_coverage = round(interval.coverage, 4)
-        seconds = {name: getattr(row.summary, name) for name in _STATISTICS}
+        seconds = {name: getattr(row.summary, name) for name in _RATE_STATISTICS}
         seconds["stdev"] = compute_standard_deviation(row.samples)
         record.seconds = {name: round(value, 12) for name, value in seconds.items()}
-    return json_values(record)
+    return make_json_values(record)
 
 
-def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
+def read_measurement_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
     """Convert JSON values to a measurement. Raises KeyError or ValueError if they are not one of this run."""
     read = read_record(record, MeasurementRecord)
     require_regime(read.regime)
@@ -298,7 +298,7 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
         timer_overhead=read.timer_overhead_seconds,
         timer_accuracy=read.timer_accuracy_seconds,
         error=read.relative_error,
-        conditions=_conditions(read, read.throttle_shares or {}),
+        conditions=_read_conditions(read, read.throttle_shares or {}),
         remarks=tuple(read.remarks),
         is_reference=read.is_reference,
         details=read.details,
@@ -311,19 +311,19 @@ def measurement_from_record(record: Mapping[str, Any], header: Mapping[str, Any]
     )
 
 
-def significant_digits(value: float) -> float:
+def round_to_six_digits(value: float) -> float:
     """Round to six significant digits, not decimals, because a CPU may have only some thousandths of a TFLOPS."""
     return float(f"{value:.6g}")
 
 
 def round_as_logged(ceiling: Ceiling) -> Ceiling:
     """Round a ceiling to the digits in its log, so that a run and its log print the same."""
-    low, high = map(significant_digits, (ceiling.interval.low, ceiling.interval.high))
+    low, high = map(round_to_six_digits, (ceiling.interval.low, ceiling.interval.high))
     interval = Interval(low, high, round(ceiling.interval.coverage, 4))
-    return replace(ceiling, rate=significant_digits(ceiling.rate), interval=interval)
+    return replace(ceiling, rate=round_to_six_digits(ceiling.rate), interval=interval)
 
 
-def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
+def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to JSON values. It follows from the measurements of phase ``confirm`` before it in the log."""
     of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
@@ -342,12 +342,12 @@ def ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
         repeatability=ceiling.repeatability,
         **own,
-        **_conditions_fields(ceiling.conditions),
+        **_make_conditions_fields(ceiling.conditions),
     )
-    return json_values(record)
+    return make_json_values(record)
 
 
-def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
+def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
     """Convert JSON values to a ceiling.
 
     Raises KeyError or ValueError if they are not a ceiling, UsageError for an invalid shape.
@@ -370,19 +370,19 @@ def ceiling_from_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         interval=Interval(interval[0], interval[1], read.interval_coverage),
         rounds=read.rounds,
         tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
-        conditions=_conditions(read),
+        conditions=_read_conditions(read),
         gain_over_default=read.gain_over_default,
         repeatability=read.repeatability,
     )
 
 
-def known_ceiling_record(rate: Rate) -> dict[str, Any]:
+def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
     """Convert a ceiling that the run did not measure to JSON values."""
     named = {"dtype": rate.dtype, "regime": rate.regime, "tflops": rate.tflops}
     return {**named, "source": rate.source, "told": rate.description}
 
 
-def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Rate:
+def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
     """Convert JSON values to a ceiling that the run did not measure. Raises ValueError unless its rate is positive."""
     read = read_record(record, KnownCeiling)
     if not read.tflops > 0:
@@ -391,7 +391,7 @@ def known_ceiling_from_record(record: Mapping[str, Any], device: str = "") -> Ra
     return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 
 
-def _conditions_fields(conditions: Conditions) -> dict[str, Any]:
+def _make_conditions_fields(conditions: Conditions) -> dict[str, Any]:
     return {
         # In whole hertz, as it is read back: the median of two clocks may have half a hertz.
         "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
@@ -399,11 +399,11 @@ def _conditions_fields(conditions: Conditions) -> dict[str, Any]:
         "celsius": conditions.celsius,
         "throttle_reasons": list(conditions.throttle_reasons),
         "true_clock_mhz": UNSET if conditions.true_clock_hz is None else round(conditions.true_clock_hz) / 1e6,
-        "cycles_used": UNSET if conditions.cycles_used is None else significant_digits(conditions.cycles_used),
+        "cycles_used": UNSET if conditions.cycles_used is None else round_to_six_digits(conditions.cycles_used),
     }
 
 
-def _conditions(read: MeasurementRecord | CeilingRecord, throttle_shares: Mapping[str, float] = {}) -> Conditions:
+def _read_conditions(read: MeasurementRecord | CeilingRecord, throttle_shares: Mapping[str, float] = {}) -> Conditions:
     return Conditions(
         clock_hz=None if read.clock_mhz is None else float(round(read.clock_mhz * 1e6)),
         watts=read.watts,

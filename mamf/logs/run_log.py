@@ -22,27 +22,27 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
-from mamf.ceilings.ceiling import CHOOSE, CONFIRM, Ceiling, combine_rounds, confirm_ceiling
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
 from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, MamfError, RunLogError
-from mamf.logs.recording import Header, plan_from_record
+from mamf.logs.recording import Header, read_plan_record
 from mamf.logs.records import (
     RECORDS,
-    ceiling_from_record,
-    known_ceiling_from_record,
-    measurement_from_record,
-    measurement_record,
+    make_measurement_record,
+    read_ceiling_record,
+    read_known_ceiling_record,
+    read_measurement_record,
     read_record,
 )
 from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
-_TOO_DEEP = f"nested more than {MAX_NESTED} deep"
+_TOO_DEEP_MESSAGE = f"nested more than {MAX_NESTED} deep"
 #: Called with the number of bytes or characters read since the last call, for a progress bar.
-Seen = Callable[[int], object]
+OnRead = Callable[[int], object]
 
 
-def read_lines(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
+def read_lines(path: Path, on_read: OnRead | None = None) -> Iterator[bytes]:
     """Yield the whole lines of a file, without their newline.
 
     Raises RunLogError for a file without a whole line, a file or line longer than a log may be, and a file that is not
@@ -62,8 +62,8 @@ def read_lines(path: Path, seen: Seen | None = None) -> Iterator[bytes]:
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]
-                if seen:
-                    seen(len(line))
+                if on_read:
+                    on_read(len(line))
     except OSError as error:
         folder = "; use 'mamf report' for a folder" if path.is_dir() else ""
         raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
@@ -97,22 +97,22 @@ def parse_record(line: bytes) -> dict[str, Any]:
     except ValueError:
         raise ValueError("not a JSON object") from None
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(_TOO_DEEP_MESSAGE) from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log: it has no field 'record'")
     if line.count(b"{") + line.count(b"[") > MAX_NESTED and _is_nested_deeper(record, MAX_NESTED):
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(_TOO_DEEP_MESSAGE)
     return record
 
 
-def _finite(text: str) -> float:
+def _parse_finite_number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(text)
     return number
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_parse_finite_number)
 
 
 def _is_nested_deeper(record: object, depth: int) -> bool:
@@ -124,7 +124,7 @@ def _is_nested_deeper(record: object, depth: int) -> bool:
     return bool(level)
 
 
-def repeated_fields(line: bytes) -> list[str]:
+def find_repeated_fields(line: bytes) -> list[str]:
     """Return the field names that an object in this line has more than once; none if the line is not JSON."""
     found: list[str] = []
 
@@ -142,12 +142,12 @@ def repeated_fields(line: bytes) -> list[str]:
 SCHEMA = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: Errors that reading a log with values of the wrong type may raise.
-MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
+MALFORMED_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Ceilings by problem and regime.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
 #: Why a log of this tier has no rows to read, and which commands read it.
-_WITHOUT_SAMPLES = {
+_UNREADABLE_TIERS = {
     "legacy": (
         "an imported log of mamf-finder, without samples: only 'mamf show', 'compare', 'plot', 'report' and 'results' "
         "read it"
@@ -188,7 +188,7 @@ class RunLog(Tabular):
 
     @property
     def plan(self) -> Plan:
-        return plan_from_record(self.header["plan"])
+        return read_plan_record(self.header["plan"])
 
     @property
     def devices(self) -> list[DeviceInfo]:
@@ -217,10 +217,10 @@ class RunLog(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return each measurement as one flat mapping, for ``pandas.DataFrame(log.rows())``."""
-        return [flatten_record(measurement_record(row)) for row in self.measurements]
+        return [flatten_record(make_measurement_record(row)) for row in self.measurements]
 
     @property
-    def lasting(self) -> list[Measurement]:
+    def lasting_rows(self) -> list[Measurement]:
         """The rows that a resumed run does not measure again.
 
         Left out are rows that failed or ran out of memory, because that may be transient, unless the launch ended its
@@ -245,17 +245,17 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
     Raises RunLogError that names the line and says what is wrong with it.
     """
     numbered = iter(records)
-    header = _header(path, next(numbered)[1])
+    header = _check_header(path, next(numbered)[1])
     log = RunLog(path, header)
     for number, record in numbered:
         try:
             add_record(log, record)
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
-    log.header = add_sharing(log.header, log.summary)
+    log.header = add_sharing_to_header(log.header, log.summary)
     every_row = log.measurements
     log.every_row = add_device_speeds(every_row)
-    log.measurements = add_device_speeds(latest_rows(every_row))
+    log.measurements = add_device_speeds(keep_latest_rows(every_row))
     return log
 
 
@@ -275,15 +275,15 @@ def explain_unreadable(path: Path, schema: object) -> str:
     return f"{path}, line 1: this mamf reads schema {SCHEMA}, not {schema}: upgrade mamf"
 
 
-def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     header = record.copy()
     if header["record"] != "header":
         raise RunLogError(f"{path}, line 1: the first record is not a header")
     if why := explain_unreadable(path, header.get("schema")):
         raise RunLogError(why)
     try:
-        if isinstance(tier := header.get("tier"), str) and tier in _WITHOUT_SAMPLES:
-            raise ValueError(_WITHOUT_SAMPLES[tier])
+        if isinstance(tier := header.get("tier"), str) and tier in _UNREADABLE_TIERS:
+            raise ValueError(_UNREADABLE_TIERS[tier])
         if isinstance(plan := header.get("plan"), dict) and "options" not in plan:
             raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
         read = read_record(header, Header)
@@ -293,8 +293,8 @@ def _header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]
-        plan_from_record(header["plan"])
-    except MALFORMED as error:
+        read_plan_record(header["plan"])
+    except MALFORMED_ERRORS as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
     return header
 
@@ -310,12 +310,12 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
         if isinstance(operation, str) and operation not in expected and not is_compute_roof(operation):
             raise ValueError(f"a row of {operation} does not belong in a log of {plan['operation']}")
-        log.measurements.append(measurement_from_record(record, log.header))
+        log.measurements.append(read_measurement_record(record, log.header))
         log.summary = None
     elif kind == "ceiling":
-        log.add_ceiling(ceiling_from_record(record, log.header))
+        log.add_ceiling(read_ceiling_record(record, log.header))
     elif kind == "known_ceiling":
-        known = known_ceiling_from_record(record, log.header["device"]["name"])
+        known = read_known_ceiling_record(record, log.header["device"]["name"])
         log.known_ceilings[known.dtype, record["regime"]] = known
     else:
         read_record(record, RECORDS[kind])
@@ -336,7 +336,7 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return found
 
 
-def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
+def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the last row of each step, because failures may be measured again, and all visits of the reference."""
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
@@ -347,7 +347,7 @@ def latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return list(kept.values())
 
 
-def add_sharing(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
+def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the header with a device name that says how the card was shared after the run, if it was."""
     if not summary or not summary.get("shared_after"):
         return header
@@ -369,7 +369,7 @@ class DeviceSpeed(NamedTuple):
     half_width: float
     work: float
 
-    def half_width_at(self, work: float) -> float:
+    def compute_half_width(self, work: float) -> float:
         """Return the half width for a shape with less work than the reference.
 
         It is wider, because devices may differ less in short launches. Four H200 that differ by 2.5 % at 343 GFLOP
@@ -379,36 +379,36 @@ class DeviceSpeed(NamedTuple):
 
 
 #: Regime and dtype. Speeds of devices are compared only within one.
-Context = tuple[str, str]
+SpeedContext = tuple[str, str]
 #: Speeds by context and device.
-DeviceSpeeds = Mapping[Context, Mapping[int, DeviceSpeed]]
+DeviceSpeeds = Mapping[SpeedContext, Mapping[int, DeviceSpeed]]
 #: Visits by reference (problem, shape and kernel) and device.
-_Visits = dict[Any, dict[int, list[Measurement]]]
+_ReferenceVisits = dict[Any, dict[int, list[Measurement]]]
 
 
-def device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
+def compute_device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
     """Compute the speed of each device relative to that with the lowest index.
 
     It is the ratio of their ceilings if each device searched for its own, else the ratio of the median rates of the
     reference.
     """
-    visits: dict[Context, _Visits] = {}
-    searched: dict[Context, dict[int, list[Measurement]]] = {}
+    visits: dict[SpeedContext, _ReferenceVisits] = {}
+    searched: dict[SpeedContext, dict[int, list[Measurement]]] = {}
     for row in rows:
         if row.device is not None and row.is_reference and row.ok:
-            of = visits.setdefault(get_context(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
+            of = visits.setdefault(get_speed_context(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
             of.setdefault(row.device, []).append(row)
-        elif row.device is not None and row.phase in (CHOOSE, CONFIRM):
-            searched.setdefault(get_context(row), {}).setdefault(row.device, []).append(row)
-    found = {context: _speeds(each) for context, each in visits.items()}
+        elif row.device is not None and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):
+            searched.setdefault(get_speed_context(row), {}).setdefault(row.device, []).append(row)
+    found = {context: _compute_speeds_by_reference(each) for context, each in visits.items()}
     for context, by_device in searched.items():
         ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
         if context in found and ceilings.keys() >= found[context].keys():
-            found[context] = _speeds_by_ceilings(ceilings)
+            found[context] = _compute_speeds_by_ceilings(ceilings)
     return found
 
 
-def _speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
+def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
     first = ceilings[min(ceilings)]
     found = {}
     for device, own in ceilings.items():
@@ -418,28 +418,32 @@ def _speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpee
     return found
 
 
-def get_context(row: Measurement) -> Context:
+def get_speed_context(row: Measurement) -> SpeedContext:
     return row.regime, row.problem.dtype
 
 
-def _speeds(visits: _Visits) -> dict[int, DeviceSpeed]:
+def _compute_speeds_by_reference(visits: _ReferenceVisits) -> dict[int, DeviceSpeed]:
     first = min(device for of in visits.values() for device in of)
     found: dict[int, DeviceSpeed] = {}
     for of in visits.values():
         if first in of:
             for device, own in of.items():
-                found.setdefault(device, _speed(own, of[first]))
+                found.setdefault(device, _compute_speed(own, of[first]))
     return found
 
 
-def _speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceSpeed:
+def _compute_speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceSpeed:
     if own is firsts:
         return DeviceSpeed(1.0, 0.0, own[0].amount)
     rate, of_first = (median(row.best_rate for row in visits) for visits in (own, firsts))
-    return DeviceSpeed(rate / of_first, math.hypot(_half_width(own), _half_width(firsts)), own[0].amount)
+    return DeviceSpeed(
+        rate / of_first,
+        math.hypot(_compute_combined_half_width(own), _compute_combined_half_width(firsts)),
+        own[0].amount,
+    )
 
 
-def _half_width(visits: Sequence[Measurement]) -> float:
+def _compute_combined_half_width(visits: Sequence[Measurement]) -> float:
     """Return half the combined interval of these visits, as a share."""
     if len(visits) == 1:
         return visits[0].relative_half_width
@@ -451,14 +455,14 @@ def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the rows, each with the speed of its device. Rows of a run on one device are unchanged."""
     if all(row.device is None for row in rows):
         return list(rows)
-    speeds = device_speeds(rows)
-    return [add_speed(row, speeds) for row in rows]
+    speeds = compute_device_speeds(rows)
+    return [add_speed_to_row(row, speeds) for row in rows]
 
 
-def add_speed(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
+def add_speed_to_row(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
     if row.device is None:
         return row
-    speed = speeds.get(get_context(row), {}).get(row.device)
+    speed = speeds.get(get_speed_context(row), {}).get(row.device)
     if speed is None:
         return replace(row, device_speed=None)
-    return replace(row, device_speed=speed.factor, device_speed_half_width=speed.half_width_at(row.amount))
+    return replace(row, device_speed=speed.factor, device_speed_half_width=speed.compute_half_width(row.amount))

@@ -10,23 +10,23 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.logs.recording import plan_record
-from mamf.logs.records import ceiling_record, utc_now
-from mamf.logs.run_log import RunLog, add_device_speeds, latest_rows, read_run_log
+from mamf.logs.recording import make_plan_record
+from mamf.logs.records import get_utc_time, make_ceiling_record
+from mamf.logs.run_log import RunLog, add_device_speeds, keep_latest_rows, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.plans import FIND, SWEEP, Plan
 
 #: The file name of a log of a shared run: device or rank, then perhaps a number or a dtype. Logs of ``mamf node`` end
 #: with the name of a part instead, which has no digit.
-_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
+_LOG_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 #: Fields of a plan in which the logs of a shared run may differ.
-_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
+_FIELDS_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
     """Return the logs of a shared run in a folder, or those of one device; empty for other folders."""
-    named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    named = [(match, path) for path in folder.iterdir() if (match := _LOG_NAME.fullmatch(path.name))]
     named = [each for each in named if device in (None, int(each[0][2]))]
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
 
@@ -54,7 +54,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     Ceilings are those of the first device. ``path``: the folder of the logs. Raises UsageError for logs that are not of
     one run.
     """
-    indices = _device_indices(logs)
+    indices = _number_devices(logs)
     by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
     first = min(by_start, key=lambda log: indices[log.path])
     plan = _join_plans(logs, first)
@@ -64,20 +64,20 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     every_row = [replace(row, device=indices[log.path]) for log in by_start for row in log.every_row]
     rows = [replace(row, device=indices[log.path]) for log in by_start for row in log.measurements]
     if plan.kind == SWEEP:
-        rows = latest_rows(rows)
+        rows = keep_latest_rows(rows)
     return replace(
         first,
         path=path,
-        header=first.header | {"plan": plan_record(plan), "devices": devices, "command": command},
+        header=first.header | {"plan": make_plan_record(plan), "devices": devices, "command": command},
         measurements=add_device_speeds(rows),
         every_row=add_device_speeds(every_row),
-        summary=_summary(logs, plan, rows),
+        summary=_summarize_run(logs, plan, rows),
         is_truncated=any(log.is_truncated for log in logs),
         parts=list(logs),
     )
 
 
-def _device_indices(logs: Sequence[RunLog]) -> dict[Path, int]:
+def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
     """Return a number for the device of each log: its index if unique, else (several machines) a running number."""
     cards = {}
     for log in logs:
@@ -94,7 +94,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     if len(models) > 1:
         raise UsageError(f"the logs are not from one run: their devices are {', '.join(models)}")
     plans = [log.plan for log in logs]
-    if any(_common_fields(plan) != _common_fields(first.plan) for plan in plans):
+    if any(_get_common_fields(plan) != _get_common_fields(first.plan) for plan in plans):
         raise UsageError("the logs are not from one run: their plans differ; name one log")
     if first.plan.kind != SWEEP:
         return first.plan
@@ -108,15 +108,15 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     )
 
 
-def _common_fields(plan: Plan) -> dict[str, Any]:
+def _get_common_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields in which the plans of a run must agree. Few do in a find, whose grid depends on the device."""
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
     options = replace(plan.options, reference=None, rank=0, ranks=0) if plan.kind == SWEEP else plan.options
-    return {**{name: value for name, value in vars(plan).items() if name not in _OF_ONE_LOG}, "options": options}
+    return {**{name: value for name, value in vars(plan).items() if name not in _FIELDS_OF_ONE_LOG}, "options": options}
 
 
-def _summary(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
+def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
     """Summarize the whole run. A sweep is complete if each of its steps has a row, however the logs ended."""
     reasons = dict[str, list[str]]()
     for log in logs:
@@ -150,16 +150,16 @@ def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], left: Seque
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
     for log in every:
-        plan, rows = log.plan, {row.step for row in log.lasting if not row.is_reference and not row.phase}
+        plan, rows = log.plan, {row.step for row in log.lasting_rows if not row.is_reference and not row.phase}
         needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
         owned |= {shape for shape in plan.own_shapes() if sum(step[2] == shape for step in rows) >= needed}
     missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
     for place, device in enumerate(left):
         if shapes := missing[place :: len(left)]:
-            logs[device].append(_rest_log(folder, logs[device][0], shapes))
+            logs[device].append(_start_rest_log(folder, logs[device][0], shapes))
 
 
-def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
+def _start_rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
     """Start a log for these shapes, with the header and the ceilings of the device's own log."""
     plan = own.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))
@@ -169,8 +169,8 @@ def _rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
         layers=tuple(layers[shape] for shape in shapes if layers),
         options=replace(plan.options, rank=0, ranks=1),
     )
-    header = own.header | {"plan": plan_record(rest), "started": utc_now()}
+    header = own.header | {"plan": make_plan_record(rest), "started": get_utc_time()}
     with RunLogWriter.create(folder / f"device{own.header['device']['index']}.jsonl", header, is_numbered=True) as log:
         for ceiling in own.all_ceilings.values():
-            log.write("ceiling", ceiling_record(ceiling))
+            log.write("ceiling", make_ceiling_record(ceiling))
     return read_run_log(log.path)

@@ -25,7 +25,7 @@ from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
 # O_NONBLOCK: opening a pipe does not block. O_BINARY: Windows does not change line ends.
-_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_OPEN_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
@@ -36,7 +36,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._place = path.absolute()  # a script may change the working directory
+        self._absolute_path = path.absolute()  # a script may change the working directory
         self._descriptor = -1
         self._copy = io.BytesIO()
 
@@ -51,9 +51,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or --resume it")
         writer = cls(create_atomically(path, line, is_numbered))
-        writer._keep(line)
+        writer._replace_copy(line)
         try:
-            writer._open()
+            writer._open_and_lock()
         except BaseException:
             writer.close()
             raise
@@ -69,11 +69,11 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         """
         writer = cls(path)
         try:
-            writer._open()
+            writer._open_and_lock()
             if not stat.S_ISREG(os.fstat(writer._descriptor).st_mode):
                 raise UsageError(f"cannot resume {path}: it is not a regular file")
             log = read_run_log(path)
-            writer._keep(path.read_bytes())
+            writer._replace_copy(path.read_bytes())
             return log, writer
         except BaseException as error:
             writer.close()
@@ -93,18 +93,18 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Cut off the line that a killed run did not finish, and append a record that the log is resumed."""
         line = encode_record("resume", fields)
-        self.append()
+        self.append_line()
         os.ftruncate(self._descriptor, log.valid_bytes)
         self._copy.truncate(log.valid_bytes)
-        self.append(line)
+        self.append_line(line)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
         """Append one record. If that fails (disk full), restore the log and raise RunLogWriteError."""
-        self.append(encode_record(record, fields))
+        self.append_line(encode_record(record, fields))
 
-    def append(self, line: bytes = b"") -> None:
+    def append_line(self, line: bytes = b"") -> None:
         """Append a line. Without one, only write the log again if another program changed it. Raises as ``write``."""
-        change = self._save_beside() if self._is_changed() else ""
+        change = self._write_again() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
         self._copy.write(line)  # before the file: after an interrupt, the copy has all and the file may lack the line
         try:
@@ -123,32 +123,37 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     def _is_changed(self) -> bool:
         """Return whether another program changed the file since the last line."""
         try:
-            state, is_same = self._place.stat(), os.path.samestat(os.fstat(self._descriptor), self._place.stat())
+            state, is_same = (
+                self._absolute_path.stat(),
+                os.path.samestat(os.fstat(self._descriptor), self._absolute_path.stat()),
+            )
         except OSError:
             return True
         return not is_same or state.st_size != self._copy.seek(0, os.SEEK_END)
 
-    def _save_beside(self) -> str:
+    def _write_again(self) -> str:
         """Write the whole log again. Return what happened, in one line. Raises RunLogWriteError if that fails."""
         change = f"{self.path} was changed by another program"
         self._copy.seek(0)
         whole = self._copy.read()
-        for folder in (self._place.parent, Path(tempfile.gettempdir())):
+        for folder in (self._absolute_path.parent, Path(tempfile.gettempdir())):
             try:
                 make_folder(folder)
-                self.path = self._place = create_atomically(folder / self._place.name, whole, is_numbered=True)
-                self._open()
+                self.path = self._absolute_path = create_atomically(
+                    folder / self._absolute_path.name, whole, is_numbered=True
+                )
+                self._open_and_lock()
                 return f"{change}: the whole log is now {self.path}"
             except (MamfError, OSError) as error:
                 change = f"{change}; {error}"
         raise RunLogWriteError(change)
 
-    def _open(self) -> None:
+    def _open_and_lock(self) -> None:
         self.close()
-        self._descriptor = os.open(self._place, _FLAGS)
-        lock(self._descriptor, self.path)
+        self._descriptor = os.open(self._absolute_path, _OPEN_FLAGS)
+        lock_log(self._descriptor, self.path)
 
-    def _keep(self, data: bytes) -> None:
+    def _replace_copy(self, data: bytes) -> None:
         self._copy.truncate(0)
         self._copy.seek(0)
         self._copy.write(data)
@@ -171,7 +176,7 @@ def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
     return f"{text}\n".encode()
 
 
-def lock(descriptor: int, path: Path) -> None:
+def lock_log(descriptor: int, path: Path) -> None:
     """Lock the file of a log. Raises UsageError that names the process which has locked it already."""
     try:
         import fcntl

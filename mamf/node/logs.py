@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM, Ceiling
+from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling
 from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_atomically
 from mamf.logs.run_log import RunLog, read_run_log
@@ -199,7 +199,7 @@ def _add_ceilings(device: Device, log: RunLog) -> Device:
             **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
         },
         conditions=hottest.conditions if hottest else device.conditions,
-        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM]),
+        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
     )
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import MAX_SHARE, Ceiling
-from mamf.contribution.known_ceilings import place_among_known
+from mamf.ceilings.ceiling import MAX_CEILING_SHARE, Ceiling
+from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import DEFAULT_TOLERANCE, OK, MamfError, UsageError
-from mamf.kinds.kind import View
+from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -28,12 +28,12 @@ from mamf.profiling.log import (
     describe_device,
     describe_largest_classes,
     find_rank_logs,
-    get_rank_log,
+    format_milliseconds,
+    get_rank_log_path,
     make_profile_document,
     make_ranks_document,
     read_profile_or_none,
     read_rank_logs,
-    to_milliseconds,
 )
 from mamf.profiling.profile import Profile
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
@@ -181,7 +181,7 @@ def _report_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = make_ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = [make_profile_source(get_rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sources = [make_profile_source(get_rank_log_path(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
@@ -337,9 +337,9 @@ def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
 
 def _list_profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
-    took = to_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE
+    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
     figure = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
@@ -349,7 +349,9 @@ def _list_profile_facts(profile: Profile) -> list[Fact]:
 def make_log_source(log: RunLog) -> Source:
     header = log.header
     document = (
-        make_counters_document(log) if log.counter_records else get_kind(log.plan).document(log, View(top=_MAX_ROWS))
+        make_counters_document(log)
+        if log.counter_records
+        else get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     return Source(
@@ -421,7 +423,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
         f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
         f"{format_percent(share)} % of the datasheet" if share else "",
         f"at {ceiling.shape} by {ceiling.kernel}",
-        place_among_known(ceiling, header["device"]),
+        compare_with_known_ceilings(ceiling, header["device"]),
     ]
     of = ceiling.dtype if is_plain else ceiling_title(ceiling)
     return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
@@ -445,7 +447,7 @@ def _make_row_figure(row: Measurement, shares: Shares) -> Figure:
 def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
     share = shares.mamfu(row) if get_operation(row.operation).has_shares else None
-    if share is None or share > MAX_SHARE:
+    if share is None or share > MAX_CEILING_SHARE:
         return None
     rest = [note for note in notes if note and note != shares.mamfu_text(row)]
     label, rate = f"MAMFU of the best {row.operation}, {title}", rate_text(row.best_rate, row.work.unit)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.collection import ResultRate, kernel_title, select_attention, select_kernels
-from mamf.contribution.review import folder_name
-from mamf.contribution.tables import attention_columns, entry_columns, kernel_columns, text_column
+from mamf.contribution.collection import ResultRate, format_kernel_title, select_attention, select_best_per_problem
+from mamf.contribution.review import make_folder_name
+from mamf.contribution.tables import make_attention_columns, make_kernel_columns, make_rate_columns, make_text_column
 from mamf.errors import UsageError
 from mamf.files import make_folder, write_atomically
-from mamf.logs.records import significant_digits
+from mamf.logs.records import round_to_six_digits
 from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, SiteData, SiteLog, read_site_data
 from mamf.plans import CEILINGS
@@ -103,7 +103,7 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
     """Choose a file name for each device that every file system accepts. Equal or long names get a hash."""
-    slugs = {name: folder_name(name) for name in sorted(set(devices))}
+    slugs = {name: make_folder_name(name) for name in sorted(set(devices))}
     unique = {
         slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _MAX_NAME_CHARACTERS
     }
@@ -143,13 +143,13 @@ def make_feed_record(line: CeilingLine) -> dict[str, Any]:
         "vendor": line.vendor,
         "dtype": line.dtype,
         "regime": line.regime,
-        "tflops": significant_digits(line.tflops),
-        "low": low and significant_digits(low),
-        "high": high and significant_digits(high),
-        "datasheet_tflops": line.peak and significant_digits(line.peak.rate),
+        "tflops": round_to_six_digits(line.tflops),
+        "low": low and round_to_six_digits(low),
+        "high": high and round_to_six_digits(high),
+        "datasheet_tflops": line.peak and round_to_six_digits(line.peak.rate),
         "tier": line.tier,
         "cards": len(line.cards),
-        "lowest_tflops": significant_digits(line.cards[-1].tflops) if line.cards else None,
+        "lowest_tflops": round_to_six_digits(line.cards[-1].tflops) if line.cards else None,
         "compute_units": device.get("compute_units"),
         "power_limit_watts": device.get("power_limit_watts"),
         "source": line.place.as_posix(),
@@ -191,7 +191,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     columns: list[Column[CeilingLine]] = [
         Column("", "device", lambda line: Link(format_device_name(line.device), pages[line.device]), left=True),
         *_make_figure_columns(),
-        text_column("vendor", lambda line: line.vendor),
+        make_text_column("vendor", lambda line: line.vendor),
         _make_log_column(logs),
     ]
     devices: list[Column[str]] = [
@@ -229,24 +229,24 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]
     log, attention = _make_log_column(logs), select_attention(data.attention, per_kernel=True)
-    operation: Column[ResultRate] = text_column("operation", lambda entry: entry.row.operation)
-    kernels = _make_tables([operation, *kernel_columns(), log], select_kernels(data.kernels))
+    operation: Column[ResultRate] = make_text_column("operation", lambda entry: entry.row.operation)
+    kernels = _make_tables([operation, *make_kernel_columns(), log], select_best_per_problem(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
         *_make_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole),
         Column("", "J/TFLOP", _format_joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
-        text_column("kernel", lambda line: line.entry and kernel_title(line.entry)),
-        text_column("by", lambda line: line.entry and ("find" if line.entry.is_ceiling else "sweep")),
+        make_text_column("kernel", lambda line: line.entry and format_kernel_title(line.entry)),
+        make_text_column("by", lambda line: line.entry and ("find" if line.entry.is_ceiling else "sweep")),
         log,
     ]
     log_columns: list[Column[SiteLog]] = [
-        text_column("date", lambda run: run.started[:10] or None),
-        text_column("what", lambda run: run.what),
-        text_column("card", lambda run: run.card),
-        text_column("tier", lambda run: run.tier),
-        text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
+        make_text_column("date", lambda run: run.started[:10] or None),
+        make_text_column("what", lambda run: run.what),
+        make_text_column("card", lambda run: run.card),
+        make_text_column("tier", lambda run: run.tier),
+        make_text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
         Column("", "log", lambda run: _make_log_link(logs, run.place, run.place.name), left=True),
     ]
     newest_first = sorted(data.runs, key=lambda run: (run.started, run.place), reverse=True)
@@ -259,9 +259,11 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
             Section("Ceilings", _make_tables(ceilings, data.lines)),
             Section("Cards side by side", [_make_cards_chart(line) for line in leading]),
             Section("Cards in other dtypes", [_make_cards_chart(line) for line in others], is_open=False),
-            Section("Attention kernels", _make_tables([*attention_columns(), log], attention)),
+            Section("Attention kernels", _make_tables([*make_attention_columns(), log], attention)),
             Section("Other operations", kernels, is_open=False),
-            Section("Unconfirmed figures", _make_tables([*entry_columns(), log], data.unconfirmed, unconfirmed), False),
+            Section(
+                "Unconfirmed figures", _make_tables([*make_rate_columns(), log], data.unconfirmed, unconfirmed), False
+            ),
             Section("Logs", _make_tables(log_columns, newest_first)),
         ],
         links=[("All devices", f"../{INDEX}")],
@@ -332,13 +334,13 @@ def _make_figure_columns() -> list[Column[CeilingLine]]:
     """Return the columns with a ceiling's figures, which all pages share."""
     return [
         Column("", "TFLOPS", lambda line: line.tflops, format_significant),
-        text_column("dtype", lambda line: line.dtype),
-        text_column("regime", lambda line: line.regime),
+        make_text_column("dtype", lambda line: line.dtype),
+        make_text_column("regime", lambda line: line.regime),
         Column("", "% of peak", lambda line: line.share, format_percent),
         Column("", "interval", lambda line: line.interval, interval_cell),
         Column("", "cards", lambda line: len(line.cards) or None),
         Column("", "over cards", _format_range),
-        text_column("tier", lambda line: line.tier),
+        make_text_column("tier", lambda line: line.tier),
     ]
 
 

@@ -13,8 +13,8 @@ from mamf.contribution.collection import (
     Submitters,
     collect_rates,
     find_leaders,
+    list_software_versions,
     read_submitters,
-    software_versions,
     split_confirmed,
 )
 from mamf.contribution.rules import TIERS
@@ -134,7 +134,7 @@ def _describe_log(log: RunLog, place: Path) -> SiteLog:
     title = make_run_title(plan).partition(" ")[2].removesuffix(" of matmul")
     what = ", ".join([title, *filter(None, dtypes)])
     return SiteLog(
-        *(place, log.tier, device["name"], what, header["started"], software_versions(header)),
+        *(place, log.tier, device["name"], what, header["started"], list_software_versions(header)),
         *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
     )
 
@@ -172,7 +172,7 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
         tier=tier,
         place=best.place,
         vendor=best.header["device"]["vendor"] or UNKNOWN,
-        software=software_versions(best.header),
+        software=list_software_versions(best.header),
         peak=best.datasheet,
         entry=best,
         cards=[each[0] for each in cards.values()],

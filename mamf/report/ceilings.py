@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.ceilings.ceiling import (
-    CHOOSE,
+    CHOOSE_PHASE,
     Ceiling,
     compute_median_rate,
     explain_no_ceiling,
     group_rounds,
     has_faster_visit,
 )
-from mamf.logs.recording import End
-from mamf.logs.records import significant_digits
+from mamf.logs.recording import RunEnd
+from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
@@ -56,13 +56,13 @@ _PHASES = {
 }
 
 
-def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: End) -> dict[str, Any]:
+def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: RunEnd) -> dict[str, Any]:
     """Return the last record of a find of products: what was done, and a summary of the ceilings (by regime)."""
     return {
-        **end.summary(sum(row.ok for row in rows)),
+        **end.make_summary(sum(row.ok for row in rows)),
         "phases": dict(Counter(f"{row.regime} {row.phase}" for row in rows)),
         "best": {
-            regime: {"shape": str(each.shape), "kernel": each.kernel, "tflops": significant_digits(each.tflops)}
+            regime: {"shape": str(each.shape), "kernel": each.kernel, "tflops": round_to_six_digits(each.tflops)}
             for regime, each in ceilings.items()
         },
     }
@@ -100,7 +100,7 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
 def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
     """Return the best of the library's default, which scouts, if another kernel reaches the ceiling."""
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
-    choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE, default))
+    choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
     rates = {shape: compute_median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
     if default == ceiling.kernel or not rates:
         return []

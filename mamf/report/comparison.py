@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.compare import Comparison, Difference, Pair, Verdict
-from mamf.logs.entries import FALSE_ALARMS, POOLED_SHARE, Entry, PooledRows
+from mamf.logs.entries import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
 from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
     Answer,
@@ -54,7 +54,7 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
-    chance = f"at most {format_share(FALSE_ALARMS)}" if is_calibrated else "unknown with a host clock"
+    chance = f"at most {format_share(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
     alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
     blocks: list[Block] = [
         Lines(describe_runs(comparison, tolerance)),
@@ -141,7 +141,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         shared.append("the ceilings of two finds")
     unit, _ = choose_rate_unit(comparison.pairs)
     figures = f"medians in {unit}"
-    if comparison.is_of_cycles:
+    if comparison.is_in_cycles:
         figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
     return [
         *lines,
@@ -164,14 +164,14 @@ def format_share(share: float) -> str:
 
 def describe_overall_change(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
     """Say how all rows of a regime changed together, and the smallest loss that the test would have found."""
-    interval, threshold = each.interval, f"more than {format_share(POOLED_SHARE * tolerance)}"
+    interval, threshold = each.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = f"{each.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
     if interval.high < 1:
         found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
     elif interval.low > 1:
         found = "faster"
     else:
-        smallest = format_share(round(each.smallest_loss(tolerance), 4))
+        smallest = format_share(round(each.compute_smallest_loss(tolerance), 4))
         found = f"no common change; a uniform loss below {smallest} would not have been found"
     return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
@@ -200,11 +200,13 @@ def describe_slower(comparison: Comparison, tolerance: float) -> str:
             f"{worst.b.shape} by {worst.b.kernel} ({format_share(round(worst.ratio - 1, 4))})"
         )
     if together:
-        return f"slower by more than {format_share(POOLED_SHARE * tolerance)}: all rows together, in {together}"
+        return (
+            f"slower by more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}: all rows together, in {together}"
+        )
     return f"no regression beyond {format_share(tolerance)}"
 
 
-def _find_statuses(rows: Sequence[tuple[Entry, Entry | None]], other: str) -> str:
+def _find_statuses(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
     """Statuses of rows that the other log tried without getting a figure."""
     counts = Counter(there.status for _, there in rows if there is not None)
     statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
@@ -221,7 +223,7 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
         "paired_without": [asdict(each) for each in comparison.dropped],
         "differences": [asdict(each) for each in comparison.noted],
         "design": comparison.design.label,
-        "chance_of_false_alarm": None if comparison.forced else FALSE_ALARMS,
+        "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
         "together": [each.flat(tolerance) for each in comparison.together],
         "only_in_a": [flatten_unpaired(*each) for each in comparison.only_a],
         "only_in_b": [flatten_unpaired(*each) for each in comparison.only_b],
@@ -233,7 +235,7 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     }
 
 
-def flatten_unpaired(entry: Entry, other: Entry | None) -> dict[str, Any]:
+def flatten_unpaired(entry: ComparedRow, other: ComparedRow | None) -> dict[str, Any]:
     """Return a row that has a figure in only one log; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mamf.errors import UsageError
-from mamf.logs.legacy import STATISTICS, TIER, FinderRun, Reported
+from mamf.logs.legacy import FINDER_STATISTICS, LEGACY_TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import is_compute_roof
@@ -44,7 +44,7 @@ def finder_document(run: FinderRun, top: int | None = None) -> Document:
         columns, rows, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
     )
     blocks: list[Block] = [Lines(list(_title(run))), table, Answer(list(_end(run)))]
-    return Document(f"mamf-finder on {run.device}", blocks, {"tier": TIER, **rest, "best": records})
+    return Document(f"mamf-finder on {run.device}", blocks, {"tier": LEGACY_TIER, **rest, "best": records})
 
 
 class Headline(NamedTuple):
@@ -174,7 +174,7 @@ def _columns() -> list[Column[Reported]]:
         Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, left=True),
         Column("stage", "stage", lambda row: row.stage, format_plain, 2, True),
         Column("label", "label", lambda row: row.label, format_plain, 2, True),
-        *map(tflops, STATISTICS),
+        *map(tflops, FINDER_STATISTICS),
         Column("power_watts", "W", lambda row: row.watts, format_whole, 4),
         Column("clock_mhz", "MHz", lambda row: row.clock_mhz, format_whole, 4),
         Column("temperature_celsius", "C", lambda row: row.celsius, format_whole, 5),
@@ -186,7 +186,7 @@ def _title(run: FinderRun) -> Iterator[str]:
     known = (run.device, run.dtype, *(f"{name} {version}" for name, version in run.software.items()))
     yield ", ".join(text for text in known if text) or "unknown device"
     version = run.version or "of unknown version"
-    yield f"tier {TIER}: figures of mamf-finder {version}, in TFLOPS, without samples or checks"
+    yield f"tier {LEGACY_TIER}: figures of mamf-finder {version}, in TFLOPS, without samples or checks"
 
 
 def _end(run: FinderRun) -> Iterator[str]:

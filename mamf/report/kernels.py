@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mamf.logs.recording import End
-from mamf.logs.records import significant_digits
+from mamf.logs.recording import RunEnd
+from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import OwnCeilings
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
@@ -287,7 +287,7 @@ def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> st
 
 
 def kernels_summary_record(
-    rows: Sequence[Measurement], end: End, ceilings: OwnCeilings | None = None
+    rows: Sequence[Measurement], end: RunEnd, ceilings: OwnCeilings | None = None
 ) -> dict[str, Any]:
     """Return the last record of the log: the best row of each regime and problem, and the ceilings in short. It follows
     from the rows.
@@ -297,12 +297,12 @@ def kernels_summary_record(
         problem_title(each.regime, each.problem): summarize_ceiling(each) for each in (ceilings or {}).values()
     }
     return {
-        **end.summary(sum(row.ok and not row.is_reference for row in rows)),
+        **end.make_summary(sum(row.ok and not row.is_reference for row in rows)),
         "best": {
             problem_title(row.regime, row.problem): {
                 "kernel": row.kernel,
                 "shape": str(row.shape),
-                "rate": significant_digits(row.best_rate),
+                "rate": round_to_six_digits(row.best_rate),
                 "unit": row.work.unit,
                 "best_by": row.best_by,
                 **flat_device(row),

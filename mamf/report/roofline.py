@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import LEVELS, MEMORY, NEAR, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement, find_rate, group_pairs
-from mamf.operations.matmul.shapes import MatmulShape, name_layers
+from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
 from mamf.operations.unknown import get_operation
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import machine
@@ -62,7 +62,7 @@ class NamedCeiling(NamedTuple):
 def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """Measured rows under their roofs, without references and the rows of a search."""
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
-    layers = name_layers(row.shape for row in kept if isinstance(row.shape, MatmulShape))
+    layers = name_layer_weights(row.shape for row in kept if isinstance(row.shape, MatmulShape))
     return [make_roof_point(row, roofs, name_row(row), layers.get(row.shape, "")) for row in kept]
 
 
@@ -98,7 +98,7 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
                 format_significant,
                 importance=1,
             )
-            for level in LEVELS
+            for level in MEMORY_LEVELS
         ),
         *interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
         Column("at", "at", lambda roof: name_row(roof.ceiling), importance=3, left=True),
@@ -140,9 +140,10 @@ def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
     """Say how many rows are near their limit, and which is nearest; without rows, give the balance points of memory."""
     known = [point for point in best_first if point.share is not None]
     if known:
-        near, most = sum((point.share or 0.0) >= NEAR for point in known), known[0]
+        near, most = sum((point.share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
         yield (
-            f"near the limit ({100 * NEAR:.0f} % of the roof and more): {near} of {format_count(len(known), 'row')}; "
+            f"near the limit ({100 * NEAR_LIMIT_SHARE:.0f} % of the roof and more): "
+            f"{near} of {format_count(len(known), 'row')}; "
             f"nearest: {most.name} by {most.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute.items():

@@ -10,10 +10,10 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM, compute_drift
-from mamf.logs.recording import End
-from mamf.logs.records import significant_digits
-from mamf.logs.run_log import device_speeds
+from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
+from mamf.logs.recording import RunEnd
+from mamf.logs.records import round_to_six_digits
+from mamf.logs.run_log import compute_device_speeds
 from mamf.measurement import SHORT_LAUNCH_SECONDS, Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM
@@ -195,18 +195,18 @@ def find_best_rows(rows: Sequence[Measurement]) -> dict[str, Best]:
     return found
 
 
-def summary_record(rows: Sequence[Measurement], end: End) -> dict[str, Any]:
+def summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
     """Return the last record of a run log: everything in it can be recomputed from the measurements before it."""
     return {
-        **end.summary(len(select_ranked_rows(rows))),
+        **end.make_summary(len(select_ranked_rows(rows))),
         "best": {
             regime: {
                 "shape": str(best.row.shape),
-                "tflops": significant_digits(best.row.best_rate),
+                "tflops": round_to_six_digits(best.row.best_rate),
                 **flat_device(best.row),
                 "best_by": best.row.best_by,
-                "arithmetic_mean_tflops": significant_digits(best.arithmetic_mean),
-                "geometric_mean_tflops": significant_digits(best.geometric_mean),
+                "arithmetic_mean_tflops": round_to_six_digits(best.arithmetic_mean),
+                "geometric_mean_tflops": round_to_six_digits(best.geometric_mean),
                 "shapes": best.shapes,
             }
             for regime, best in find_best_rows(rows).items()
@@ -288,7 +288,7 @@ COMPARABLE = "comparable"
 
 def flat_device(row: Measurement) -> dict[str, Any]:
     """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
-    speed = row.device_speed and significant_digits(row.device_speed)
+    speed = row.device_speed and round_to_six_digits(row.device_speed)
     return {} if row.device is None else {"device": row.device, "device_speed": speed}
 
 
@@ -300,7 +300,7 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
     return [
         Column("device", "device", lambda row: row.device, importance=1),
-        Column("device_speed", "", lambda row: row.device_speed and significant_digits(row.device_speed)),
+        Column("device_speed", "", lambda row: row.device_speed and round_to_six_digits(row.device_speed)),
         Column(
             rate_name("comparable_rate", unit),
             COMPARABLE,
@@ -339,7 +339,7 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
             f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
         ]
         lines.append(f"device {device['index']}: {', '.join(filter(None, known))}")
-    for (regime, dtype), speeds in device_speeds(rows).items():
+    for (regime, dtype), speeds in compute_device_speeds(rows).items():
         first = min(speeds)
         others = [
             f"device {each} {100 * (speed.factor - 1):+.2f} +-{100 * speed.factor * speed.half_width:.2f} %"
@@ -348,7 +348,7 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
         ]
         same = [row for row in rows if (row.regime, row.problem.dtype) == (regime, dtype)]
         visit = next(row for row in same if row.is_reference and row.ok)
-        is_by_ceilings = any(row.phase == CONFIRM and row.device is not None for row in same)
+        is_by_ceilings = any(row.phase == CONFIRM_PHASE and row.device is not None for row in same)
         by = "their ceilings" if is_by_ceilings else f"the reference {visit.shape}, {visit.kernel}"
         reference = f"relative to device {first}, by {by}"
         compared = f"{', '.join(others)} {reference}" if others else f"device {first} alone"

@@ -10,8 +10,8 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import (
-    MAX_SHARE,
-    STATE_TOLERANCE,
+    DRIFT_TOLERANCE,
+    MAX_CEILING_SHARE,
     Ceiling,
     Ceilings,
     compute_known_share,
@@ -21,7 +21,7 @@ from mamf.ceilings.ceiling import (
     has_drifted,
 )
 from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
-from mamf.logs.records import significant_digits
+from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, Rates, find_rate
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import find_peak
@@ -64,7 +64,7 @@ def ceiling_title(ceiling: Ceiling) -> str:
 
 def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
     """Return what the summary of a log says about a ceiling."""
-    rate = significant_digits(ceiling.rate)
+    rate = round_to_six_digits(ceiling.rate)
     return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
 
 
@@ -137,7 +137,7 @@ def clock_text(conditions: Conditions) -> str:
     return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{beside}"
 
 
-WRONG_CEILING = f"above {100 * MAX_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
+WRONG_CEILING = f"above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 
 
 @dataclass(frozen=True)
@@ -169,15 +169,15 @@ class Shares:
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def mamfu_text(self, row: Measurement) -> str:
-        """Describe MAMFU in words. Above MAX_SHARE the ceiling is wrong, unless products of another dtype are far above
-        the ceiling of the row's dtype.
+        """Describe MAMFU in words. Above MAX_CEILING_SHARE the ceiling is wrong, unless products of another dtype
+        are far above the ceiling of the row's dtype.
         """
         share = self.mamfu(row)
         if share is not None and "product_dtypes" in row.details:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
-        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE else WRONG_CEILING
+        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING
 
     def ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
@@ -215,10 +215,10 @@ class Shares:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_drifted(row, self.ceilings):
-            yield f"device speed drifted by more than {100 * STATE_TOLERANCE:.0f} % since the ceiling was measured"
+            yield f"device speed drifted by more than {100 * DRIFT_TOLERANCE:.0f} % since the ceiling was measured"
         own = compute_mamfu(row, self.ceilings)
         # By more than drift and the timer explain.
-        highest = 1 + STATE_TOLERANCE + compute_share_accuracy(row, self.ceilings)
+        highest = 1 + DRIFT_TOLERANCE + compute_share_accuracy(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
 

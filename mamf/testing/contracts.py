@@ -14,11 +14,11 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
 from mamf.kernel import AnyKernel
-from mamf.logs.records import measurement_from_record, measurement_record
+from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
 from mamf.operation import Operation
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
 from mamf.plugins.contracts import check_attribute, guard_method
 
 
@@ -232,7 +232,7 @@ class KernelContract(AnyKernelContract):
     def test_result_is_right_for_every_supported_layout_and_data(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem, shape: MatmulShape
     ) -> None:
-        for layout in LAYOUTS:
+        for layout in MATMUL_LAYOUTS:
             for data in ("normal", "zeros"):
                 variant = MatmulProblem(problem.dtype, problem.out_dtype, layout, data)
                 if kernel.unsupported(backend, variant) is None:
@@ -308,6 +308,6 @@ class OperationContract(_KernelFixture):
         problem, shape = operation.problem_for(backend, {}), operation.parse_shape(operation.shape_example)
         row = self.measure_row(backend, kernel, problem, shape)
         assert row.status in ("ok", "unsupported"), row.reason
-        record = json.loads(json.dumps(measurement_record(row)))
+        record = json.loads(json.dumps(make_measurement_record(row)))
         if row.ok and "problem" in record:
-            assert measurement_from_record(record, {}) == row
+            assert read_measurement_record(record, {}) == row

@@ -5,8 +5,8 @@ import json
 
 from mamf.contribution.rules import Evidence, recompute_ceilings
 from mamf.kinds.registry import get_kind
-from mamf.logs.recording import End
-from mamf.logs.records import ceiling_record, measurement_record
+from mamf.logs.recording import RunEnd
+from mamf.logs.records import make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import build_run_log, parse_records, read_lines
 
 
@@ -33,17 +33,17 @@ def scale(records, times):
 def recompute(path, records):
     """Recompute every figure that follows from the samples, as mamf writes it."""
     for _, record, row in _evidence(path, records).rows:
-        again = measurement_record(row)
+        again = make_measurement_record(row)
         record.update({name: again[name] for name in record if name in again and name != "time"})
     evidence = _evidence(path, records)
     ceilings = recompute_ceilings(evidence)
-    for _, record in evidence.records_of_kind("ceiling"):
-        again = next((ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"]), {})
+    for _, record in evidence.select_records("ceiling"):
+        again = next((make_ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"]), {})
         record.update({name: again[name] for name in record if name in again})
     evidence = _evidence(path, records)
     if records[-1]["record"] == "summary":
         plan, log = evidence.plan, evidence.log
-        again = get_kind(plan).summary(plan, log.measurements, ceilings or log.all_ceilings, End("complete"))
+        again = get_kind(plan).make_summary(plan, log.measurements, ceilings or log.all_ceilings, RunEnd("complete"))
         records[-1]["best"] = again["best"]
     return records
 

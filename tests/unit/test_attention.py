@@ -17,7 +17,7 @@ from mamf.cli.planning import add_parameters, request_of
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.operation import PRESETS, Attention, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import ATTENTION_PRESETS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import load_backend_class
 from mamf.statistics import Interval
@@ -171,7 +171,7 @@ def shapes_of(*asked):
     return list(request_of(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 def test_every_preset_makes_shapes(preset):
     shapes = shapes_of("--preset", preset)
     assert shapes

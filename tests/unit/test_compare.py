@@ -11,9 +11,9 @@ from refusals import assert_refused
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import compare
-from mamf.logs.entries import entries
-from mamf.logs.recording import plan_record
-from mamf.logs.records import measurement_record
+from mamf.logs.entries import list_compared_rows
+from mamf.logs.recording import make_plan_record
+from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import RunLog
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions, Measurement
@@ -38,7 +38,7 @@ def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
         "timer": "device events",
         "environment": {"packages": {"torch": "2.11"}},
         "kernel": "torch.mm",
-        "plan": plan_record(plan),
+        "plan": make_plan_record(plan),
     }
 
 
@@ -69,7 +69,7 @@ def write(tmp_path):
         path = tmp_path / made.path.name
         with RunLogWriter.create(path, made.header) as writer:
             for each in made.measurements:
-                writer.write("measurement", measurement_record(each))
+                writer.write("measurement", make_measurement_record(each))
         return str(path)
 
     return written
@@ -192,7 +192,7 @@ def test_two_finds_compare_their_ceilings_whatever_the_shape():
 
 def test_a_round_is_a_sample_of_a_candidate():
     found = log(*rounds(1.0, SHAPES[0]), *rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
-    (entry,) = entries(found)
+    (entry,) = list_compared_rows(found)
     assert entry.shape == "1024x1024x1024"  # two rounds confirm nothing
     speeds = sorted(each.rate("median") for each in found.measurements if each.shape == SHAPES[0])
     assert entry.tflops == pytest.approx((speeds[2] + speeds[3]) / 2)
@@ -241,10 +241,10 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
 
 def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
     """Of two devices that share a run the second is 3 % faster, because its clock is."""
-    (first,) = entries(log(clocked(0.973)))
+    (first,) = list_compared_rows(log(clocked(0.973)))
     second = replace(first, device="bb", device_speed=1.03)
-    assert second.in_cycles().scale_to_device(first.in_cycles()).tflops == pytest.approx(97.3)
-    assert second.scale_to_device(first).tflops == pytest.approx(first.tflops / 1.03)
+    assert second.convert_to_cycles().scale_to_device_of(first.convert_to_cycles()).tflops == pytest.approx(97.3)
+    assert second.scale_to_device_of(first).tflops == pytest.approx(first.tflops / 1.03)
 
 
 def test_a_warm_cache_is_another_regime():

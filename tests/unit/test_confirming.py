@@ -10,7 +10,7 @@ from contribution_logs import RESULTS
 
 from mamf.contribution.collection import read_collection
 from mamf.contribution.review import review_results
-from mamf.contribution.tables import contributed_csv, results_pages
+from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
 FOLDER = "nvidia-h200"
 LEADER = "find-bfloat16-burst-sustained-20261122-023019.jsonl"
@@ -43,9 +43,9 @@ def submit(tmp_path):
 def pages_of(root):
     """The matrix, the ranked and the unconfirmed figures of the only accelerator, and the packaged ceilings."""
     collection = read_collection(root, sorted(root.rglob("*.jsonl")))
-    pages = results_pages(collection)
+    pages = make_results_pages(collection)
     ranked, _, apart = pages[Path(FOLDER, "README.md")].partition("## Unconfirmed")
-    return pages[Path("README.md")], ranked, apart, contributed_csv(collection)
+    return pages[Path("README.md")], ranked, apart, make_contributed_csv(collection)
 
 
 def is_ranked(root, name):

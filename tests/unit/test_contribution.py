@@ -8,9 +8,9 @@ import pytest
 from contribution_logs import SIMULATED, best, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import SHARES, ResultRate, read_collection, select_attention
-from mamf.contribution.review import folder_name
-from mamf.contribution.tables import results_pages
+from mamf.contribution.collection import SHARES_TABLE, ResultRate, read_collection, select_attention
+from mamf.contribution.review import make_folder_name
+from mamf.contribution.tables import make_results_pages
 from mamf.logs.legacy import write_legacy_log
 from mamf.operations.attention.operation import AttentionProblem
 
@@ -104,7 +104,7 @@ def device_page(folder, paths):
     """The page of the only accelerator of these logs, which a maintainer measured."""
     (folder / "maintainers.txt").write_text("me\n")
     (folder / "submitters.txt").write_text("".join(f"{path.name} me\n" for path in paths))
-    (page,) = (page for path, page in results_pages(read_collection(folder, paths)).items() if path.parent.name)
+    (page,) = (page for path, page in make_results_pages(read_collection(folder, paths)).items() if path.parent.name)
     return page
 
 
@@ -148,7 +148,7 @@ def test_a_comparison_says_which_run_was_interrupted(run, sweep_records, tmp_pat
 
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
-    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=SHARES, row=row, share=share, **of)
+    return ResultRate(rate=row.best_rate, place=Path("log.jsonl"), table=SHARES_TABLE, row=row, share=share, **of)
 
 
 @pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])
@@ -199,4 +199,4 @@ def test_a_legacy_log_is_shown_but_never_resumed(run, tmp_path):
     + [("NUL.txt", "nul-txt"), ("..", "unknown-accelerator"), ("COM10", "com10"), ("CON 1", "con-1")],
 )
 def test_a_folder_is_named_by_its_accelerator(name, folder):
-    assert folder_name(name) == folder
+    assert make_folder_name(name) == folder

@@ -13,8 +13,8 @@ from mamf.calibration import find_calibration
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
-from mamf.logs.entries import SEPARATE, Change, Design, Entry, find_design, pool_rows
-from mamf.logs.records import measurement_record
+from mamf.logs.entries import SEPARATE_RUNS, ComparedRow, RowChange, RunDesign, find_run_design, pool_rows
+from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions
@@ -25,7 +25,7 @@ from mamf.statistics import FigureError, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
 KNOWN = Repeatability(run=0.0014)
-ONE_VISIT = Design("1 + 1 alternating runs", math.sqrt(2), 0)
+ONE_VISIT = RunDesign("1 + 1 alternating runs", math.sqrt(2), 0)
 SUMMARY = {"status": "complete", "reason": "", "measured": 20, "elapsed_seconds": 30.0, "best": {}}
 MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
 
@@ -60,7 +60,7 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
     ],
 )
 def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
-    design = find_design(*([timed(minute=minute) for minute in side] for side in (a, b)))
+    design = find_run_design(*([timed(minute=minute) for minute in side] for side in (a, b)))
     assert (design.label, design.spare) == (label, len(a) + len(b) - 2)
     assert design.factor == pytest.approx(factor)
 
@@ -97,7 +97,7 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
 
 def pair_of(ratio, **fields):
     interval = Interval(0.999, 1.001, 0.95)
-    a, b = (Entry({}, "", "", speed, interval, error=FigureError(0.001, 0.001, 8)) for speed in (1.0, ratio))
+    a, b = (ComparedRow({}, "", "", speed, interval, error=FigureError(0.001, 0.001, 8)) for speed in (1.0, ratio))
     return Pair({}, a, b, **fields)
 
 
@@ -116,7 +116,7 @@ def together(changes, design=ONE_VISIT):
 
 
 def changed(logarithm, own=0.001, seconds=1e-3, rates=((), ())):
-    return Change(logarithm, 0.001, own, 8, seconds, rates)
+    return RowChange(logarithm, 0.001, own, 8, seconds, rates)
 
 
 def test_the_timer_shifts_all_short_rows():
@@ -126,7 +126,7 @@ def test_the_timer_shifts_all_short_rows():
 def test_runs_of_a_side_that_lie_far_apart_are_believed():
     def of_runs(apart):
         rates = (1 + apart, 1 - apart), (1 - apart, 1 + apart)
-        return together([changed(-0.01, rates=rates)] * 50, Design("", 1.0, 2))
+        return together([changed(-0.01, rates=rates)] * 50, RunDesign("", 1.0, 2))
 
     assert of_runs(0.0005).is_regression(0.01)
     assert not of_runs(0.02).is_regression(0.01)
@@ -135,7 +135,7 @@ def test_runs_of_a_side_that_lie_far_apart_are_believed():
 
 def test_the_smallest_loss_is_found_with_95_percent():
     drawn, known = random.Random(1), together([changed(0.0)] * 50)
-    loss = known.smallest_loss(0.01)
+    loss = known.compute_smallest_loss(0.01)
     shifts = (drawn.gauss(math.log(1 - loss), known.deviation) for _ in range(4000))
     found = sum(together([changed(shift)] * 50).is_regression(0.01) for shift in shifts) / 4000
     assert 0.94 < found < 0.99
@@ -171,8 +171,8 @@ def test_a_uniform_loss_of_half_a_percent_is_found_by_runs_in_turns():
     assert (once.is_slower(), turns.is_slower()) == (False, True) or once.is_slower()
     apart = compare(run(minute=0), run(slow, 50))
     assert (apart.is_slower(), turns.is_slower()) == (False, True)
-    assert apart.together[0].smallest_loss(0.01) > turns.together[0].smallest_loss(0.01)
-    assert turns.together[0].smallest_loss(0.01) < 0.005
+    assert apart.together[0].compute_smallest_loss(0.01) > turns.together[0].compute_smallest_loss(0.01)
+    assert turns.together[0].compute_smallest_loss(0.01) < 0.005
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_the_command_takes_several_runs_per_side(tmp_path, capsys):
         path = tmp_path / made.path.name
         with RunLogWriter.create(path, made.header) as writer:
             for each in made.measurements:
-                writer.write("measurement", measurement_record(each))
+                writer.write("measurement", make_measurement_record(each))
             writer.write("summary", SUMMARY)
         return str(path)
 
@@ -259,5 +259,5 @@ def test_drawn_runs_are_rarely_called_slower_and_a_loss_is_found(finds, regime):
     scatter = rates.scatter_of(rates.equal_pairs(finds))
     (card,) = (each for each in rates.drawn_runs(RESULTS.parent, scatter) if each.regime == regime)
     three = rates.in_turns(3)
-    assert card.exits(1, three, 100) == card.exits(79, three, 5) == card.exits(1279, SEPARATE, 1) == 0
+    assert card.exits(1, three, 100) == card.exits(79, three, 5) == card.exits(1279, SEPARATE_RUNS, 1) == 0
     assert card.exits(79, rates.in_turns(4), 5, loss=0.006) >= 0.8

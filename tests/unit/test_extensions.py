@@ -8,7 +8,7 @@ import pytest
 from mamf.contribution import review as reviews
 from mamf.contribution.rules import Finding
 from mamf.kinds import registry
-from mamf.kinds.kind import KernelRows, View
+from mamf.kinds.kind import KernelRows, ReportOptions
 from mamf.logs.run_log import read_run_log
 from mamf.operations.unknown import get_operation
 from mamf.report import formats
@@ -18,7 +18,7 @@ LOG = Path(__file__).parents[2] / "results/nvidia-h200/sweep-torch-mm-bfloat16-b
 
 
 def document(log, **view):
-    return registry.get_kind(log.plan).document(log, View(**view))
+    return registry.get_kind(log.plan).make_document(log, ReportOptions(**view))
 
 
 def test_a_new_column_is_one_line(monkeypatch):
@@ -55,7 +55,7 @@ class Soak(KernelRows):
 
     name, noun = "soak", "a soak"
 
-    def document(self, log, view):
+    def make_document(self, log, view):
         return Document("soak", [Answer([f"{len(log.measurements)} visits"])])
 
 

@@ -24,7 +24,7 @@ from mamf.engine.runner import Setup
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError, IncomparableError, UnsupportedError, UsageError
-from mamf.logs.records import ceiling_from_record, ceiling_record
+from mamf.logs.records import make_ceiling_record, read_ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
@@ -152,7 +152,7 @@ HEADER = {"device": {"name": "card", "uuid_hash": None}, "plan": {"problem": dat
 
 
 def logged(ceiling):
-    return ceiling_from_record(json.loads(json.dumps(ceiling_record(ceiling))), HEADER)
+    return read_ceiling_record(json.loads(json.dumps(make_ceiling_record(ceiling))), HEADER)
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.errors import RunLogError
-from mamf.logs.finder import parse, read_finder_logs
-from mamf.logs.legacy import STATISTICS, read_legacy_or_none, write_legacy_log
+from mamf.logs.finder import parse_finder_runs, read_finder_logs
+from mamf.logs.legacy import FINDER_STATISTICS, read_legacy_or_none, write_legacy_log
 
 
 def run_of(text):
-    (run,) = parse(text)
+    (run,) = parse_finder_runs(text)
     return run
 
 
@@ -26,7 +26,7 @@ def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_p
     run = run_of(samples.ALL[version])
     assert run.is_complete, run.remarks
     assert run.rows and run.best
-    assert {name for row in (*run.rows, *run.best.values()) for name in row.tflops} <= set(STATISTICS)
+    assert {name for row in (*run.rows, *run.best.values()) for name in row.tflops} <= set(FINDER_STATISTICS)
     assert not [name for name in samples.PRIVATE if name in repr(run)]
     assert "not understood" not in remarks(run)
     write_legacy_log(run, tmp_path / "run.jsonl")
@@ -173,12 +173,12 @@ class TestNode:
     def test_without_a_figure(self):
         table = samples.V4_NODE.split("    0 ")[0]
         with pytest.raises(RunLogError, match="has no row or summary"):
-            parse(table)
-        assert parse(samples.V4 + table) == parse(samples.V4)
+            parse_finder_runs(table)
+        assert parse_finder_runs(samples.V4 + table) == parse_finder_runs(samples.V4)
 
 
 def test_several_runs_in_one_file():
-    runs = parse(samples.V2G + samples.V4 + samples.V2A)
+    runs = parse_finder_runs(samples.V2G + samples.V4 + samples.V2A)
     assert [run.version for run in runs] == ["v2", "v4", "v2"]
     assert runs[1] == run_of(samples.V4)
 
@@ -189,7 +189,7 @@ class TestFiles:
     def test_read(self, tmp_path, encoding, pack):
         path = tmp_path / "mm.txt"
         path.write_bytes(pack(samples.V2G.replace("\n", "\r\n").encode(encoding)))
-        assert read_finder_logs(path) == parse(samples.V2G)
+        assert read_finder_logs(path) == parse_finder_runs(samples.V2G)
 
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -217,7 +217,7 @@ class TestFiles:
 def imported(text):
     """The runs, or none where the text holds none."""
     try:
-        return parse(text)
+        return parse_finder_runs(text)
     except RunLogError:
         return []
 

@@ -14,7 +14,7 @@ from contribution_logs import legacy_run, measured, write
 
 from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import Submitters, read_collection
-from mamf.contribution.tables import results_pages
+from mamf.contribution.tables import make_results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.report.charts.picture import with_visible_texts
 
@@ -138,7 +138,7 @@ def test_the_table_of_results_holds_no_markup_of_a_log(logs):
     paths = [logs[kind] for kind in KINDS if kind not in ("attention", "failed")]
     submitters = Submitters(dict.fromkeys((Path(path.name) for path in paths), "me"), frozenset(["me"]))
     collection = dataclasses.replace(read_collection(logs["sweep"].parent, paths), submitters=submitters)
-    page = "".join(results_pages(collection).values())
+    page = "".join(make_results_pages(collection).values())
     assert "owned" in page
     assert_harmless(page)
     assert "<b>" not in page

@@ -12,7 +12,7 @@ from contribution_logs import found
 from refusals import assert_refused
 
 from mamf.calibration import BurstTraits
-from mamf.ceilings.ceiling import CONFIRM
+from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.cli import main
 from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
@@ -96,7 +96,7 @@ def test_a_slower_kernel_fails_once_fresh_visits_confirm_it(guard, monkeypatch):
     assert (suite.get("tests"), suite.get("failures"), len(failures)) == ("4", "4", 4)
     assert all("-4.9" in failure.get("message") or "-5." in failure.get("message") for failure in failures)
     assert (guard.folder / "guard.md").read_text().splitlines()[-1].startswith("- guard FAILED: 4 of 4 rows")
-    fresh = [row for row in read_run_log(guard.folder / "slower.jsonl").measurements if row.phase == CONFIRM]
+    fresh = [row for row in read_run_log(guard.folder / "slower.jsonl").measurements if row.phase == CONFIRM_PHASE]
     assert len(fresh) >= 3 * 4
 
 
@@ -240,7 +240,7 @@ def visit(seconds=1.0, phase="", status="ok", number=1):
 
 
 def fresh(*seconds):
-    return [visit(each, CONFIRM, number=number) for number, each in enumerate(seconds, start=1)]
+    return [visit(each, CONFIRM_PHASE, number=number) for number, each in enumerate(seconds, start=1)]
 
 
 BASELINE = combine_visits(fresh(1.0, 1.0, 1.0))
@@ -258,7 +258,7 @@ BASELINE = combine_visits(fresh(1.0, 1.0, 1.0))
         ([visit(1.05), *fresh(1.05, 1.05, 1.05)], False),
         ([visit(1.05), *fresh(1.02, 1.02, 1.02)], True),  # right at the tolerance
         ([visit(status="failed")], True),
-        ([visit(status="failed"), visit(phase=CONFIRM, status="failed")], False),
+        ([visit(status="failed"), visit(phase=CONFIRM_PHASE, status="failed")], False),
         ([visit(status="wrong_result")], False),
     ],
 )

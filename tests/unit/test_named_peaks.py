@@ -10,7 +10,7 @@ import pytest
 from published_peaks import csv_text, read_published
 
 import mamf
-from mamf.contribution.known_ceilings import SHIPPED, peaks_by_name, published_rates
+from mamf.contribution.known_ceilings import SHIPPED_FILE, find_peaks_by_name, read_published_rates
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
 from mamf.peaks import find_devices, find_listed_peak, read_contributed_rates, read_named_devices
@@ -137,7 +137,7 @@ def test_no_figure_exceeds_the_dense_peak_by_what_sparsity_promises():
     for device in read_named_devices():
         for dtype in DTYPES:
             peak = find_listed_peak(device.device, dtype)
-            known = peaks_by_name(device.name, dtype) if peak else []
+            known = find_peaks_by_name(device.name, dtype) if peak else []
             assert all(each.flops <= 1.25 * peak.flops for each in known)
             assert not peak or known[-1].source == "contributed" or known[-1].flops == peak.flops
 
@@ -165,14 +165,14 @@ def test_what_nobody_listed_is_one_line():
 
 def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
     monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # slow
-    shipped = importlib.resources.files("mamf").joinpath(SHIPPED).read_text(encoding="utf-8")
+    shipped = importlib.resources.files("mamf").joinpath(SHIPPED_FILE).read_text(encoding="utf-8")
     assert csv_text(read_published(ROOT / "results")) == shipped
     assert len(shipped) < 50_000
 
 
 def test_a_published_figure_holds_no_more_than_what_needs_no_license():
     named = {each.device for each in read_named_devices()}
-    for (device, _), row in published_rates().items():
+    for (device, _), row in read_published_rates().items():
         assert device in named and row["source"].startswith("https://")
         assert not any(row[name] for name in ("m", "software", "date", "version", "license"))
         assert "A800" not in row["accelerator"]

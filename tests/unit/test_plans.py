@@ -10,7 +10,7 @@ from made_plans import kernels_plan, search_plan, sweep_plan
 
 from mamf.contribution.review import review_log
 from mamf.errors import RunLogError
-from mamf.logs.recording import PlanRecord, plan_from_record, plan_record
+from mamf.logs.recording import PlanRecord, make_plan_record, read_plan_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
@@ -59,23 +59,23 @@ PLANS = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_read_as_it_was_written(name):
-    record = json.loads(json.dumps(plan_record(PLANS[name]), allow_nan=False))
-    assert plan_from_record(record) == PLANS[name]
+    record = json.loads(json.dumps(make_plan_record(PLANS[name]), allow_nan=False))
+    assert read_plan_record(record) == PLANS[name]
 
 
 def test_fields_with_a_default_may_be_missing_from_a_log_and_no_others():
-    record = plan_record(PLANS["reproduce"])
+    record = make_plan_record(PLANS["reproduce"])
     del record["clock"], record["flush"]
     msgspec.convert(record, PlanRecord)
-    assert plan_from_record(record) == PLANS["reproduce"]
+    assert read_plan_record(record) == PLANS["reproduce"]
     del record["options"]["claims"][0]["step"]["kernel"]
     with pytest.raises(msgspec.ValidationError, match="missing required field `kernel`"):
         msgspec.convert(record, PlanRecord)
 
 
 def test_a_plan_of_what_is_not_installed_is_read():
-    record = plan_record(PLANS["guard"])
-    found = plan_from_record(record | {"command": "soak", "operation": "fft", "options": {"hours": 3}})
+    record = make_plan_record(PLANS["guard"])
+    found = read_plan_record(record | {"command": "soak", "operation": "fft", "options": {"hours": 3}})
     assert (found.kind, found.operation, found.shapes, found.options) == ("soak", "fft", ("64x64x64",), {"hours": 3})
 
 

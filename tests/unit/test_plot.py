@@ -10,8 +10,8 @@ from made_rates import ceiling
 from refusals import assert_refused
 
 from mamf.errors import UsageError
-from mamf.logs.recording import plan_record
-from mamf.logs.records import ceiling_record, measurement_record
+from mamf.logs.recording import make_plan_record
+from mamf.logs.records import make_ceiling_record, make_measurement_record
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -246,13 +246,13 @@ def plot(run):
             "tool": {"name": "mamf", "version": "0"},
             "timer": "device events",
             "kernel": "torch.mm",
-            "plan": plan_record(plan),
+            "plan": make_plan_record(plan),
         }
         with RunLogWriter.create(Path(f"{name}.jsonl"), HEADER | known) as writer:
             if name == "attention":
-                writer.write("ceiling", ceiling_record(CEILING))
+                writer.write("ceiling", make_ceiling_record(CEILING))
             for each in rows:
-                writer.write("measurement", measurement_record(each))
+                writer.write("measurement", make_measurement_record(each))
 
     return lambda *arguments: run("plot", *arguments)
 

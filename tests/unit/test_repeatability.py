@@ -16,7 +16,7 @@ from mamf.calibration import find_calibration
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
-from mamf.logs.records import measurement_from_record, measurement_record
+from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.statistics import (
@@ -167,6 +167,16 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     assert row.rate_interval.low <= rate(hot) <= row.rate_interval.high
 
 
+def test_one_disturbed_visit_of_three_widens_an_interval_only_if_its_figure_moved():
+    """As on an H100, where one of six launches of a visit took twice as long, and the visit's median stayed."""
+    figures, quiet = [1.0, 0.9995, 1.0005], [0.001] * 3
+    usual, disturbed = (
+        compute_repeat_interval(figures, 1.0, within, KNOWN).half_width for within in (quiet, [0.001, 0.001, 0.4])
+    )
+    assert disturbed == usual
+    assert compute_repeat_interval([1.0, 0.9995, 1.3], 1.0, quiet, KNOWN).half_width > 10 * usual
+
+
 # -- the winner's curse ----------------------------------------------------------------------------------------------
 
 
@@ -219,6 +229,6 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
 def test_a_log_keeps_the_calibration_that_it_holds():
     row = row_of(Burst)
     kept = replace(row, repeatability=replace(row.repeatability, run=0.1))
-    record = json.loads(json.dumps(measurement_record(kept)))
+    record = json.loads(json.dumps(make_measurement_record(kept)))
     header = {"device": {"backend": "cuda"}}
-    assert measurement_from_record(record, header).repeatability == kept.repeatability
+    assert read_measurement_record(record, header).repeatability == kept.repeatability

@@ -7,7 +7,7 @@ from made_rates import ceiling
 from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
-from mamf.logs.recording import End, plan_record
+from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.kernels import choose_baselines, find_winners, speed_up
 from mamf.report.rows import remarks, select_ranked_rows, summary_record
@@ -30,7 +30,7 @@ HEADER = {
     "environment": {"packages": {"torch": "2.11"}},
     "timer": "device events",
     "kernel": "simulated.mm",
-    "plan": plan_record(PLAN),
+    "plan": make_plan_record(PLAN),
 }
 
 
@@ -41,7 +41,7 @@ def rows(backend):
 
 
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
-    text = render("table", rows, HEADER, summary_record(rows, End("interrupted", "by the user", 2.0, 5)), top=1)
+    text = render("table", rows, HEADER, summary_record(rows, RunEnd("interrupted", "by the user", 2.0, 5)), top=1)
     assert "best burst, bfloat16: " in text
     assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text

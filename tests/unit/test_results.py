@@ -6,8 +6,8 @@ import pytest
 
 from mamf.contribution import review as reviews
 from mamf.contribution.collection import check_submitters, read_collection
-from mamf.contribution.tables import contributed_csv, results_pages
-from mamf.logs.entries import entries
+from mamf.contribution.tables import make_contributed_csv, make_results_pages
+from mamf.logs.entries import list_compared_rows
 from mamf.logs.run_log import read_run_log
 from mamf.peaks import CONTRIBUTED_FILE
 
@@ -38,7 +38,10 @@ def collected():
     def read(path):
         log = read_run_log(path)
         if path.name.startswith("find-"):
-            compared[path] = log.ceilings, {each.fields["regime"]: each for each in entries(log, as_ceilings=True)}
+            compared[path] = (
+                log.ceilings,
+                {each.fields["regime"]: each for each in list_compared_rows(log, as_ceilings=True)},
+            )
         return log
 
     with pytest.MonkeyPatch.context() as patch:
@@ -48,10 +51,10 @@ def collected():
 
 def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
     held, _ = collected
-    for path, page in results_pages(held).items():
+    for path, page in make_results_pages(held).items():
         assert (RESULTS / path).read_text(encoding="utf-8") == page, "run 'mamf results table'"
     ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED_FILE).read_text(encoding="utf-8")
-    assert ceilings == contributed_csv(held), "run 'mamf results table'"
+    assert ceilings == make_contributed_csv(held), "run 'mamf results table'"
 
 
 def test_each_log_has_a_submitter_once():

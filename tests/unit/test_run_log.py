@@ -10,8 +10,8 @@ from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, RunLogError, RunLogWriteError, UsageError
-from mamf.logs.recording import End, plan_record
-from mamf.logs.records import measurement_record
+from mamf.logs.recording import RunEnd, make_plan_record
+from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.privacy import _find_private_names, scrub
@@ -36,7 +36,7 @@ def header(plan=PLAN):
         "timer": "device events",
         "environment": {"packages": {}},
         "kernel": "simulated.mm",
-        "plan": plan_record(plan),
+        "plan": make_plan_record(plan),
     }
 
 
@@ -52,8 +52,8 @@ def log_path(tmp_path, rows):
     path = tmp_path / "run.jsonl"
     with RunLogWriter.create(path, header()) as writer:
         for row in rows:
-            writer.write("measurement", measurement_record(row))
-        writer.write("summary", summary_record(rows, End("complete", "", 1.0)))
+            writer.write("measurement", make_measurement_record(row))
+        writer.write("summary", summary_record(rows, RunEnd("complete", "", 1.0)))
     return path
 
 
@@ -70,7 +70,7 @@ def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
     assert log.tier == "complete"
     with writer:
         writer.write_resume(log, {})
-        writer.write("measurement", measurement_record(rows[0]))
+        writer.write("measurement", make_measurement_record(rows[0]))
     assert read_run_log(log_path).tier == "interrupted"
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
     with RunLogWriter.resume(log_path)[1] as writer:
         monkeypatch.setattr(os, "write", half_written)
         with pytest.raises(RunLogWriteError, match="No space left"):
-            writer.write("measurement", measurement_record(rows[1]))
+            writer.write("measurement", make_measurement_record(rows[1]))
     assert log_path.read_bytes() == before
 
 

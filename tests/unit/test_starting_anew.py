@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from mamf.ceilings.ceiling import CONFIRM, confirm_ceiling
+from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceiling
 from mamf.engine.measure import measure
 from mamf.engine.regimes import StoppingRule, Sustained
 from mamf.engine.runner import Runner
@@ -107,7 +107,7 @@ def confirmed_rows(seed, kernel=None):
 
 def test_a_ceiling_is_of_several_states():
     rows = confirmed_rows(seed=1)
-    confirming = [row for row in rows if row.phase == CONFIRM]
+    confirming = [row for row in rows if row.phase == CONFIRM_PHASE]
     assert len({row.shape for row in confirming}) == 1
     assert len(confirming) == 6
     rates = [row.best_rate for row in confirming]
@@ -131,7 +131,7 @@ def test_what_fails_while_it_is_confirmed_makes_way_for_the_next():
                 backend.faults[shape] = "wrong_result"
             return super().prepare(backend, problem, shape, *rest, **named)
 
-    rows = [row for row in confirmed_rows(1, WrongLater()) if row.phase == CONFIRM]
+    rows = [row for row in confirmed_rows(1, WrongLater()) if row.phase == CONFIRM_PHASE]
     wrong = WrongLater.prepared[2]
     assert [row.ok for row in rows if row.shape == wrong] == [False]
     assert sum(row.ok for row in rows if row.shape != wrong) >= 3

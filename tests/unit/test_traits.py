@@ -11,7 +11,7 @@ from mamf.backend import MIB
 from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
 from mamf.engine import traits
 from mamf.engine.traits import measure_traits, replace_assumed_traits
-from mamf.logs.recording import apply_traits, traits_record
+from mamf.logs.recording import apply_logged_traits, make_traits_record
 from mamf.testing import Physics, SimulatedBackend
 
 UNKNOWN = BurstTraits(remark=ASSUMED_TRAITS), SustainedTraits(remark=ASSUMED_TRAITS)
@@ -85,7 +85,7 @@ def test_a_device_that_goes_on_slowing_has_not_settled():
 def test_only_assumed_traits_are_measured():
     known = SimulatedBackend()
     assert replace_assumed_traits(known) == ()
-    assert known.now() == 0.0 and traits_record(known) == {}
+    assert known.now() == 0.0 and make_traits_record(known) == {}
     backend, said = unknown(WAKING), []
     assert replace_assumed_traits(backend, said.append)
     assert "Simulated H100" in said[0]
@@ -113,7 +113,7 @@ def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
 def test_a_log_gives_the_traits_back():
     measured, resumed = unknown(replace(WAKING, cache_bandwidth=9e12)), unknown()
     replace_assumed_traits(measured)
-    apply_traits(resumed, json.loads(json.dumps(traits_record(measured))))
+    apply_logged_traits(resumed, json.loads(json.dumps(make_traits_record(measured))))
     assert (resumed.burst_traits, resumed.sustained_traits) == (measured.burst_traits, measured.sustained_traits)
     assert resumed.info.cache_bytes == measured.info.cache_bytes == 48 * MIB
 

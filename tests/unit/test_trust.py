@@ -13,8 +13,8 @@ from test_attention import KERNELS
 from mamf import load_ceiling, measure_kernels
 from mamf.cli import main
 from mamf.errors import MamfWarning
-from mamf.logs.recording import plan_record
-from mamf.logs.records import ceiling_record
+from mamf.logs.recording import make_plan_record
+from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem
 from mamf.testing import SimulatedBackend
@@ -119,7 +119,7 @@ def of_ceiling(crafted, kernel):
     crafted("find", lambda record: None)
     found = ceiling(400.0, device="Simulated H100", kernel=kernel)
     with Path("run.jsonl").open("a") as log:
-        log.write(json.dumps({"record": "ceiling", **ceiling_record(found)}) + "\n")
+        log.write(json.dumps({"record": "ceiling", **make_ceiling_record(found)}) + "\n")
 
 
 @pytest.mark.parametrize("kernel", ["evil:X", "simulated.mm"])
@@ -165,7 +165,7 @@ def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):
     def of_search(record):
         if record["record"] == "header":
             search = search_plan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,)))
-            record["plan"]["searches"] = [plan_record(search)]
+            record["plan"]["searches"] = [make_plan_record(search)]
 
     crafted("attention", of_search)
     found = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")

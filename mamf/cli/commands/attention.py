@@ -31,7 +31,7 @@ from mamf.plans import Plan
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
     from mamf.engine.search.shares import SharesStrategy
-    from mamf.kinds.kind import View
+    from mamf.kinds.kind import ReportOptions
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -136,16 +136,16 @@ class _AttentionSession(Session):
     def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Return the kernels that the matmul ceilings were measured with, by name."""
         from mamf.ceilings.roof import READ_BANDWIDTH
-        from mamf.operations.matmul.operation import get_reference_kernels
+        from mamf.operations.matmul.operation import get_ceiling_kernels
 
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
-        return get_reference_kernels(names, self.options.ceiling_kernel, warn)
+        return get_ceiling_kernels(names, self.options.ceiling_kernel, warn)
 
     def make_strategy(self, setup: Setup) -> SharesStrategy:
         from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import Record
-        from mamf.logs.records import ceiling_record
+        from mamf.logs.records import make_ceiling_record
 
         searches = self._list_missing_searches()
         for message in filter(None, map(describe_short_budget, searches)):
@@ -153,7 +153,7 @@ class _AttentionSession(Session):
         return SharesStrategy(
             setup,
             self.ceilings,
-            [Record("ceiling", ceiling_record(each)) for each in self.given.values()],
+            [Record("ceiling", make_ceiling_record(each)) for each in self.given.values()],
             searches,
             choose_references=lambda ceilings: self._open_reference_kernels(ceilings, lambda remark: None),
             on_failure=self.record_failure,
@@ -168,5 +168,5 @@ class _AttentionSession(Session):
     def is_complete(self) -> bool:
         return super().is_complete() and not self._list_missing_searches()
 
-    def make_view(self) -> View:
+    def make_view(self) -> ReportOptions:
         return replace(super().make_view(), baseline=self.options.baseline)

@@ -100,13 +100,13 @@ class ExplainSession(Session):
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.kinds.kind import Drawing
+        from mamf.kinds.kind import ChartOptions
         from mamf.kinds.registry import get_kind
         from mamf.report.charts.picture import draw, save
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
-            chart = get_kind(log.plan).chart(log, Drawing())
+            chart = get_kind(log.plan).make_chart(log, ChartOptions())
             save(draw(chart), self.options.picture, self.options.overwrite)
             say(f"figure: {self.options.picture}", note_stream(self.options))
         return code

@@ -184,14 +184,14 @@ class _SearchSession(Session):
         return None
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.contribution.known_ceilings import place_among_known
-        from mamf.logs.found import cache_ceiling
+        from mamf.contribution.known_ceilings import compare_with_known_ceilings
+        from mamf.logs.found import cache_ceilings
 
         code = super().print_report(log)
         for ceiling in log.all_ceilings.values():
-            if known := place_among_known(ceiling, log.header["device"]):
+            if known := compare_with_known_ceilings(ceiling, log.header["device"]):
                 say(f"{ceiling.regime}, {known}", note_stream(self.options))
-        cache_ceiling(log.path, warn)
+        cache_ceilings(log.path, warn)
         return code
 
 

@@ -80,7 +80,7 @@ class GuardFile(NamedTuple):
 
 def read_guard_file(path: Path) -> GuardFile:
     """Read a guard file. Its ``baseline`` is relative to its folder. Raises UsageError, which names the file."""
-    from mamf.logs.judging import BY, GuardKeys
+    from mamf.logs.judging import COMPARED_FIGURES, GuardKeys
     from mamf.logs.records import read_record
 
     if sys.version_info >= (3, 11):
@@ -96,7 +96,7 @@ def read_guard_file(path: Path) -> GuardFile:
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)
         require_values("shapes", given.shapes, str)
-        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes), ("by", given.by, BY))
+        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes), ("by", given.by, COMPARED_FIGURES))
         tolerance = share(str(given.tolerance))
         rounds = require_whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
         options = _make_sweep_options(given)
@@ -166,30 +166,30 @@ class _GuardSession(Session):
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
         from mamf.engine.strategies.studies import GuardStrategy
-        from mamf.logs.judging import guarded_entries
+        from mamf.logs.judging import list_guarded_rows
 
-        before = [] if self.baseline is None else guarded_entries(self.baseline, self.guarded.by)
+        before = [] if self.baseline is None else list_guarded_rows(self.baseline, self.guarded.by)
         baseline = None if self.baseline is None else {entry.key: entry for entry in before}
         return GuardStrategy(setup, baseline, self.guarded.tolerance)
 
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raise IncomparableError if the baseline is from another card or has none of these rows."""
-        from mamf.logs.compare import blocking_differences
-        from mamf.logs.entries import get_pairing_fields
-        from mamf.logs.judging import BY_CYCLES, guarded_entries
+        from mamf.logs.compare import find_blocking_differences
+        from mamf.logs.entries import make_pairing_fields
+        from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
         here = self.log.header if self.log else self.measured_run.build_header()
-        found = blocking_differences(baseline.header, here)
-        if self.guarded.by == BY_CYCLES:
+        found = find_blocking_differences(baseline.header, here)
+        if self.guarded.by == COMPARE_CYCLES:
             found = [each for each in found if not each.is_of_card]
         if found:
             raise IncomparableError(
                 f"{baseline.path} is not comparable: {', '.join(map(str, found))}; measure a baseline with --update"
             )
         names = {name: each.name for name, each in self.kernels}
-        wanted = [get_pairing_fields(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
+        wanted = [make_pairing_fields(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
         if not any(
-            entry.fields in wanted for entry in guarded_entries(baseline, self.guarded.by) if entry.tflops is not None
+            entry.fields in wanted for entry in list_guarded_rows(baseline, self.guarded.by) if entry.tflops is not None
         ):
             raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
 

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 def _profile_launches(options: argparse.Namespace) -> int:
     """Profile launches of the single row that the options describe; return the exit code."""
     from mamf.plugins.discovery import open_backend
-    from mamf.profiling.counters.ncu import make_options
+    from mamf.profiling.counters.ncu import make_run_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
     request = request_of(Model(), options)
@@ -86,7 +86,7 @@ def _profile_launches(options: argparse.Namespace) -> int:
     watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
     watched += ["--memory", str(options.memory)] if options.memory else []
     device = ["--backend", backend.name, "--device", str(backend.index)]
-    launch = ["-m", "mamf", "run", kernel, *make_options(problem, shape), *device, "--no-verify"]
+    launch = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device, "--no-verify"]
     steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
     return run_command(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
 
@@ -107,17 +107,17 @@ class ModelSession(Session):
     """Measures training steps of models, and looks up the ceilings for their shares."""
 
     def __init__(self, *arguments: Any) -> None:
-        from mamf.ceilings.ceiling import mark_as_given
+        from mamf.ceilings.ceiling import mark_as_from_option
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.cli.resuming import make_contradiction_error
-        from mamf.logs.records import known_ceiling_record
+        from mamf.logs.records import make_known_ceiling_record
 
         super().__init__(*arguments)
         wanted = list_needed_ceilings(self.plan)
         self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
         for key, each in read_given_ceilings(self.options, wanted, self.backend).items():
-            ceiling, before = mark_as_given(each), self.known_ceilings.get(key)
-            if before and known_ceiling_record(before) != known_ceiling_record(ceiling):
+            ceiling, before = mark_as_from_option(each), self.known_ceilings.get(key)
+            if before and make_known_ceiling_record(before) != make_known_ceiling_record(ceiling):
                 then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
                 raise make_contradiction_error(self.options, "ceiling", then, self.options.ceiling)
             if any(find_rate({key: ceiling}, *each) for each in wanted):
@@ -150,13 +150,13 @@ class ModelSession(Session):
         from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import Record
-        from mamf.logs.records import known_ceiling_record
+        from mamf.logs.records import make_known_ceiling_record
 
         missing = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
         self.known_ceilings |= find_known_ceilings(self.backend, missing)
         logged = self.log.known_ceilings if self.log else {}
         new = [
-            Record("known_ceiling", known_ceiling_record(each))
+            Record("known_ceiling", make_known_ceiling_record(each))
             for key, each in self.known_ceilings.items()
             if key not in logged
         ]
@@ -165,12 +165,12 @@ class ModelSession(Session):
 
 def find_known_ceilings(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
     """Return the ceilings that were measured on this device or contributed for its model. Warn of missing ones."""
-    from mamf.contribution.known_ceilings import measured_peak
+    from mamf.contribution.known_ceilings import find_measured_peak
 
     known: dict[tuple[str, str], Rate] = {}
     for dtype, regime in needed:
         try:
-            found = measured_peak(backend, dtype, regime)
+            found = find_measured_peak(backend, dtype, regime)
             known[found.dtype, regime] = found
         except MamfError as error:
             warn(f"rows show no MAMFU in {regime}: {error}")

@@ -46,12 +46,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _make_answer(options: argparse.Namespace) -> Document:
-    from mamf.contribution.known_ceilings import peak, peaks_by_name
+    from mamf.contribution.known_ceilings import find_peaks_by_name, peak
     from mamf.plugins.discovery import open_backend
     from mamf.report.document import Answer, Column, Document, Table, format_significant, interval_cell
 
     if options.name is not None:
-        known = peaks_by_name(options.name, options.dtype, options.regime, options.source)
+        known = find_peaks_by_name(options.name, options.dtype, options.regime, options.source)
     else:
         backend = open_backend(options.backend or "auto", options.device or 0)
         known = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]

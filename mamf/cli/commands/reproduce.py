@@ -171,7 +171,7 @@ class ReproduceSession(Session):
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """Open the kernels of the claims that can run here; return each with its name."""
-        from mamf.logs.compare import blocking_differences
+        from mamf.logs.compare import find_blocking_differences
         from mamf.plugins.discovery import choose_kernels
 
         if self.before:
@@ -184,7 +184,7 @@ class ReproduceSession(Session):
         }
         header = self.source.header if self.source else {}
         here = {**header, "device": asdict(self.backend.info)}
-        has_cycles = bool(header) and any(each.is_of_card for each in blocking_differences(header, here))
+        has_cycles = bool(header) and any(each.is_of_card for each in find_blocking_differences(header, here))
         claims = list[Claim]()
         for claim in self.asked.claims:
             regime, problem, shape, name = claim.step
@@ -240,7 +240,7 @@ class ReproduceSession(Session):
         from mamf.logs.judging import judge_claims
 
         judged = judge_claims(self.plan.options, self.measured_run.rows)
-        say_plan(self.plan, [each.claim.step for each in judged if each.here is None], self.backend)
+        say_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
 
     def count_remaining(self) -> int | None:
         return self.measured_run.kind.count_left(self.measured_run) or None

@@ -77,19 +77,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_check(options: argparse.Namespace) -> int:
-    from mamf.contribution.review import reviews_document
+    from mamf.contribution.review import make_reviews_document
 
     reviews: list[Review] = []
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
-    print_document(options, reviews_document(reviews, options.paths))
+    print_document(options, make_reviews_document(reviews, options.paths))
     return _REJECTED if any(review.is_rejected() for review in reviews) else 0
 
 
 def _review_folder(folder: Path) -> list[Review]:
     """Review the logs of a folder. In results/, also check their places, duplicates, and files that are not logs."""
     from mamf.cli.reading import show_reading_progress
-    from mamf.contribution.review import review_log, review_results, review_strays
+    from mamf.contribution.review import review_log, review_results, review_stray_files
 
     files = list(itertools.islice(folder.rglob("*"), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
@@ -101,7 +101,7 @@ def _review_folder(folder: Path) -> list[Review]:
     with show_reading_progress(logs) as seen:
         if not (folder / "README.md").exists():
             return [review_log(path, seen) for path in logs]
-        return [*review_results(folder, logs, seen), *review_strays(folder, files)]
+        return [*review_results(folder, logs, seen), *review_stray_files(folder, files)]
 
 
 def _review_file(path: Path) -> Review:
@@ -159,7 +159,7 @@ and open a pull request
 def run_table(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import read_collection
     from mamf.contribution.review import format_findings, review_results
-    from mamf.contribution.tables import contributed_csv, results_pages
+    from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_folder(options.results)
     logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
@@ -171,9 +171,9 @@ def run_table(options: argparse.Namespace) -> int:
                 say(line)
             raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
     collection = read_collection(root, logs)
-    pages = {root / path: page for path, page in results_pages(collection).items()}
+    pages = {root / path: page for path, page in make_results_pages(collection).items()}
     if (ceilings := _get_contributed_file(root)).exists():
-        pages[ceilings] = contributed_csv(collection)
+        pages[ceilings] = make_contributed_csv(collection)
     if options.check:
         stale = {path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page}
         for path in pages:

@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_flag
-    from mamf.logs.compare import build_log_roofs, require_same_card
+    from mamf.logs.compare import build_log_roofs, require_card_of_roofs
     from mamf.report.charts.picture import draw, exists, file_type, save
     from mamf.report.document import machine_line
     from mamf.report.roofline import roofline_chart, roofline_document, select_points, tracelens_arch
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     points: list[RoofPoint] = []
     for log in rows:
         if not options.anyway:
-            require_same_card(log, roofs)
+            require_card_of_roofs(log, roofs)
         found = select_points(log.measurements, roofs)
         if not found:
             warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")

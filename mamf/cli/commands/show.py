@@ -78,9 +78,9 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
 
 def _make_run_document(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_roofs
-    from mamf.kinds.kind import View
+    from mamf.kinds.kind import ReportOptions
     from mamf.kinds.registry import get_kind
-    from mamf.logs.compare import require_same_card
+    from mamf.logs.compare import require_card_of_roofs
     from mamf.operations.unknown import get_operation
     from mamf.profiling.counters.report import make_counters_document
 
@@ -91,7 +91,7 @@ def _make_run_document(log: RunLog, options: argparse.Namespace) -> Document:
                 f"{log.path}: --ceiling works for logs of 'mamf sweep' only; for other logs, use 'mamf roofline LOG "
                 "--ceiling LOG'"
             )
-        require_same_card(log, roofs)
+        require_card_of_roofs(log, roofs)
     if log.counter_records:
         return make_counters_document(log)
-    return get_kind(log.plan).document(log, View(options.top, roofs))
+    return get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs))

@@ -30,7 +30,7 @@ from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import is_path
 
 if TYPE_CHECKING:
-    from mamf.kinds.kind import View
+    from mamf.kinds.kind import ReportOptions
 
 EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
@@ -148,5 +148,5 @@ class _OneKernelSession(Session):
     def make_label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def make_view(self) -> View:
+    def make_view(self) -> ReportOptions:
         return replace(super().make_view(), roofs=self.roofs)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from mamf.ceilings.ceiling import (
-    CHOOSE,
-    CONFIRM,
+    CHOOSE_PHASE,
+    CONFIRM_PHASE,
     MIN_ROUNDS,
     Candidate,
     compute_median_rate,
@@ -102,7 +102,7 @@ class _Phase:
 
     @property
     def is_choosing(self) -> bool:
-        return self.name == CHOOSE
+        return self.name == CHOOSE_PHASE
 
     @property
     def min_rounds(self) -> int:
@@ -141,7 +141,7 @@ class Confirmation:
 
         ``chosen_by`` and ``confirmed_by``: the backend times by which choosing and confirming must end.
         """
-        choosing, best_first = _Phase(regime, CHOOSE, counts.choose, chosen_by), list(candidates)
+        choosing, best_first = _Phase(regime, CHOOSE_PHASE, counts.choose, chosen_by), list(candidates)
         if counts.choose:
             self.runner.on_phase(f"{regime.name}: choosing")
             left = yield from self._repeat_rounds(choosing, candidates)
@@ -149,7 +149,7 @@ class Confirmation:
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.runner.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
-            confirming = _Phase(regime, CONFIRM, counts.confirm, confirmed_by)
+            confirming = _Phase(regime, CONFIRM_PHASE, counts.confirm, confirmed_by)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
@@ -202,7 +202,7 @@ class Confirmation:
         self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
     ) -> StepsWithRows:
         """Visit a candidate in sustained to confirm it. ``chosen``: the device's conditions when it was chosen."""
-        phase, longest = _Phase(regime, CONFIRM, max_visits, until), math.inf
+        phase, longest = _Phase(regime, CONFIRM_PHASE, max_visits, until), math.inf
         for number in range(1, max_visits + 1):
             # The first visit shows how long preparation takes; shorten the remaining required visits if necessary.
             if (due := phase.min_rounds + 1 - number) > 0:

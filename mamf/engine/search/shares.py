@@ -12,7 +12,7 @@ from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import Record
-from mamf.logs.records import ceiling_from_record, ceiling_record
+from mamf.logs.records import make_ceiling_record, read_ceiling_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
@@ -78,10 +78,10 @@ class SharesStrategy(RowsStrategy):
                     "of it: continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
                 )
                 continue
-            record = ceiling_record(confirmed[regime])
+            record = make_ceiling_record(confirmed[regime])
             yield Record("ceiling", record)
             device = {"device": asdict(backend.info)}
-            ceiling = ceiling_from_record(record, device)  # rounded as in the log
+            ceiling = read_ceiling_record(record, device)  # rounded as in the log
             self.found[make_ceiling_key(ceiling)] = ceiling
 
 

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from mamf.ceilings.ceiling import CHOOSE, MIN_ROUNDS, Candidate, rank_candidates
+from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, Runner, Setup, Step, Steps
 from mamf.engine.search.grid import (
@@ -298,7 +298,7 @@ class FindStrategy(PlanStrategy):
     def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
         # Rank by the rounds of burst: if single rows are noisy, the fastest row is merely the luckiest.
-        chosen = rank_candidates(row for row in burst if row.phase == CHOOSE)
+        chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalist_count]
         if self.pace.has_choosing_visits:
             finalists = yield from self._visit_candidates(regime, burst)

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import CONFIRM, summarize_conditions
-from mamf.dtypes import OPERAND_DTYPES, to_canonical_name
+from mamf.ceilings.ceiling import CONFIRM_PHASE, summarize_conditions
+from mamf.dtypes import OPERAND_DTYPES, canonicalize_dtype_name
 from mamf.engine.measure import build_row_from_samples, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
@@ -27,7 +27,7 @@ from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.entries import Entry, combine_visits, group_by_step
+from mamf.logs.entries import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
 from mamf.operation import make_operation_plan
@@ -46,7 +46,7 @@ class GuardStrategy(RowsStrategy):
     """
 
     def __init__(
-        self, setup: Setup, baseline: Mapping[object, Entry] | None = None, tolerance: float = DEFAULT_TOLERANCE
+        self, setup: Setup, baseline: Mapping[object, ComparedRow] | None = None, tolerance: float = DEFAULT_TOLERANCE
     ) -> None:
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
@@ -65,7 +65,7 @@ class GuardStrategy(RowsStrategy):
                     break
                 due = add_second_step(doubtful, steps)
                 random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visit_steps(later_regime, due, CONFIRM, number)
+                yield from self._visit_steps(later_regime, due, CONFIRM_PHASE, number)
 
     def _visit_steps(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
@@ -120,8 +120,10 @@ class ReproduceStrategy(RowsStrategy):
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
                 if step.regime == regime.name and (step, visit) not in self._held:
                     _, problem, shape, name = step
-                    self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM} {visit}")
-                    row = yield Step(by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM, visit)
+                    self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM_PHASE} {visit}")
+                    row = yield Step(
+                        by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
+                    )
                     self._seen += [row] if row is not None else []
             seen = [row for row in self._seen if row.ok and row.regime == regime.name]
             regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
@@ -188,7 +190,7 @@ def make_verify_plan(
     number: int = 0,
 ) -> Plan:
     """Return the plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
-    names = dict.fromkeys(map(to_canonical_name, dtypes or OPERAND_DTYPES))
+    names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})

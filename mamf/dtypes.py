@@ -1,8 +1,8 @@
-"""The operand dtypes of a matmul: names, sizes, tolerances and aliases. Pure: only kernels use torch's dtypes.
+"""Define the dtypes of matmul operands: names, sizes, aliases, scaled formats, and the error that a result may have.
 
-``float32`` and ``tf32`` are two dtypes here although torch stores both as float32, because their ceilings differ by a
-large factor. ``fp8`` means the format with four exponent bits that the device supports; the backend resolves it
-(``Backend.resolve_dtype``).
+This module does not import torch. ``float32`` and ``tf32`` are two dtypes here although torch stores both as float32,
+because the hardware multiplies tf32 several times as fast. ``fp8`` means the 8-bit float with four exponent bits that
+the device supports: ``Backend.resolve_dtype`` replaces it by float8_e4m3fn or float8_e4m3fnuz.
 """
 
 from __future__ import annotations
@@ -14,74 +14,83 @@ from mamf.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Scaling:
-    """How an operand is scaled: one scale per block of ``rows`` by ``columns`` values, columns along K (None: all of
-    K). ``dtype``: the dtype of the scales.
+    """The way in which a quantized operand is scaled: all values of a block share one scale.
+
+    - ``block_rows``: the number of rows of a block.
+    - ``block_columns``: the number of values along K of a block; None if a block spans all of K.
+    - ``scale_dtype``: the dtype of the scales.
     """
 
-    rows: int
-    columns: int | None
-    dtype: str = "float32"
+    block_rows: int
+    block_columns: int | None
+    scale_dtype: str = "float32"
 
     def count_scales(self, rows: int, k: int) -> int:
-        """Return the number of scales of an operand with this many rows of K values."""
-        return -(-rows // self.rows) * (1 if self.columns is None else -(-k // self.columns))
+        """Return the number of scales of an operand that has ``rows`` rows of ``k`` values each."""
+        return -(-rows // self.block_rows) * (1 if self.block_columns is None else -(-k // self.block_columns))
 
 
 @dataclass(frozen=True)
-class Format:
-    """A scaled format: how A and B are scaled, and how many values a byte has."""
+class ScaledFormat:
+    """A format of quantized matmul operands: the scaling of A, the scaling of B, and the number of values in a byte."""
 
-    a: Scaling
-    b: Scaling
+    a_scaling: Scaling
+    b_scaling: Scaling
     values_per_byte: int = 1
 
     def get_scaling(self, operand: str) -> Scaling:
-        """Return the scaling of operand ``a`` or ``b``."""
-        return self.a if operand == "a" else self.b
+        """Return the scaling of the operand with this name, ``a`` or ``b``."""
+        return self.a_scaling if operand == "a" else self.b_scaling
 
     @property
-    def multiples(self) -> tuple[int, int]:
-        """The numbers that N and K must be multiples of: the size of a block, and the 16 values of one load."""
-        blocks = [scaling.columns or 1 for scaling in (self.a, self.b)]
-        return max(16, self.b.rows), max(16, *blocks)
+    def multiples_of_n_and_k(self) -> tuple[int, int]:
+        """Two numbers, of which N and K must be multiples: the size of a block, and at least 16, the values of a
+        load.
+        """
+        blocks = [scaling.block_columns or 1 for scaling in (self.a_scaling, self.b_scaling)]
+        return max(16, self.b_scaling.block_rows), max(16, *blocks)
 
 
-def _make_symmetric_format(scaling: Scaling, values_per_byte: int = 1) -> Format:
-    return Format(scaling, scaling, values_per_byte)
+def _make_symmetric_format(scaling: Scaling, values_per_byte: int = 1) -> ScaledFormat:
+    return ScaledFormat(scaling, scaling, values_per_byte)
 
 
 @dataclass(frozen=True)
 class DType:
-    """One operand dtype.
+    """One dtype of matmul operands.
 
-    ``format``: set for a scaled format, whose 8-bit or 4-bit values have meaning only together with their scales. Two
-    formats with the same values have different ceilings, so each format is a dtype.
+    - ``itemsize``: the bytes of a value (1 for formats that store two values in a byte).
+    - ``default_output_dtype``: the dtype of C unless the user names another.
+    - ``peak_name``: the name of this dtype in mamf's table of datasheet peaks.
+    - ``tolerance``: the largest ||C - reference|| / ||reference|| of a correct C in the default output dtype.
+    - ``scaled_format``: the scales of quantized 8-bit or 4-bit values; None for values without scales. Each format is a
+      dtype of its own, because devices multiply formats with the same values at different speeds.
 
-    ``tolerance`` bounds ||C - reference|| / ||reference|| with the default output. The table below derives it from
-    rounding; "largest seen" is the largest error in results/. u is the unit roundoff, half the distance from 1 to the
-    next number.
+    The table below derives each tolerance from rounding. "Largest seen" is the largest error in mamf's folder results/.
+    u is the unit roundoff, half the distance from 1 to the next number.
 
     | operands | what rounds | derivation | bound | largest seen |
     |---|---|---|---|---|
     | bfloat16 | C, to 8 bits | u = 3.9e-3, twice, for partial sums that may be kept in bfloat16 | 8e-3 | 2.1e-3 |
-    | float16 | C, to 11 bits | u = 4.9e-4, the same | 1e-3 | 2.5e-4 |
+    | float16 | C, to 11 bits | u = 4.9e-4, twice, as for bfloat16 | 1e-3 | 2.5e-4 |
     | tf32 | A and B, to 11 bits | truncated, a loss of up to 2^-10 each, 6.3e-4 on average | 1.5e-3 | 8.3e-4 |
     | float32 | sums, u = 6e-8 | one after another: u sqrt(K / 6) = 6e-6 at K = 65536 | 1e-5 | 2.2e-6 |
-    | float64 | sums, u = 1.1e-16 | the same: 1.2e-14 at K = 65536 | 1e-13 | 4.2e-15 |
-    | 8 and 4 bits | C, as bfloat16; products are exact | the output's bound, or 1e-3 for the sums | 4e-3 | 1.9e-3 |
+    | float64 | sums, u = 1.1e-16 | u sqrt(K / 6), as for float32: 1.2e-14 at K = 65536 | 1e-13 | 4.2e-15 |
+    | 8 and 4 bits | C, to bfloat16; products are exact | that of bfloat16, 4e-3, or 1e-3 for sums | 4e-3 | 1.9e-3 |
     | int8 | nothing | sums fit into int32 | 0 | 0 |
 
-    303x9048x11083 in bfloat16 is off by 3.5e-3 on an H200 with partial sums of bfloat16, torch's default, by 1.7e-3
-    without. Operands rounded to bfloat16 are off by 2.1e-3 to 2.6e-3 and fail as float16 and tf32; tf32 (3e-4) fails as
-    float32, and float32 (1e-7) as float64.
+    On an H200, 303x9048x11083 in bfloat16 has an error of 3.5e-3 with partial sums in bfloat16, which is torch's
+    default, and of 1.7e-3 with partial sums in float32. The tolerances also find arithmetic that is less precise than
+    the dtype: operands rounded to bfloat16 cause errors of 2.1e-3 to 2.6e-3, too much for float16 and tf32. tf32 causes
+    3e-4, too much for float32, and float32 causes 1e-7, too much for float64.
     """
 
     name: str
     itemsize: int
-    default_output: str
+    default_output_dtype: str
     peak_name: str
     tolerance: float
-    format: Format | None = None
+    scaled_format: ScaledFormat | None = None
 
 
 _DTYPE_TABLE = (
@@ -94,25 +103,30 @@ _DTYPE_TABLE = (
     DType("float8_e4m3fnuz", 1, "bfloat16", "fp8", 4e-3),
     DType("float8_e5m2", 1, "bfloat16", "fp8", 4e-3),
     DType("int8", 1, "int32", "int8", 0.0),
-    # The device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training (arXiv 2412.19437).
+    # These formats have the device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training
+    # (arXiv 2412.19437).
     DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_symmetric_format(Scaling(1, None))),
-    DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, Format(Scaling(1, 128), Scaling(128, 128))),
+    DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, ScaledFormat(Scaling(1, 128), Scaling(128, 128))),
     DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_symmetric_format(Scaling(1, 128))),
-    # OCP Microscaling Formats (MX) 1.0: blocks of 32, scales are powers of two. Values are e4m3 and e2m1.
+    # OCP Microscaling Formats (MX) 1.0 have a power of two as the scale of 32 values, which are e4m3 or e2m1 numbers.
     DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _make_symmetric_format(Scaling(1, 32, "float8_e8m0fnu"))),
     DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _make_symmetric_format(Scaling(1, 32, "float8_e8m0fnu"), 2)),
-    # NVIDIA's format: blocks of 16, scales are e4m3. Its additional per-tensor scale stays 1, the libraries' default.
+    # NVIDIA's NVFP4 has an e4m3 number as the scale of 16 values. mamf leaves its additional scale of the whole tensor
+    # at 1, the default of the libraries.
     DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _make_symmetric_format(Scaling(1, 16, "float8_e4m3fn"), 2)),
-    # Only for outputs and packed formats: no kernel takes them as operands.
+    # int32 is only a dtype of outputs, and uint8 only of packed memory: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),
 )
+#: All dtypes, by name.
 DTYPES = {dtype.name: dtype for dtype in _DTYPE_TABLE}
+#: The names of all dtypes that operands can have.
 OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8"))
-#: Dtypes with quantized operands and scales.
-FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.format)
+#: The names of the dtypes whose operands are quantized and have scales.
+SCALED_FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
 
-ALIASES = {
+#: The full name (or ``fp8``) of each short name that users may write.
+DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
     "half": "float16",
@@ -126,39 +140,47 @@ ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# Bounds for rounding the output when operands have at most 8 bits: u for outputs of 16 bits and more (twice u for
-# float16, as above), and 1.4 times u / sqrt(3), the largest root mean square of rounding, for 8-bit outputs.
-_OUTPUT_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
-# Sums of 8-bit products are kept in float32, or on Hopper in 14 bits that are periodically added to float32.
-_SUMS_BOUND = 1e-3
-# Fast accumulation keeps all partial sums in 14 bits on Hopper: an error of 4.7e-3 at K = 20480 that grows with K.
-_FAST_SUMS_BOUND = 1e-2
-# A result that is 1.002 times the reference is wrong. The bound is half of that deviation, and more than the effect of
-# truncated tf32 (6.3e-4).
-_SLOPE_BOUND = 1e-3
+# These errors bound the rounding of the output, by output dtype, if operands have at most 8 bits. For bfloat16 the
+# bound is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
+_OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
+# Devices keep sums of 8-bit products in float32, except for Hopper: it adds sums of 14 bits to float32 periodically.
+_PARTIAL_SUM_ERROR_BOUND = 1e-3
+# With fast accumulation, Hopper keeps all partial sums in 14 bits. The error is 4.7e-3 at K = 20480 and grows with K.
+_FAST_ACCUMULATION_ERROR_BOUND = 1e-2
+# A result that is 1.002 times the reference must count as wrong. This bound is half of the deviation of 0.002, but
+# exceeds the effect of truncated tf32 operands (6.3e-4).
+_SLOPE_ERROR_BOUND = 1e-3
 
 
-def to_canonical_name(name: str) -> str:
-    """Return the full name of a dtype, given any alias. ``fp8`` stays, because the backend resolves it. Raises
-    UnknownNameError.
+def canonicalize_dtype_name(name: str) -> str:
+    """Return the full name of a dtype, given a full name or an alias in any case, with or without ``torch.``.
+
+    ``fp8`` stays ``fp8``, because only the backend can resolve it. Raises UnknownNameError for an unknown name.
     """
     key = name.strip().lower().removeprefix("torch.")
-    key = ALIASES.get(key, key)
+    key = DTYPE_ALIASES.get(key, key)
     if key != "fp8" and key not in OPERAND_DTYPES:
         raise UnknownNameError("dtype", name, [*OPERAND_DTYPES, "fp8"])
     return key
 
 
-def compute_tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
-    """Return the largest relative error of a correct result, given the operand and output dtypes."""
+def compute_error_tolerance(dtype: str, out_dtype: str, fast_accumulation: bool) -> float:
+    """Return the largest ||C - reference|| / ||reference|| that a correct C = A @ B may have.
+
+    ``dtype``: the dtype of A and B. ``out_dtype``: that of C. ``fast_accumulation``: whether partial sums of 8-bit
+    floats have fewer bits.
+    """
     operand = DTYPES[dtype]
-    is_narrow = operand.default_output == "bfloat16" and operand.itemsize == 1
-    bound = max(_OUTPUT_BOUNDS.get(out_dtype, 0.0), _SUMS_BOUND) if is_narrow else operand.tolerance
-    return max(bound, _FAST_SUMS_BOUND) if fast_accumulation else bound
+    is_narrow = operand.default_output_dtype == "bfloat16" and operand.itemsize == 1
+    bound = (
+        max(_OUTPUT_ROUNDING_BOUNDS.get(out_dtype, 0.0), _PARTIAL_SUM_ERROR_BOUND) if is_narrow else operand.tolerance
+    )
+    return max(bound, _FAST_ACCUMULATION_ERROR_BOUND) if fast_accumulation else bound
 
 
 def compute_slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
-    """Return how far <C, reference> / <reference, reference> may be from 1. Rounding to nearest does not change this
-    ratio; truncation does (tf32 operands, fast partial sums).
+    """Return how far <C, reference> / <reference, reference> may be from 1 for a correct C.
+
+    Rounding to nearest does not change this ratio. Truncation of tf32 operands or of fast partial sums does.
     """
-    return _FAST_SUMS_BOUND if fast_accumulation else min(_SLOPE_BOUND, DTYPES[dtype].tolerance)
+    return _FAST_ACCUMULATION_ERROR_BOUND if fast_accumulation else min(_SLOPE_ERROR_BOUND, DTYPES[dtype].tolerance)

@@ -452,7 +452,7 @@ def label_dtype(problem: Any) -> str:
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
     if is_fast is None:  # This is not a matmul, so its ceiling does not depend on the output dtype.
         return dtype
-    is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output
+    is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output_dtype
     return ", ".join(
         [dtype, *([] if is_usual else [f"{problem.out_dtype} output"]), *([_FAST_ACCUMULATION] if is_fast else [])]
     )

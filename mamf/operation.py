@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Union, get_args, get_origin, get_type_hints
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.dtypes import DTYPES, to_canonical_name
+from mamf.dtypes import DTYPES, canonicalize_dtype_name
 from mamf.errors import (
     MAX_SEED,
     MAX_SIZE,
@@ -318,7 +318,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """Return a problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid
         fields.
         """
-        dtype = backend.resolve_dtype(to_canonical_name(asked.get("dtype") or backend.default_dtype))
+        dtype = backend.resolve_dtype(canonicalize_dtype_name(asked.get("dtype") or backend.default_dtype))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:

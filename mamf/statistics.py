@@ -247,7 +247,8 @@ def compute_run_error(
     standard error of the visits. All rows of a run share half of the relative variance between runs.
     """
     count = len(figures)
-    inside = 0.0 if known.ignores_within else _stdlib.fmean(error**2 for error in within)
+    # The median, because other work on the device can disturb one visit and leaves the run's median as it is.
+    inside = 0.0 if known.ignores_within else _stdlib.median(error**2 for error in within)
     of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / count
     shared = known.run**2 / 2
     own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)

@@ -40,7 +40,7 @@ from mamf.measurement import Measurement
 from mamf.operation import Operation, Parameter, Request, get_field_parameters, get_size_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_reference_kernels
+from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
 from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
@@ -283,7 +283,7 @@ def measure_kernels(
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
         kernels = {ceiling.kernel for ceiling in known.values()}
-        references = get_reference_kernels(kernels, to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
+        references = get_ceiling_kernels(kernels, to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {format_count(len(plan.steps()), 'row')}", run.measurements())
 

@@ -166,19 +166,26 @@ def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -
 
 
 def _begin_missing_log(options: argparse.Namespace) -> None:
-    """Turn --requeue of a missing or empty log into --output. Raises UsageError for --resume of a missing log.
+    """Turn --requeue of a log that is missing, or cut within its header, into --output. Raises UsageError for --resume
+    of a missing log.
 
     This happens before the command runs, because a command reads its options differently when it resumes.
     """
     path = getattr(options, "resume", None)
-    if path is not None and hasattr(options, "requeues") and path.is_file() and not path.stat().st_size:
-        path.unlink()  # an empty file is not a log, because a run writes its header first
+    if path is not None and hasattr(options, "requeues") and path.is_file() and _is_cut_header(path.read_bytes()):
+        path.unlink()
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
     if is_missing and not options.begins:
         raise UsageError(f"--resume: {path} does not exist; use --requeue to start a new run there")
     if options.begins:
         options.output, options.resume = path, None
+
+
+def _is_cut_header(content: bytes) -> bool:
+    """Whether a file has no more than the beginning of a log's header: a run writes the header first, as one line."""
+    begun = b'{"record": "header"'
+    return b"\n" not in content and begun.startswith(content[: len(begun)])
 
 
 def _discard_output() -> None:

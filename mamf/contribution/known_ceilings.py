@@ -21,7 +21,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.dtypes import to_canonical_name
+from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import (
     PEAK_SOURCES,
     IncomparableError,
@@ -98,7 +98,7 @@ def peak(
             raise UsageError("give a device or a name, not both")
         return find_peaks_by_name(name, dtype, regime, source)[0]
     backend = resolve_backend(device)
-    info, dtype = backend.info, backend.resolve_dtype(to_canonical_name(dtype or backend.default_dtype))
+    info, dtype = backend.info, backend.resolve_dtype(canonicalize_dtype_name(dtype or backend.default_dtype))
     finders = {
         "measured": lambda: _find_measured(backend, dtype, regime),
         "contributed": lambda: _find_contributed(info, dtype, regime, anyway),
@@ -121,7 +121,7 @@ def find_peaks_by_name(
     Raises the same errors as :func:`peak`.
     """
     devices = find_devices(name)
-    for each in [to_canonical_name(dtype)] if dtype else _TRIED_DTYPES:
+    for each in [canonicalize_dtype_name(dtype)] if dtype else _TRIED_DTYPES:
         known = [_list_known_rates(device, each, regime, source) for device in devices]
         if any(known):
             return _require_one_figure(name, devices, known)

@@ -109,7 +109,7 @@ def _make_formulas() -> dict[Any, Callable[..., int]]:
     }
     for name in _FUSED_ATTENTION:
         formulas |= {name: _count_attention_forward, f"{name}_backward": _count_attention_backward}
-    formulas["convolution_backward"] = _count_convolution_backward
+    formulas["convolution_backward"] = _count_convolution_backward_flop
     return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
 
 
@@ -132,7 +132,7 @@ def _count_attention_backward(
     return 2 * _count_pairs(query, key) * (3 * query[-1] + 2 * value[-1])
 
 
-def _count_convolution_backward(
+def _count_convolution_backward_flop(
     gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *others: Any, **_: object
 ) -> int:
     """Return the FLOP of the gradients: each takes as many as the forward pass. torch's own formula counts grouped

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, resolve_backend
-from mamf.dtypes import to_canonical_name
+from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number, shorten
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
@@ -45,7 +45,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if by_dtype is flops and "ceiling" in options_given:
         raise UsageError("ceiling is for one dtype: leave it out when flops_per_step is given by dtype")
     for dtype, each in by_dtype.items():
-        to_canonical_name(dtype)
+        canonicalize_dtype_name(dtype)
         _require_amount("flops_per_step", each)
     _require_amount("tokens_per_step", options_given.get("tokens_per_step", 1))
     for name in _MIN_VALUES.keys() & options_given.keys():
@@ -297,7 +297,7 @@ class Meter:
         return _to_number(tokens), _to_number(samples), total, at_peak, at_ceiling
 
     def _resolve_dtype(self, dtype: str) -> str:
-        return self.backend.resolve_dtype(to_canonical_name(dtype))
+        return self.backend.resolve_dtype(canonicalize_dtype_name(dtype))
 
     def _make_figures(
         self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mamf.dtypes import to_canonical_name
+from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import RunLogError, UnknownNameError
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.logs.run_log import OnRead
@@ -484,6 +484,6 @@ def _convert_dtype_name(text: str) -> str:
     """
     bare = text.strip().removeprefix("torch.")
     try:
-        return to_canonical_name(bare)
+        return canonicalize_dtype_name(bare)
     except UnknownNameError:
         return bare

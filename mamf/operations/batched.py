@@ -69,7 +69,7 @@ class Batched(ProductOperation[BatchedProblem, BatchedShape]):
     problem_type = BatchedProblem
     shape_example = "64x1024x1024x128"
     axis_label = "FLOP"
-    random_counts = (1, 2, 3, 8, 32)
+    random_matmul_counts = (1, 2, 3, 8, 32)
 
     def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
         """Return the matmuls that compute attention scores, for short and long sequences, and square matmuls."""

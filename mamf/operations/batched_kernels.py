@@ -13,10 +13,10 @@ from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     TorchProducts,
     choose_smaller_operand,
-    lay_out,
-    make_product_set,
+    make_matmul_operand_set,
+    view_in_layout,
 )
-from mamf.operations.whole_products import Part
+from mamf.operations.whole_products import MatmulPart
 
 
 class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
@@ -32,11 +32,15 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding)
-        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding)
+        a = view_in_layout(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding)
+        b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding)
         c = view_as(flat["c"], shape.batch, shape.m, shape.n)
-        return make_product_set(
-            problem, self.bind(a, b, c), c, lambda output: [Part(a, b.mT, output)], choose_smaller_operand(a, b.mT)
+        return make_matmul_operand_set(
+            problem,
+            self.bind(a, b, c),
+            c,
+            lambda output: [MatmulPart(a, b.mT, output)],
+            choose_smaller_operand(a, b.mT),
         )
 
 

@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
+from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
 
 _SAMPLE_COUNT = 256
 # How often the expected sums of repeated reductions double at most. It is beyond the range of float32, so further
@@ -35,7 +35,7 @@ class TorchDistributed(CollectiveKernel):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return check_torch(backend) if is_rank else _NO_GROUP
+        return check_torch_backend(backend) if is_rank else _NO_GROUP
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
         if (reason := self.unavailable(backend)) is not None:
@@ -129,7 +129,7 @@ class Exchange:
         self._expected_sums = (
             None if self._tolerance else self._compute_expected(torch.stack(gather_objects(self._sum_bits(sent))))
         )
-        self._unchanged = Unchanged({"sent": sent})
+        self._unchanged = ChangeDetector({"sent": sent})
 
     def launch(self) -> None:
         self._launches += 1
@@ -141,7 +141,7 @@ class Exchange:
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)
         else:
-            poison(self._received)
+            poison_tensor(self._received)
 
     def verify(self) -> Verdict:
         """Return the worst verdict of all ranks, because all must stop together."""

@@ -8,7 +8,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
-from mamf.operations.operand_sets import Unchanged, check_torch, poison, view_as_words
+from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
 
 
 class TorchCopies(CopyKernel):
@@ -18,7 +18,7 @@ class TorchCopies(CopyKernel):
     is_default = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch(backend)
+        return check_torch_backend(backend)
 
     def prepare(
         self,
@@ -41,13 +41,13 @@ class TorchCopies(CopyKernel):
 
         def poison_target(returned: object = None) -> None:
             backend.synchronize()  # otherwise the host could write before queued copies have ended
-            poison(target)
+            poison_tensor(target)
 
         return Prepared(
             launches=[launch] * sets,
             verify=verify,
             poison=poison_target,
-            changed_operands=Unchanged({"source": source}),
+            changed_operands=ChangeDetector({"source": source}),
             rewrite_output=poison_target if rewrite else None,
         )
 

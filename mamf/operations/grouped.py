@@ -83,7 +83,7 @@ class GroupedProblem(ProductProblem):
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch. The weights of experts without tokens are not read."""
         busy = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
-        idle = super().operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
+        idle = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
         usual = super().work(shape)
         return replace(usual, nbytes=usual.nbytes - idle)
 
@@ -156,7 +156,7 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
     problem_type = GroupedProblem
     shape_example = "e8t16384n14336k4096"
     axis_label = "FLOP"
-    random_counts = (1, 2, 4, 8, 32)
+    random_matmul_counts = (1, 2, 4, 8, 32)
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}

@@ -16,14 +16,14 @@ from mamf.operations.products import (
     ScaledProducts,
     TorchProducts,
     choose_smaller_operand,
-    lay_out,
-    make_product_set,
+    make_matmul_operand_set,
+    make_quantized_change_detector,
     quantize_operand,
-    view_rows,
-    watch_quantized_operands,
+    view_in_layout,
+    view_operand_rows,
 )
-from mamf.operations.quantization import Quantized
-from mamf.operations.whole_products import Part
+from mamf.operations.quantization import QuantizedOperand
+from mamf.operations.whole_products import MatmulPart
 
 #: Error messages of torch's checks in grouped_mm.
 _REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
@@ -39,15 +39,15 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = lay_out(flat["a"], shape.tokens, shape.k, problem.layout[0])
-        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        a = view_in_layout(flat["a"], shape.tokens, shape.k, problem.layout[0])
+        b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
         c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
 
-        def parts(output: torch.Tensor) -> list[Part]:
+        def parts(output: torch.Tensor) -> list[MatmulPart]:
             groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
-            return [Part(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
+            return [MatmulPart(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
-        return make_product_set(problem, self.bind(a, b, c, tokens), c, parts, choose_smaller_operand(a, b.mT))
+        return make_matmul_operand_set(problem, self.bind(a, b, c, tokens), c, parts, choose_smaller_operand(a, b.mT))
 
 
 class GroupedMm(TorchGrouped):
@@ -112,7 +112,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     out_dtypes = ("bfloat16",)
 
     def bind(
-        self, problem: GroupedProblem, shape: GroupedShape, a: Quantized, b: Quantized, ends: torch.Tensor
+        self, problem: GroupedProblem, shape: GroupedShape, a: QuantizedOperand, b: QuantizedOperand, ends: torch.Tensor
     ) -> Callable[[], object]:
         """Return the launch over A (T,K) and B (E*N,K). ``ends``: where the rows of each expert end."""
         functional: Any = torch.nn.functional
@@ -127,18 +127,25 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = watch_quantized_operands(a, b)
-        values, weights = (view_rows(shape, name, flat) for name in ("a", "b"))
+        unchanged = make_quantized_change_detector(a, b)
+        values, weights = (view_operand_rows(shape, name, flat) for name in ("a", "b"))
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
         busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
-        def parts(output: torch.Tensor) -> list[Part]:
-            return [Part(a.get_rows(m, to), b.get_rows(of, until), output[None, m:to]) for m, to, of, until in busy]
+        def parts(output: torch.Tensor) -> list[MatmulPart]:
+            return [
+                MatmulPart(a.slice_rows(m, to), b.slice_rows(of, until), output[None, m:to])
+                for m, to, of, until in busy
+            ]
 
-        def exact(output: torch.Tensor) -> list[Part]:
-            return [Part(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy]
+        def exact(output: torch.Tensor) -> list[MatmulPart]:
+            return [
+                MatmulPart(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy
+            ]
 
         launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
         changing = choose_smaller_operand(a.elements, b.elements)
-        return make_product_set(problem, launch, c, parts, changing, exact=exact, changed=unchanged)
+        return make_matmul_operand_set(
+            problem, launch, c, parts, changing, split_unquantized=exact, find_changed=unchanged
+        )

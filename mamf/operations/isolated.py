@@ -22,7 +22,7 @@ import torch
 from mamf.backend import Backend, OperandPool
 from mamf.errors import MamfError, UnsupportedError, describe_error, get_plugin_errors
 from mamf.kernel import AnyKernel
-from mamf.operations.operand_sets import list_tensors, take_buffers
+from mamf.operations.operand_sets import list_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
 # Each trial takes about this many seconds; the maximum number of trials and of launches per trial.
@@ -73,7 +73,7 @@ def serve_launches(
     asked, operands = channel.receive()
     if "operands" not in asked:
         return asked
-    flat = take_buffers(pool, problem.buffers(shape))
+    flat = take_pool_buffers(pool, problem.buffers(shape))
     _write_buffers(flat, asked["operands"], operands)
     prepared = kernel.prepare(backend, problem, shape, pool)
     prepared.poison([None])
@@ -127,7 +127,7 @@ def _check_kernel(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
     if prepared.change_operands:
         prepared.change_operands()  # randomly, so that the result cannot be known in advance
     buffers = problem.buffers(shape)
-    flat = take_buffers(pool, buffers)
+    flat = take_pool_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
     channel.send(*(_copy_bytes(flat[name]) for name in operands), operands=operands)
     fields, parts = channel.receive()

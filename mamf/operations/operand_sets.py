@@ -1,8 +1,9 @@
-"""Operand sets of torch kernels: they take memory from the pool, rotate over launches, and are checked.
+"""Make the operand sets of kernels on torch tensors, and check what launches do with them.
 
-A class that derives from TorchKernel implements ``operand_set``, which makes one set. This module does the rest: it
-rotates over sets, poisons outputs, checks that operands stay unchanged, changes them between launches and rewrites
-outputs.
+An operand set is the inputs and outputs of one launch. Launches use several sets in turn, so that operands are not in
+the cache. A class that derives from TorchKernel implements ``operand_set``, which makes one set. This module does the
+rest: it takes memory from the pool, overwrites outputs with values that no launch produces ("poisons" them), checks
+that operands stay unchanged, changes operands between launches, and rewrites outputs for the classic regime.
 """
 
 from __future__ import annotations
@@ -24,17 +25,22 @@ from mamf.kernel import CELL, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdic
 from mamf.torch_backend import TorchBackend
 
 AnswerT = TypeVar("AnswerT")
-#: The buffer that the classic regime copies over the output of the first set. Without it, the output is zeroed.
-_REWRITE = "c_rewrite"
+#: The name of the buffer that the classic regime copies over the output of the first operand set. If a problem has no
+#: such buffer, the regime fills the output with zeros.
+_REWRITE_BUFFER = "c_rewrite"
 
 
 @dataclass(frozen=True)
 class OperandSet:
-    """One set of operands. The fields that are not explained here are those of ``Prepared``, but for this set only.
+    """The operands of one launch, and the functions that run and check it.
 
-    ``outputs``: the tensors that a launch writes. ``change``: queues a random change of the operands, which ``verify``
-    expects from then on; ``restore`` undoes all changes. If ``change`` is None, operands never change. ``changed``:
-    returns the names of modified operands, among those that ``operand_set`` created itself.
+    - ``launch``: runs the kernel once. It returns its output, or None if it writes to ``outputs``.
+    - ``verify``, ``verify_whole``, ``checksum``, ``locate``: as in ``Prepared``, but they take only the result of the
+      launch, because they are for this set only. ``repeats_bits``, ``verify_special``: as in ``Prepared``.
+    - ``outputs``: the tensors that the launch writes.
+    - ``change``: queues a random change of the operands, and ``verify`` then expects the new result. None: the operands
+      never change. ``restore``: undoes all changes.
+    - ``changed``: returns the names of operands that launches modified, among those that ``operand_set`` created.
     """
 
     launch: Callable[[], object]
@@ -51,19 +57,21 @@ class OperandSet:
 
 
 class TorchKernel(Kernel[ProblemT, ShapeT]):
-    """A kernel on torch tensors. Derived classes implement ``operand_set``."""
+    """A kernel that computes with torch tensors. Derived classes implement ``operand_set``."""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch(backend)
+        return check_torch_backend(backend)
 
     @abstractmethod
     def operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """Make one set from the flat memory of its buffers, which may be larger than needed (see ``view_as``)."""
+        """Make one operand set from one-dimensional tensors, which are the memory of each of the problem's buffers, by
+        name. They may be larger than needed; ``view_as`` views their beginning in the shape of an operand.
+        """
 
     def configured(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
-        """Return the kernel that makes the operand sets: this one, or one with a configuration for this shape."""
+        """Return the kernel that makes the operand sets: this one, or a kernel configured for this shape."""
         return self
 
     def prepare(
@@ -76,12 +84,12 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         rewrite: bool = False,
     ) -> Prepared:
         kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
-        whole = take_buffers(pool, buffers)
-        source = whole.pop(_REWRITE, None)
-        # Create the check before the kernel sees the operands, because operand_set may already overwrite them.
-        unchanged = Unchanged({name: whole[name] for name in whole if buffers[name].fill})
-        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_sets(whole, sets)]
-        prepared = prepare_sets(ready, unchanged)
+        whole = take_pool_buffers(pool, buffers)
+        source = whole.pop(_REWRITE_BUFFER, None)
+        # Create the detector before the kernel sees the operands, because operand_set may already overwrite them.
+        find_changed = ChangeDetector({name: whole[name] for name in whole if buffers[name].fill})
+        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
+        prepared = combine_operand_sets(ready, find_changed)
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
@@ -89,30 +97,31 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         return replace(prepared, rewrite_output=overwrite)
 
 
-def take_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
-    """Take flat memory from the pool for each buffer."""
+def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
+    """Take a one-dimensional tensor from the pool for each buffer, and return the tensors by the buffers' names."""
     return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
 
 
-def split_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
-    """Split each buffer into the flat memory of its sets."""
+def split_into_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+    """Split each buffer into ``sets`` equal parts, and return for each operand set its parts by buffer name."""
     parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
     return [{name: parts[name][index] for name in whole} for index in range(sets)]
 
 
 def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """View the beginning of flat memory as a tensor of these sizes."""
+    """View the beginning of a one-dimensional tensor as a tensor of these sizes."""
     return flat[: math.prod(sizes)].view(sizes)
 
 
-def prepare_sets(
+def combine_operand_sets(
     sets: Sequence[OperandSet],
-    unchanged: Callable[[], Sequence[str]],
+    find_changed: Callable[[], Sequence[str]],
     held_bytes: int = 0,
 ) -> Prepared:
-    """Combine operand sets into a Prepared.
+    """Combine operand sets into a ``Prepared``, which is what the engine measures.
 
-    ``unchanged``: returns the names of operands that launches have modified; called after all sets are restored.
+    ``find_changed``: returns the names of operands that launches have modified; called after all sets are restored.
+    ``held_bytes``: the device memory of each set in addition to its operands.
     """
 
     def poison(returned: Sequence[object]) -> None:
@@ -122,7 +131,7 @@ def prepare_sets(
     def changed_operands() -> Sequence[str]:
         for each in sets:
             each.restore()
-        return [*unchanged(), *dict.fromkeys(name for each in sets for name in each.changed())]
+        return [*find_changed(), *dict.fromkeys(name for each in sets for name in each.changed())]
 
     changes = [each.change for each in sets if each.change]
     return Prepared(
@@ -144,7 +153,10 @@ def prepare_sets(
 
 
 def _combine_by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[int, object], AnswerT] | None:
-    """Combine one function per set into one that also takes the set's index; None if the sets have no function."""
+    """Combine one function per operand set into a function that takes the index of the set and a launch's result.
+
+    Return None if the sets have no such function.
+    """
     known = [call for call in calls if call is not None]
     return (lambda index, result: known[index](result)) if known else None
 
@@ -152,22 +164,27 @@ def _combine_by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Ca
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-_POISON_BYTE = 0x7F  # NaN in all float8 dtypes of torch except fnuz, where 0x80 is NaN
+# Outputs are overwritten with NaN, and integer outputs with a number that is almost the smallest int32. The byte 0x7F
+# is NaN in all 8-bit float dtypes of torch except the fnuz dtypes, where 0x80 is NaN.
+_POISON_BYTE = 0x7F
 _POISON_INT = -(2**31) + 1
-# How many new tensors to poison per output, because the allocator may reuse their memory for the next output.
-_SPARE_BLOCKS = 2
-_COLUMNS = 4096
+# So many new tensors are poisoned per output, because the allocator may reuse their memory for the next output.
+_SPARE_TENSORS_PER_OUTPUT = 2
+# Checksums are sums over a table of this width, in words of at most 32 bits.
+_CHECKSUM_COLUMNS = 4096
 
 
-def check_torch(backend: Backend) -> Unavailable | None:
-    """Return why torch does not support this backend, or None."""
+def check_torch_backend(backend: Backend) -> Unavailable | None:
+    """Return why kernels on torch tensors cannot run on this backend, or None if they can."""
     if isinstance(backend, TorchBackend):
         return None
     return Unavailable(f"torch has no device for backend {backend.name}", "'mamf backends' lists available backends")
 
 
-def poison(tensor: torch.Tensor) -> None:
-    """Overwrite a tensor with values that no launch produces, to find entries that a launch does not write."""
+def poison_tensor(tensor: torch.Tensor) -> None:
+    """Overwrite a tensor with values that no launch produces, so that verification finds entries that the next launch
+    does not write.
+    """
     with torch.no_grad():
         if tensor.dtype in (torch.int32, torch.int64):
             tensor.fill_(_POISON_INT)
@@ -178,24 +195,30 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
-    """Poison outputs that launches write, tensors that they returned, and free memory that the next launch may use."""
+    """Overwrite outputs, and memory in which later launches may return outputs, with values that no launch produces.
+
+    ``written``: the tensors that launches write. ``returned``: the result of the last launch.
+    """
     for tensor in written:
-        poison(tensor)
+        poison_tensor(tensor)
     for tensor in list_tensors(returned):
-        spares = [torch.empty_like(tensor) for _ in range(_SPARE_BLOCKS)]
+        spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
         for each in (tensor, *spares):
-            poison(each)
+            poison_tensor(each)
 
 
-def select(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    """Select like torch.index_select, but also from 8-bit floats, which index_select does not support."""
+def select_along_dim(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
+    """Select indices of a dimension, like torch.index_select, which does not support 8-bit floats."""
     if tensor.dtype.itemsize > 1 or tensor.dtype in (torch.int8, torch.uint8):
         return tensor.index_select(dim, indices)
     return tensor.view(torch.uint8).index_select(dim, indices).view(tensor.dtype)
 
 
-def sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
-    """Return sorted indices: the first and the last, where bugs at edges show, and random others."""
+def draw_sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
+    """Draw up to ``count`` indices below ``size`` and return them sorted.
+
+    They include the first and the last index, because bugs often affect edges.
+    """
     return torch.tensor(sorted({0, size - 1, *chooser.sample(range(size), min(count - 2, size))}))
 
 
@@ -210,9 +233,10 @@ def use_float32_precision(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def use_one_thread() -> Iterator[None]:
-    """Use one torch thread for small sums: waking 64 threads takes 20 times as long as the sums, and 60 times as long
-    if four processes do it at once.
+def use_one_torch_thread() -> Iterator[None]:
+    """Let torch use only one CPU thread inside a with block, for small sums.
+
+    Waking 64 threads takes 20 times as long as such sums, and 60 times as long if four processes do it at once.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -223,10 +247,11 @@ def use_one_thread() -> Iterator[None]:
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
-    """Return in one line why a launch's result has the wrong type; empty if it is like ``expected``, or not a tensor.
+    """Return in one line why a launch's result has the wrong type, shape or device; empty if it has those of
+    ``expected``, or is not a tensor.
 
-    Only plain strided tensors are accepted: a subclass, or a tensor that is negated when it is read, may defer work
-    until after the launch.
+    Accept only plain strided tensors, because a tensor of a subclass, or one that is negated when it is read, may defer
+    work until after the timed launch.
     """
     if not isinstance(result, torch.Tensor):
         return ""
@@ -247,55 +272,72 @@ def list_tensors(returned: object) -> list[torch.Tensor]:
 def verify_special_values(
     found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]
 ) -> Verdict:
-    """Verify that special values in the operands, such as NaN, change only the expected values of the output."""
+    """Verify the output of a launch with special values, such as NaN, among the operands.
+
+    ``found``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
+    everywhere. ``special``: names the special values in the reason. ``details``: details of the verdict.
+    """
     differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
     reason = f"{differing} values are wrong with {special} among the operands"
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 
 def get_max_error(errors: Iterable[float]) -> float:
-    """Return the largest error, or NaN if any is NaN. (``max`` ignores a NaN that does not come first.)"""
+    """Return the largest error, 0 if there are no errors, or NaN if any error is NaN.
+
+    Python's ``max`` would ignore a NaN that does not come first.
+    """
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
-class Unchanged:
-    """A check that tensors stay unchanged. Calling it returns the names of the tensors that changed since its creation.
+class ChangeDetector:
+    """A callable that returns the names of the tensors that have changed since the callable was created.
 
-    It compares integer sums of the tensors' bits along rows and along columns. The order of addition does not matter,
-    and changing or moving an element changes at least one sum.
+    It compares integer sums of the tensors' bits along rows and along columns. Integer sums do not depend on the order
+    of addition, and changing or moving an element changes at least one sum.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = dict(tensors)
-        self._before = {name: checksum(tensor) for name, tensor in self._tensors.items()}
+        self._initial_checksums = {name: compute_checksums(tensor) for name, tensor in self._tensors.items()}
 
     def __call__(self) -> Sequence[str]:
-        return [name for name, tensor in self._tensors.items() if not torch.equal(self._before[name], checksum(tensor))]
+        return [
+            name
+            for name, tensor in self._tensors.items()
+            if not torch.equal(self._initial_checksums[name], compute_checksums(tensor))
+        ]
 
 
-def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum the words of a contiguous tensor over rows and columns of a table that is _COLUMNS words wide."""
+def compute_checksums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return sums of the bits of a contiguous tensor, as a one-dimensional tensor of integers.
+
+    The words of the tensor form a table with _CHECKSUM_COLUMNS columns. The result has the sum of each column and of
+    each row, and the words that do not fill a row.
+    """
     words = view_as_words(tensor.detach().reshape(-1))
-    whole = words.numel() // _COLUMNS * _COLUMNS
-    table, rest = words[:whole].view(-1, _COLUMNS), words[whole:]
-    # Sums use the dtype of the words, because a wider one would copy the operands. Overflow is harmless.
+    whole = words.numel() // _CHECKSUM_COLUMNS * _CHECKSUM_COLUMNS
+    table, rest = words[:whole].view(-1, _CHECKSUM_COLUMNS), words[whole:]
+    # Sum in the dtype of the words, because torch would copy the operands for a wider dtype. Overflow does no harm.
     return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), rest))
 
 
 def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
-    """Queue a checksum of a tensor's bits on its device; the returned function waits for the number.
+    """Queue a checksum of a tensor's bits on the tensor's device, and return a function that waits for the number.
 
-    Sums are weighted by their position, so that a swap of two elements changes the checksum.
+    The checksum weights the sums of rows and columns by their position, so that a swap of two elements changes it.
     """
-    sums = checksum(tensor)
+    sums = compute_checksums(tensor)
     weights = torch.arange(1, sums.numel() + 1, dtype=torch.int32, device=sums.device)
     number = (sums.to(torch.int32) * weights).sum(dtype=torch.int64)
     return lambda: int(number.item())
 
 
 def view_as_words(flat: torch.Tensor) -> torch.Tensor:
-    """View a flat tensor's memory as integers, of the widest dtype that fits its size and alignment."""
+    """View the memory of a one-dimensional tensor as integers of the widest dtype that fits its size and alignment: 32,
+    16 or 8 bits.
+    """
     nbytes = flat.numel() * flat.element_size()
     for dtype in (torch.int32, torch.int16):
         if nbytes % dtype.itemsize == 0 and flat.storage_offset() * flat.element_size() % dtype.itemsize == 0:
@@ -306,74 +348,86 @@ def view_as_words(flat: torch.Tensor) -> torch.Tensor:
 # -- operands that change between launches -----------------------------------------------------------------------------
 
 
+# The sign bit of an 8-bit float, which is also that of the upper e2m1 value of a byte; and that of the lower value.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
-_PATTERNS, _ROWS_IN_ONE = 16, 64
+# SignFlipper draws so many patterns for an operand; join_rows joins at most so many rows.
+_PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
 
 
 def draw_integers(
-    below: int, size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+    upper_limit: int, size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """Draw unpredictable integers from 0 to ``below`` - 1; on the host if the device has no generator."""
+    """Draw integers from 0 to ``upper_limit`` - 1 with a random seed, so that no kernel can predict them.
+
+    Return a tensor of the given size and dtype on the device. It is drawn on the host if the device has no generator.
+    """
     try:
         generator = torch.Generator(device=device)
     except RuntimeError:
-        return draw_integers(below, size, torch.device("cpu"), dtype).to(device)
+        return draw_integers(upper_limit, size, torch.device("cpu"), dtype).to(device)
     generator.manual_seed(secrets.randbits(63))
-    return torch.randint(below, tuple(size), generator=generator, device=device, dtype=dtype)
+    return torch.randint(upper_limit, tuple(size), generator=generator, device=device, dtype=dtype)
 
 
 def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Draw unpredictable booleans."""
+    """Draw a tensor of booleans that no kernel can predict."""
     return draw_integers(2, size, device, torch.int8) == 1
 
 
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor with up to _ROWS_IN_ONE rows joined into one, so that ``Signs`` needs less memory."""
+    """View a contiguous tensor as (rows, columns), with up to _MAX_JOINED_ROWS of its rows joined into each row.
+
+    ``SignFlipper`` then needs less memory for its patterns, whose length grows with the number of rows.
+    """
     width = tensor.shape[-1]
-    return tensor.view(-1, width * math.gcd(tensor.numel() // width, _ROWS_IN_ONE))
+    return tensor.view(-1, width * math.gcd(tensor.numel() // width, _MAX_JOINED_ROWS))
 
 
 def draw_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Draw unpredictable signs, 1 and -1, as int8."""
+    """Draw an int8 tensor of signs, 1 and -1, that no kernel can predict."""
     return torch.where(draw_booleans(size, device), -1, 1).to(torch.int8)
 
 
-class Signs:
-    """Flips random signs of an operand (..., rows, K), so that a result from an earlier launch becomes wrong.
+class SignFlipper:
+    """An object that flips random signs of an operand (..., rows, K), so that results of earlier launches become wrong.
 
-    A flip is exact in every dtype, and a second flip undoes it. Signs come from fresh entropy, which no kernel can
-    predict, and are drawn on the operand's device, so nothing waits for the host. Patterns are drawn once, so a change
-    is one pass over the operand. Operands are 8-bit floats, two e2m1 values per byte (uint8), or other numbers. Row i
-    uses the signs i, i+1, ... of a pattern: with the same signs in all rows, a kernel could update its last result
-    with only the half of K that flipped.
+    A flip is exact in every dtype, and a second flip undoes it. No kernel can predict the signs. The device draws them,
+    so nothing waits for the host. Patterns are drawn once, so a change is one pass over the operand. Operands are 8-bit
+    floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a pattern. With the
+    same signs in all rows, a kernel could update its last result from only the half of K that flipped.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
         self._operand = operand
         self._patterns: torch.Tensor | None = None
-        #: The patterns that have been applied an odd number of times.
-        self._present: set[int] = set()
-        self._last: int | None = None
+        #: The indices of the patterns that have been applied an odd number of times.
+        self._applied_indices: set[int] = set()
+        self._last_index: int | None = None
 
     def change(self) -> None:
-        """Queue a pattern of flips that differs from the last one."""
+        """Queue flips of random signs of the operand, in a pattern that differs from that of the last call."""
         if self._patterns is None:
             self._patterns = self._draw_patterns()
-        index = self._last = secrets.choice([index for index in range(_PATTERNS) if index != self._last])
-        self._present ^= {index}
-        self._apply(self._patterns[index])
+        index = self._last_index = secrets.choice(
+            [index for index in range(_PATTERN_COUNT) if index != self._last_index]
+        )
+        self._applied_indices ^= {index}
+        self._queue_flips(self._patterns[index])
 
     def restore(self) -> None:
-        """Queue flips that restore the original operand."""
-        for index in self._present:
+        """Queue flips that undo all changes, so that the operand has its original values."""
+        for index in self._applied_indices:
             assert self._patterns is not None
-            self._apply(self._patterns[index])
-        self._present = set()
+            self._queue_flips(self._patterns[index])
+        self._applied_indices = set()
 
     def _draw_patterns(self) -> torch.Tensor:
-        """Draw patterns with at least one flip each: factors for numbers, or bits to flip for 8-bit values."""
+        """Draw all patterns, with at least one flip each, as a tensor (patterns, rows + K - 1).
+
+        Its elements are factors 1 and -1, or for 8-bit floats and e2m1 values the bits of a byte to flip.
+        """
         operand = self._operand
-        size = (_PATTERNS, operand.shape[:-1].numel() + operand.shape[-1] - 1)
+        size = (_PATTERN_COUNT, operand.shape[:-1].numel() + operand.shape[-1] - 1)
         flips = draw_booleans(size, operand.device)
         flips[:, secrets.randbelow(size[1])] = True
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
@@ -384,40 +438,41 @@ class Signs:
         return bits
 
     @torch.no_grad()
-    def _apply(self, pattern: torch.Tensor) -> None:
+    def _queue_flips(self, pattern: torch.Tensor) -> None:
         operand = self._operand
         pattern = pattern.unfold(0, operand.shape[-1], 1).view(operand.shape)
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
             operand.mul_(pattern)
             return
         bits = operand.view(torch.uint8)
-        # float8 dtypes without a negative zero have a NaN in its place, so zeros keep their bits.
+        # The fnuz dtypes have NaN in place of a negative zero, so zeros must keep their bits.
         bits.bitwise_xor_(pattern * (bits != 0) if "fnuz" in str(operand.dtype) else pattern)
 
 
 # -- outputs that repeat -----------------------------------------------------------------------------------------------
 
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: The integer dtype with this number of bytes per element.
+_INTEGER_DTYPE_BY_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def remember_outputs(
-    outputs_of: Callable[[object], Sequence[torch.Tensor]], result: object
+    get_outputs: Callable[[object], Sequence[torch.Tensor]], result: object
 ) -> Callable[[object], Callable[[], WrongCells]]:
-    """Keep a launch's outputs, and return a function that compares later outputs with them (``Prepared.remember``).
+    """Copy a launch's outputs, and return a function that compares later outputs with the copy (``Prepared.remember``).
 
-    ``outputs_of``: returns the outputs of a launch, given its result. Whole outputs are compared bit by bit on their
-    device, without waiting for the device.
+    ``get_outputs``: returns the output tensors of a launch, given its result. The comparison covers all bits. It runs
+    on the outputs' device, and queuing it does not wait for the device.
     """
-    first = [_view_bits(each).clone() for each in outputs_of(result)]
+    first = [_view_bits_as_matrices(each).clone() for each in get_outputs(result)]
     values = sum(each.numel() for each in first)
 
     def compare(later: object) -> Callable[[], WrongCells]:
-        pairs = zip(outputs_of(later), first, strict=True)
-        found = [_find_wrong_cells(_view_bits(now) != before) for now, before in pairs]
+        pairs = zip(get_outputs(later), first, strict=True)
+        found = [_find_wrong_cells(_view_bits_as_matrices(now) != before) for now, before in pairs]
 
         def read() -> WrongCells:
-            """Return the differing cells of the first output that differs."""
+            """Wait for the comparison, and return the cells that differ in the first output with a difference."""
             number = next((number for number, cells in enumerate(found) if cells.any()), 0)
             places = frozenset((b, row, column) for b, row, column in found[number].nonzero().tolist())
             rows, columns = first[number].shape[1:]
@@ -428,14 +483,17 @@ def remember_outputs(
     return compare
 
 
-def _view_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor's bits as integers, in the shape of a batch of matrices."""
-    bits = tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
+def _view_bits_as_matrices(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor's bits as integers of the same size, in the shape (batch, rows, columns)."""
+    bits = tensor.detach().view(_INTEGER_DTYPE_BY_BYTES[tensor.dtype.itemsize])
     return bits.reshape(-1, *(bits.shape[-2:] if bits.dim() > 1 else (1, bits.shape[-1])))
 
 
 def _find_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
-    """Return which cells contain a flag, given flags by matrix, row and column."""
+    """Return which cells of CELL x CELL values contain a flag: booleans (batch, rows of cells, columns of cells).
+
+    ``flags``: booleans (batch, rows, columns), True for wrong values.
+    """
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
     cells: torch.Tensor = padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)
     return cells

@@ -1,6 +1,6 @@
-"""Operand sets of single, batched and grouped matmuls, plain and in scaled formats, verified on the host.
+"""Make and verify the operand sets of single, batched and grouped matmuls, of plain operands and of scaled formats.
 
-The CPU computes the reference in float64, so a device never judges itself.
+For sampled entries of C, the CPU computes the reference in float64, so that no device verifies its own result.
 """
 
 from __future__ import annotations
@@ -16,111 +16,127 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend, Unavailable
-from mamf.dtypes import DTYPES, FORMATS
+from mamf.dtypes import DTYPES, SCALED_FORMATS
 from mamf.kernel import Verdict
 from mamf.operations.matmul.shapes import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
 from mamf.operations.operand_sets import (
+    ChangeDetector,
     OperandSet,
-    Signs,
+    SignFlipper,
     TorchKernel,
-    Unchanged,
+    draw_sample_indices,
     explain_wrong_type,
     queue_checksum,
-    sample_indices,
-    select,
+    select_along_dim,
     use_float32_precision,
-    use_one_thread,
+    use_one_torch_thread,
     view_as,
 )
-from mamf.operations.quantization import Quantized, quantize
+from mamf.operations.quantization import QuantizedOperand, quantize_to_format
 from mamf.operations.whole_products import (
+    MatmulPart,
     Operand,
-    Part,
-    locate_wrong,
+    find_wrong_cells,
     round_like_result,
     verify_all_entries,
     verify_special_product,
 )
 from mamf.torch_backend import to_torch_dtype
 
-#: Errors of cuBLAS and hipBLAS for a shape or layout without an algorithm, and of oneDNN for a missing dtype.
-_REFUSALS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# How many rows and columns of C, and matmuls of a batch or of groups, are compared after a train: few enough to fit
-# in the idle time between two trains.
-_SAMPLE_COUNT, _SAMPLE_PRODUCT_COUNT = 16, 4
+#: Texts in the errors of cuBLAS and hipBLAS if they have no algorithm for a shape or layout, and of oneDNN if it does
+#: not support a dtype.
+_UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
+# A quick check compares so many rows and as many columns of C, in so many matmuls of a batch or of groups. They are few
+# enough to be compared in the idle time between two trains (series of launches).
+_SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
+# With fewer rows than this, the signs of the smaller operand are not changed, but those of the larger one.
 _MIN_ROWS_TO_CHANGE = 8
-PartsOf = Callable[[torch.Tensor], Sequence[Part]]
-#: The index of a part, the index of a matmul in it, and sampled rows and columns of that matmul's output.
-_Place = tuple[int, int, torch.Tensor, torch.Tensor]
+#: A function that splits the output of a launch into batches of matmuls of one shape, with their operands.
+SplitIntoParts = Callable[[torch.Tensor], Sequence[MatmulPart]]
+#: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
+#: rows and columns of its C. Every entry in one of these rows and one of these columns is compared.
+_SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
-def make_product_set(
+def make_matmul_operand_set(
     problem: ProductProblem,
     launch: Callable[[], object],
     c: torch.Tensor,
-    parts: PartsOf,
-    changing: torch.Tensor,
+    split_into_parts: SplitIntoParts,
+    operand_to_change: torch.Tensor,
     scale: float = 1.0,
     details: Mapping[str, float | str] | None = None,
-    exact: PartsOf | None = None,
-    changed: Callable[[], Sequence[str]] = tuple,
+    split_unquantized: SplitIntoParts | None = None,
+    find_changed: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
-    """Make one operand set from a launch and the output ``c`` that it writes.
+    """Make the operand set of one launch of matmuls, which verifies the output with sampled entries or as a whole.
 
-    ``parts``: splits an output into parts, one or more matmuls each. ``changing``: the operand (rows, K) that gets new
-    signs between launches. ``scale``: C = scale * A @ B. ``exact``: like ``parts``, but with the operands before
-    quantization; adds the quantization error to the details. ``changed``: as in OperandSet.
+    - ``launch``: runs the kernel. It returns the output, or writes it to ``c``.
+    - ``split_into_parts``: splits an output into batches of matmuls of one shape, with their operands.
+    - ``operand_to_change``: the operand (rows, K) in which random signs are flipped between launches.
+    - ``scale``: the factor from A @ B to C. ``details``: details for the verdict on an output.
+    - ``split_unquantized``: like ``split_into_parts``, but with the operands before they were quantized. If it is
+      given, the details also contain the relative error of C that quantization causes.
+    - ``find_changed``: returns the names of operands that launches modified (``OperandSet.changed``).
     """
-    signs, known = Signs(changing), dict(details or {})
-    if exact is not None:
-        places = sample_places(parts(c))
-        error = compute_relative_error(multiply_sampled(parts(c), places), multiply_sampled(exact(c), places))
-        known["quantization_error"] = error
+    signs, verdict_details = SignFlipper(operand_to_change), dict(details or {})
+    if split_unquantized is not None:
+        blocks = draw_sampled_blocks(split_into_parts(c))
+        error = compute_relative_error(
+            compute_sampled_blocks(split_into_parts(c), blocks), compute_sampled_blocks(split_unquantized(c), blocks)
+        )
+        verdict_details["quantization_error"] = error
 
-    def output(result: object) -> torch.Tensor:
-        """Return the output of a launch: the tensor that it returned, or else C."""
+    def get_output(result: object) -> torch.Tensor:
+        """Return the output of a launch: its result if that is a tensor, or else ``c``, to which it was written."""
         return result if isinstance(result, torch.Tensor) else c
 
     def verify(result: object) -> Verdict:
-        """Verify sampled rows and columns, including the edges: ||C - scale * A @ B|| / ||scale * A @ B|| in float64.
+        """Verify sampled rows and columns of C, including the first and the last, against scale * A @ B in float64.
 
-        Scaled operands are dequantized, and the expected values of an int8 output are rounded.
+        The host dequantizes scaled operands, and rounds the expected values of an int8 output.
         """
         if reason := explain_wrong_type(result, c):
             return Verdict(math.inf, 0.0, reason=reason)
-        own = parts(output(result))
-        places = sample_places(own)
-        found = torch.cat([copy_to_host(select(own[p].c[i], 0, m), 1, n).flatten() for p, i, m, n in places])
-        expected = scale * multiply_sampled(own, places)
-        expected = round_like_result(found, expected) if problem.is_rounded else expected
-        return Verdict(compute_relative_error(found, expected), problem.tolerance, known)
+        output_parts = split_into_parts(get_output(result))
+        blocks = draw_sampled_blocks(output_parts)
+        found = torch.cat(
+            [
+                copy_selection_to_host(select_along_dim(output_parts[p].c[i], 0, m), 1, n).flatten()
+                for p, i, m, n in blocks
+            ]
+        )
+        expected = scale * compute_sampled_blocks(output_parts, blocks)
+        expected = round_like_result(found, expected) if problem.has_int8_output else expected
+        return Verdict(compute_relative_error(found, expected), problem.tolerance, verdict_details)
 
     def verify_whole(result: object) -> Verdict:
-        """Verify all entries. ``verify`` has already checked the output's type."""
-        return verify_all_entries(problem, parts(output(result)), scale)
+        """Verify all entries of C, whose dtype and shape ``verify`` has already checked."""
+        return verify_all_entries(problem, split_into_parts(get_output(result)), scale)
 
     return OperandSet(
         launch,
         verify,
         outputs=[c],
         verify_whole=verify_whole,
-        checksum=lambda result: queue_checksum(output(result)),
+        checksum=lambda result: queue_checksum(get_output(result)),
         change=signs.change,
         restore=signs.restore,
-        changed=changed,
+        changed=find_changed,
         repeats_bits=True,
-        locate=lambda result: locate_wrong(problem, parts(output(result)), scale),
-        verify_special=lambda: verify_special_product(problem, parts, lambda: output(launch()), scale),
+        locate=lambda result: find_wrong_cells(problem, split_into_parts(get_output(result)), scale),
+        verify_special=lambda: verify_special_product(problem, split_into_parts, lambda: get_output(launch()), scale),
     )
 
 
 class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
-    """Matmuls by one torch function. Derived classes define their dtypes and the launch."""
+    """A kernel that computes one or several matmuls with a torch function. Derived classes define dtypes and launch."""
 
+    #: Whether the function accepts operands with unused elements after each stored row.
     has_padding: ClassVar[bool] = False
-    #: The output dtypes by operand dtype; operand dtypes that are not listed have only their default output.
+    #: The supported output dtypes by operand dtype. An operand dtype that is not listed has only its default output.
     outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: The operand dtypes that have fast accumulation.
+    #: The operand dtypes for which the kernel has fast accumulation (partial sums with fewer bits).
     fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
     def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
@@ -130,8 +146,8 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return unsupported or self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        """Return why the problem's output dtype, layout or accumulation is not supported for its dtype, or None."""
-        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output,))
+        """Return why the kernel does not support the problem's output dtype, layout or accumulation, or None."""
+        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
         if problem.out_dtype not in outputs:
             return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
         if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
@@ -139,71 +155,82 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return None
 
     def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:
-        # Set the precision for float32 too. Otherwise float32 would run as tf32 if the user's global setting is "high".
+        # Set the precision for float32 too, because float32 would run as tf32 if the user's setting in torch is "high".
         return use_float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
-        # torch raises NotImplementedError for an operation that the device does not support.
+        # torch raises NotImplementedError if the device does not support an operation.
         if isinstance(error, NotImplementedError):
             return True
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in _UNSUPPORTED_ERROR_TEXTS)
 
 
-def lay_out(flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0) -> torch.Tensor:
-    """View flat memory as an operand (*leading, rows, columns), stored transposed if ``layout`` is ``t``.
+def view_in_layout(
+    flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0
+) -> torch.Tensor:
+    """View a one-dimensional tensor as an operand (*leading, rows, columns).
 
-    ``padding``: unused elements after each stored row.
+    ``layout``: ``n`` if memory contains the rows one after the other; ``t`` if it contains the columns one after the
+    other. ``padding``: the number of unused elements after each of them.
     """
     if layout == "t":
-        return lay_out(flat, columns, rows, "n", *leading, padding=padding).mT
+        return view_in_layout(flat, columns, rows, "n", *leading, padding=padding).mT
     return view_as(flat, *leading, rows, columns + padding)[..., :columns]
 
 
-def sample_places(parts: Sequence[Part]) -> list[_Place]:
-    """Choose random matmuls, and random rows and columns of each, including the edges.
+def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
+    """Choose random matmuls, and random rows and columns of each, including the first and the last.
 
-    They are drawn from fresh entropy after the launch, so a kernel cannot predict them and compute only those.
+    They are drawn with a random seed after the launch, so a kernel cannot predict them and compute only those.
     """
     chooser = random.Random(secrets.randbits(64))
     every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in sample_indices(len(every), _SAMPLE_PRODUCT_COUNT, chooser).tolist()]
+    chosen = [every[index] for index in draw_sample_indices(len(every), _SAMPLED_MATMUL_COUNT, chooser).tolist()]
     device = parts[0].c.device
     return [
-        (p, i, *(sample_indices(n, _SAMPLE_COUNT, chooser).to(device) for n in parts[p].c.shape[1:])) for p, i in chosen
+        (p, i, *(draw_sample_indices(n, _SAMPLED_INDEX_COUNT, chooser).to(device) for n in parts[p].c.shape[1:]))
+        for p, i in chosen
     ]
 
 
-def multiply_sampled(parts: Sequence[Part], places: Sequence[_Place]) -> torch.Tensor:
-    """Compute A @ B at the sampled places, on the host in float64."""
+def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_SampledBlock]) -> torch.Tensor:
+    """Compute the sampled entries of A @ B on the host in float64, and return them as a one-dimensional tensor."""
     operands = (
-        (copy_rows_to_host(parts[p].left, i, m), copy_rows_to_host(parts[p].right, i, n)) for p, i, m, n in places
+        (copy_operand_rows_to_host(parts[p].left, i, m), copy_operand_rows_to_host(parts[p].right, i, n))
+        for p, i, m, n in blocks
     )
-    return torch.cat([multiply(left, right.t()).flatten() for left, right in operands])
+    return torch.cat([multiply_on_host(left, right.t()).flatten() for left, right in operands])
 
 
 def choose_smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the smaller operand, which is faster to change, or the larger one if the smaller has few rows.
+    """Choose the operand, A or B, in which signs are flipped between launches.
 
-    With few rows, a kernel could update its last result from the part of the other operand where signs flipped.
+    Return the smaller operand, because it is faster to change, but the larger one if the smaller has few rows. With few
+    rows, a kernel could update its last result from the few elements whose signs flipped, instead of computing it.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
 
 
-def copy_rows_to_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
+def copy_operand_rows_to_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
     return (
-        operand.dequantize_on_host(rows) if isinstance(operand, Quantized) else copy_to_host(operand[product], 0, rows)
+        operand.dequantize_on_host(rows)
+        if isinstance(operand, QuantizedOperand)
+        else copy_selection_to_host(operand[product], 0, rows)
     )
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    with use_one_thread():
+def multiply_on_host(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with use_one_torch_thread():
         return a @ b
 
 
 def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return ||found - expected|| / ||expected|| of host tensors; infinite if only zeros are expected but not found."""
-    with use_one_thread():
+    """Return ||found - expected|| / ||expected|| of two tensors on the host.
+
+    If all expected values are 0, return 0 if all found values are 0, or else infinity.
+    """
+    with use_one_torch_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
     if magnitude == 0:
@@ -211,19 +238,19 @@ def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float
     return float(difference / magnitude)
 
 
-def copy_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    chosen = select(tensor, dim, indices).cpu()
-    with use_one_thread():
+def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
+    chosen = select_along_dim(tensor, dim, indices).cpu()
+    with use_one_torch_thread():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize > 1:
             return chosen.to(torch.float64)
-        # A table is 20 times faster than torch's conversion of 8-bit floats.
+        # Look up the values in a table, because it is 20 times as fast as torch's conversion of 8-bit floats.
         places = chosen.view(torch.uint8).flatten().to(torch.int32)
         return _list_float8_values(tensor.dtype).index_select(0, places).view(chosen.shape)
 
 
 @functools.cache
 def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
-    """Return the values of all 256 bit patterns of an 8-bit float dtype in float64."""
+    """Return a tensor of the 256 float64 values that the bytes 0 to 255 represent in an 8-bit float dtype."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float64)
 
 
@@ -231,12 +258,15 @@ def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
 
 
 class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
-    """Matmuls of quantized operands and their scales. Derived classes define the launch."""
+    """A kernel that computes one or several matmuls of operands in scaled formats. Derived classes define the
+    launch.
+    """
 
-    dtypes: ClassVar[tuple[str, ...]] = FORMATS
+    dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
-    #: The function of torch.nn.functional that this kernel calls, if some releases of torch lack it; else empty.
+    #: The name of the function in torch.nn.functional that this kernel calls, if some releases of torch lack it; empty
+    #: otherwise.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -256,38 +286,48 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
-        """Return why this device does not support this format with this accumulation, or None."""
+        """Return why the device does not support the problem's format with its accumulation, or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
             return f"{problem.dtype} has no fast accumulation; only fp8_rowwise and fp8 have it"
         return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
 
     def unsupported_shape(self, problem: ProductProblemT, shape: ProductShapeT) -> str | None:
-        format = DTYPES[problem.dtype].format
-        n, k = format.multiples if format else (1, 1)
+        scaled_format = DTYPES[problem.dtype].scaled_format
+        n, k = scaled_format.multiples_of_n_and_k if scaled_format else (1, 1)
         return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
 
     def refuses(self, error: Exception) -> bool:
-        # The library has no algorithm, or torch knows that it has none and does not call it.
+        # Either the library reports that it has no algorithm, or torch knows this and raises an error of its own.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
-def view_rows(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """View the values of an operand as (rows, K)."""
+def view_operand_rows(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """View the memory of an operand, ``a`` or ``b``, as its values (rows, K) before quantization.
+
+    ``flat``: the memory of all buffers, by name.
+    """
     return view_as(flat[operand], shape.rows[operand], shape.k)
 
 
 def quantize_operand(
     backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
-) -> Quantized:
-    """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports."""
-    e4m3, format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].format
-    nbytes = shape.elements[operand] // (format.values_per_byte if format else 1)
+) -> QuantizedOperand:
+    """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
+
+    ``flat``: the memory of all buffers, by name. The elements are written to that of ``a_quantized`` or
+    ``b_quantized``.
+    """
+    e4m3, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
+    nbytes = shape.elements[operand] // (scaled_format.values_per_byte if scaled_format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    return quantize(view_rows(shape, operand, flat), problem.dtype, operand, memory, e4m3)
+    return quantize_to_format(view_operand_rows(shape, operand, flat), problem.dtype, operand, memory, e4m3)
 
 
-def watch_quantized_operands(a: Quantized, b: Quantized) -> Unchanged:
-    """Make a check that quantized operands stay unchanged. Call it before the kernel sees them."""
+def make_quantized_change_detector(a: QuantizedOperand, b: QuantizedOperand) -> ChangeDetector:
+    """Make a detector of changes of the elements and scales of two quantized operands.
+
+    Call this before the kernel can change the operands.
+    """
     operands = {"a": a, "b": b}.items()
     elements = {f"{name}_quantized": each.elements for name, each in operands}
-    return Unchanged(elements | {f"{name}_scales": each.scales for name, each in operands})
+    return ChangeDetector(elements | {f"{name}_scales": each.scales for name, each in operands})

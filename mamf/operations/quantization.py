@@ -1,11 +1,13 @@
-"""Quantizes operands to scaled formats, with scales computed from the data, and dequantizes them exactly.
+"""Quantize matmul operands to scaled formats, with scales computed from the data, and dequantize them exactly.
 
-- fp8 with float32 scales: the scale maps a block's largest value to the largest value of the format.
-- MX (OCP Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), where e is the exponent of the
-  format's largest value. Larger values saturate.
-- NVFP4: the scale is e4m3, the block's largest value / 6, rounded.
+- fp8 with float32 scales: the scale maps a block's largest magnitude to the largest number of the format.
+- MX (OCP Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), where "largest" is the block's
+  largest magnitude, and e is the exponent of the format's largest number. Values that are still too large become the
+  largest number.
+- NVFP4: the scale is an e4m3 number, the block's largest magnitude divided by 6 and rounded.
 
-Values round to nearest, ties to even.
+Values are rounded to nearest, ties to even. "e2m1" is a 4-bit float with 2 exponent bits and 1 mantissa bit; "e4m3" is
+an 8-bit float, and "e8m0" is a power of two in 8 bits.
 """
 
 from __future__ import annotations
@@ -15,24 +17,27 @@ from dataclasses import dataclass
 
 import torch
 
-from mamf.dtypes import DTYPES, Format, Scaling
-from mamf.operations.operand_sets import select
+from mamf.dtypes import DTYPES, ScaledFormat, Scaling
+from mamf.operations.operand_sets import select_along_dim
 
-#: The magnitudes of e2m1, indexed by code; bit 3 is the sign.
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_SIGN = 8
-# Exponents of e8m0 are biased by 127.
+#: The magnitude of each e2m1 number, indexed by the lower three bits of its code. Bit 3 is the sign.
+E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_SIGN_BIT = 8
+# The code of an e8m0 scale is its exponent plus this number.
 _E8M0_BIAS = 127
-# Values to quantize at once: this takes a few times 256 MiB of temporary memory.
-_CHUNK = 2**26
-# The rows of a chunk are a multiple of this, so that it contains whole blocks of any format.
+# The number of values that are quantized at once, which takes a few times 256 MiB of temporary memory.
+_CHUNK_ELEMENTS = 2**26
+# The number of rows that are quantized at once is a multiple of this, so that they are whole blocks of any format.
 _CHUNK_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A quantized operand with rows of K values. ``elements``: (rows, K) 8-bit floats, or (rows, K/2) bytes of two e2m1
-    values, the first in the lower half. ``scales``: one per block, (rows of blocks, blocks along K); e8m0 as bytes.
+class QuantizedOperand:
+    """A quantized matmul operand with rows of K values.
+
+    - ``elements``: 8-bit floats (rows, K), or bytes (rows, K/2) of two e2m1 values, the first in the lower half.
+    - ``scales``: one scale per block (rows of blocks, blocks along K). e8m0 scales are stored as bytes.
+    - ``scaling``: the size of a block and the dtype of the scales.
     """
 
     elements: torch.Tensor
@@ -41,86 +46,101 @@ class Quantized:
 
     @property
     def packed(self) -> torch.Tensor:
-        """The elements in torch's dtype: float4_e2m1fn_x2 for two values per byte."""
+        """The elements in the dtype that torch's functions expect: float4_e2m1fn_x2 for two values per byte."""
         return self.elements.view(torch.float4_e2m1fn_x2) if self.elements.dtype == torch.uint8 else self.elements
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of rows and of values per row (K)."""
+        """The number of rows, and the number of values per row (K)."""
         rows, k = self.elements.shape
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
-    def get_rows(self, start: int, stop: int) -> Quantized:
-        """Return the rows from ``start``, which must be the first row of a block, up to but not including ``stop``."""
-        blocks = slice(start // self.scaling.rows, -(-stop // self.scaling.rows))
-        return Quantized(self.elements[start:stop], self.scales[blocks], self.scaling)
+    def slice_rows(self, start: int, stop: int) -> QuantizedOperand:
+        """Return an operand of the rows from ``start`` up to, but not including, ``stop``.
 
-    def split_rows(self, elements: int) -> Iterator[Quantized]:
-        """Yield the operand in parts of consecutive rows, with whole blocks and about ``elements`` elements each."""
+        ``start`` must be the first row of a block. The result shares memory with this operand.
+        """
+        blocks = slice(start // self.scaling.block_rows, -(-stop // self.scaling.block_rows))
+        return QuantizedOperand(self.elements[start:stop], self.scales[blocks], self.scaling)
+
+    def split_rows(self, elements: int) -> Iterator[QuantizedOperand]:
+        """Split the operand into operands of consecutive rows, with whole blocks and about ``elements`` values each."""
         rows, k = self.shape
         step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
-        return (self.get_rows(start, min(start + step, rows)) for start in range(0, rows, step))
+        return (self.slice_rows(start, min(start + step, rows)) for start in range(0, rows, step))
 
-    def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the dequantized values, (rows, K)."""
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return the values that the elements and scales represent, as a tensor (rows, K) of this dtype."""
         return apply_scales(
-            decode(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
+            decode_elements(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
         )
 
     def dequantize_on_host(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the dequantized values of these rows, on the host in float64."""
-        return Quantized(
-            select(self.elements, 0, rows).cpu(),
-            select(self.scales, 0, rows // self.scaling.rows).cpu(),
-            Scaling(1, self.scaling.columns, self.scaling.dtype),
-        ).values(torch.float64)
+        """Copy these rows to the host, and return the values that they represent in float64."""
+        return QuantizedOperand(
+            select_along_dim(self.elements, 0, rows).cpu(),
+            select_along_dim(self.scales, 0, rows // self.scaling.block_rows).cpu(),
+            Scaling(1, self.scaling.block_columns, self.scaling.scale_dtype),
+        ).dequantize(torch.float64)
 
 
-def quantize(values: torch.Tensor, dtype: str, operand: str, memory: torch.Tensor, e4m3: torch.dtype) -> Quantized:
-    """Quantize ``values`` (rows, K) as ``operand`` (``a`` or ``b``) of a format; the elements are written to ``memory``
-    (bytes). ``e4m3``: the 8-bit float dtype that the device supports.
+def quantize_to_format(
+    values: torch.Tensor, dtype: str, operand: str, element_memory: torch.Tensor, e4m3: torch.dtype
+) -> QuantizedOperand:
+    """Quantize an operand to a scaled format, and return it.
+
+    - ``values``: the operand (rows, K). ``dtype``: the name of the format. ``operand``: ``a`` or ``b``.
+    - ``element_memory``: bytes, in which the elements of the result are stored.
+    - ``e4m3``: the 8-bit float dtype that the device supports.
     """
-    format = DTYPES[dtype].format
-    assert format is not None
-    scaling, rows = format.get_scaling(operand), values.shape[0]
-    elements = memory.view(rows, -1)
-    step = max(_CHUNK_ROWS, _CHUNK // values.shape[1] // _CHUNK_ROWS * _CHUNK_ROWS)
+    scaled_format = DTYPES[dtype].scaled_format
+    assert scaled_format is not None
+    scaling, rows = scaled_format.get_scaling(operand), values.shape[0]
+    elements = element_memory.view(rows, -1)
+    step = max(_CHUNK_ROWS, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROWS * _CHUNK_ROWS)
     scales = []
     for start in range(0, rows, step):
         chunk = values[start : start + step].float()
-        scale = compute_scales(compute_block_maxima(chunk, scaling), scaling, get_max_value(format, e4m3))
+        scale = compute_block_scales(
+            compute_block_maxima(chunk, scaling), scaling, get_max_format_value(scaled_format, e4m3)
+        )
         scales.append(scale)
-        elements[start : start + step] = encode(chunk, scale, scaling, format, e4m3)
-    return Quantized(elements if format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling)
+        elements[start : start + step] = encode_elements(chunk, scale, scaling, scaled_format, e4m3)
+    return QuantizedOperand(
+        elements if scaled_format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling
+    )
 
 
-def get_max_value(format: Format, e4m3: torch.dtype) -> float:
-    return E2M1[-1] if format.values_per_byte == 2 else torch.finfo(e4m3).max
+def get_max_format_value(scaled_format: ScaledFormat, e4m3: torch.dtype) -> float:
+    return E2M1_MAGNITUDES[-1] if scaled_format.values_per_byte == 2 else torch.finfo(e4m3).max
 
 
 def compute_block_maxima(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Return the largest magnitude of each block."""
+    """Return the largest magnitude of each block of ``values`` (rows, K), as (rows of blocks, blocks along K)."""
     rows, k = values.shape
-    columns = scaling.columns or k
-    return values.abs().view(rows // scaling.rows, scaling.rows, k // columns, columns).amax((1, 3))
+    columns = scaling.block_columns or k
+    return values.abs().view(rows // scaling.block_rows, scaling.block_rows, k // columns, columns).amax((1, 3))
 
 
-def compute_scales(largest: torch.Tensor, scaling: Scaling, most: float) -> torch.Tensor:
-    """Compute the scales of blocks from their largest magnitudes. ``most``: the format's largest value."""
-    if scaling.dtype == "float8_e8m0fnu":
-        # The exponents of frexp are floor(log2) + 1, on both sides of the difference.
-        exponents = torch.frexp(largest)[1] - torch.frexp(torch.tensor(most))[1].to(largest.device)
+def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_max: float) -> torch.Tensor:
+    """Compute the scale of each block, in the dtype of the scales, from the largest magnitude of each block.
+
+    ``format_max``: the largest number of the format.
+    """
+    if scaling.scale_dtype == "float8_e8m0fnu":
+        # frexp returns floor(log2) + 1; the difference of two such exponents is that of the logarithms.
+        exponents = torch.frexp(block_maxima)[1] - torch.frexp(torch.tensor(format_max))[1].to(block_maxima.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
-    scales = largest / most
+    scales = block_maxima / format_max
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-    if scaling.dtype == "float8_e4m3fn":
+    if scaling.scale_dtype == "float8_e4m3fn":
         return scales.clamp(2.0**-9, torch.finfo(torch.float8_e4m3fn).max).to(torch.float8_e4m3fn)
     return scales
 
 
 def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Convert scales to float32."""
-    if scaling.dtype == "float8_e8m0fnu":
+    """Convert the scales of an operand to float32."""
+    if scaling.scale_dtype == "float8_e8m0fnu":
         # Write the exponent bits of a float32, which is exact on any device. 2^-127 is a subnormal float32.
         words = scales.int() << 23
         return torch.where(words == 0, 1 << 22, words).view(torch.float32)
@@ -128,55 +148,68 @@ def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
 
 
 def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Multiply each value (rows, K) by the scale of its block."""
+    """Multiply each value of a tensor (rows, K) by the scale of its block, and return the products.
+
+    ``scales``: one number per block (rows of blocks, blocks along K).
+    """
     rows, k = values.shape
-    columns = scaling.columns or k
-    blocks = values.view(rows // scaling.rows, scaling.rows, k // columns, columns)
+    columns = scaling.block_columns or k
+    blocks = values.view(rows // scaling.block_rows, scaling.block_rows, k // columns, columns)
     return (blocks * scales[:, None, :, None]).view(rows, k)
 
 
-def encode(
-    values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, format: Format, e4m3: torch.dtype
+def encode_elements(
+    values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, scaled_format: ScaledFormat, e4m3: torch.dtype
 ) -> torch.Tensor:
-    """Divide values by their scales and convert them to the format's bytes."""
-    most = get_max_value(format, e4m3)
-    rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-most, most)
-    return rest.to(e4m3).view(torch.uint8) if format.values_per_byte == 1 else pack_e2m1(rest)
+    """Divide values (rows, K) by the scales of their blocks, and return them in the format's bytes.
+
+    ``e4m3``: the 8-bit float dtype that the device supports.
+    """
+    format_max = get_max_format_value(scaled_format, e4m3)
+    rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-format_max, format_max)
+    return rest.to(e4m3).view(torch.uint8) if scaled_format.values_per_byte == 1 else pack_e2m1(rest)
 
 
 def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """Round values to e2m1, to nearest with ties to the even code, and pack two per byte."""
+    """Round values (rows, K) to e2m1 numbers, and return bytes (rows, K/2) with the codes of two numbers each.
+
+    Values are rounded to nearest, ties to the even code.
+    """
     codes = torch.bucketize(values.abs(), _list_rounding_boundaries().to(values.device)).to(torch.uint8)
-    codes += _SIGN * torch.signbit(values).to(torch.uint8)
+    codes += _E2M1_SIGN_BIT * torch.signbit(values).to(torch.uint8)
     return codes[:, ::2] + 16 * codes[:, 1::2]
 
 
 def _list_rounding_boundaries() -> torch.Tensor:
-    """Return the boundaries between the magnitudes of e2m1 for rounding.
+    """Return the seven boundaries at which ``torch.bucketize`` must separate magnitudes to round them to e2m1.
 
-    ``bucketize`` rounds a value at a boundary down. Where a tie must round up to the even code, the boundary is
-    therefore slightly below the middle.
+    A boundary is halfway between two numbers of e2m1. ``bucketize`` rounds a value at a boundary down. Where such a
+    value must be rounded up to the even code, the boundary is slightly lower.
     """
-    magnitudes = torch.tensor(E2M1)
+    magnitudes = torch.tensor(E2M1_MAGNITUDES)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     goes_up = torch.arange(len(middles)) % 2 == 1
     return torch.where(goes_up, torch.nextafter(middles, torch.zeros(())), middles)
 
 
-def decode(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert elements to numbers (rows, K), without applying the scales."""
+def decode_elements(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers (rows, K) that quantized elements represent before they are multiplied by their scales."""
     if elements.dtype != torch.uint8:
         return elements.to(dtype)
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=elements.device)
+    table = torch.tensor(
+        [*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)], dtype=dtype, device=elements.device
+    )
     codes = torch.stack((elements & 15, elements >> 4), dim=-1).flatten(1)
     return table[codes.int()]
 
 
-def swizzle(scales: torch.Tensor) -> torch.Tensor:
-    """Rearrange scales of blocks along K into the layout of Blackwell's tensor cores: flat, padded with zeros.
+def swizzle_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Rearrange scales (rows, blocks along K) into the layout that Blackwell's tensor cores read, and return them as a
+    one-dimensional tensor, padded with zeros.
 
-    The layout has tiles of 128 rows by 4 scales, ordered along K first; in a tile, the scale of row r and column c is
-    at 16 * (r % 32) + 4 * (r // 32) + c (cuBLAS, 1D block scaling factors layout).
+    The layout has tiles of 128 rows by 4 scales. The tiles of the first 128 rows come first, in the order of K. In a
+    tile, the scale of row r and column c is at 16 * (r % 32) + 4 * (r // 32) + c (cuBLAS calls this the 1D block
+    scaling factors layout).
     """
     rows, columns = (-(-size // step) for size, step in zip(scales.shape, (128, 4), strict=True))
     words = scales.view(torch.uint8)

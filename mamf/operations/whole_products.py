@@ -1,18 +1,20 @@
-"""Verifies all of C = scale * A @ B without computing A @ B: Freivalds' test (1977) with random vectors x of 1 and -1.
+"""Verify every entry of C = scale * A @ B without computing A @ B, with Freivalds' test (1977).
 
-If C = scale * A @ B + E, then r = C x - scale * A (B x) = E x, and r gives three facts about E:
+The test multiplies by random vectors x of 1 and -1. If C = scale * A @ B + E with the error E, then
+r = C x - scale * A (B x) = E x, and r tells three facts about E:
 
 - The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
 - In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
   error in that row, even one that is too small to show in the norm of C.
-- The slope of C x against A (B x) is that of C against A @ B.
+- The slope of a linear fit of C x to A (B x) is that of a fit of C to A @ B. A slope other than 1 means a wrong scale.
 
-x is drawn from fresh entropy after the launch. The test uses only elementwise multiplication and torch's sums, not a
-matmul library, and takes O(MK + KN + MN), memory-bound. It is exact for int8 (modulo 2^32, like int32). It uses float32
-for operands of 8 and 16 bits and tf32 (its error is 1e-6, their bounds are 1e-3), and float64 otherwise.
+x is drawn with a random seed after the launch, so no kernel can predict it. The test uses only elementwise
+multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) operations, and memory bandwidth limits
+it. It is exact for int8 (modulo 2^32, like int32). It sums in float32 for operands of 8 and 16 bits and for tf32: the
+error of these sums is 1e-6, while the results may have errors of 1e-3. It sums in float64 for all other dtypes.
 
-If C is rounded to int8, rounding would hide small errors from this test. Then a library computes the exact int32
-result, the test verifies that result, and every entry of C is compared with it.
+If C is rounded to int8, rounding would hide small errors from this test. For such a C, a library computes the exact
+int32 result, the test verifies that result, and every entry of C is compared with it.
 
 ``verify_special_product`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
@@ -29,71 +31,90 @@ import torch
 from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL, Verdict, WrongCells
 from mamf.operations.matmul.shapes import ProductProblem
-from mamf.operations.operand_sets import draw_signs, use_one_thread, verify_special_values
-from mamf.operations.quantization import Quantized
+from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
+from mamf.operations.quantization import QuantizedOperand
 
-#: The number of random vectors in a test.
-VECTORS = 2
-# Elements to multiply at once: 64 MiB in float32, or fewer if that much is not free. On a host they fit in its cache.
-_CHUNKS = (2**24, 2**16)
-_HOST_CHUNK = 2**17
-# The probability of a false alarm is e^-20 = 2e-9 for each figure of a test.
-_RARITY = 20.0
-# The number of terms that float32 sums exactly: the sum of 1024 products of two int8 values is at most 2^24.
-_EXACT_TERMS = 1024
-# A value may be rounded to an integer that is less than this away. The limit is above 0.5 because sums are scaled in
-# float32.
-_NEARLY_HALF = 0.5 + 2.0**-16
-_WIDE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
+#: The number of random vectors x that a test multiplies by.
+VECTORS_PER_TEST = 2
+# The number of elements that are multiplied at once on a device: 64 MiB in float32, or the second number if a device
+# has less free memory.
+_CHUNK_ELEMENTS = (2**24, 2**16)
+# The number of elements that are multiplied at once on a CPU, so that they fit in its cache.
+_HOST_CHUNK_ELEMENTS = 2**17
+# The probability that a test rejects a correct result is e^-20 = 2e-9 for each of the facts above.
+_FALSE_ALARM_EXPONENT = 20.0
+# float32 sums so many products of two int8 values exactly, because such a sum is at most 2^24.
+_MAX_EXACT_TERMS = 1024
+# An exact value may be rounded to any integer at this distance or less. The limit is above 0.5, because mamf scales the
+# exact sums in float32.
+_MAX_ROUNDING_DISTANCE = 0.5 + 2.0**-16
+# The dtype in which products of operands are summed, by operand dtype; float32 for all other dtypes.
+_SUM_DTYPES = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
-#: An operand (batch, rows, K), or quantized (rows, K).
-Operand = torch.Tensor | Quantized
+#: A matmul operand: a tensor (batch, rows, K), or a quantized operand (rows, K).
+Operand = torch.Tensor | QuantizedOperand
 
 
 @dataclass(frozen=True)
-class Part:
-    """Matmuls of one shape: ``c`` (batch, M, N) = ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K)."""
+class MatmulPart:
+    """A batch of matmuls of one shape: the part of a launch's work whose operands fit in two tensors.
+
+    ``c`` (batch, M, N) is the output of ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K).
+    """
 
     left: Operand
     right: Operand
     c: torch.Tensor
 
-    def orient(self) -> Part:
-        """Return the part or its transpose, whichever has shorter rows: then fewer rounding errors add up in a sum."""
-        return Part(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
+    def orient_for_short_rows(self) -> MatmulPart:
+        """Return this part or its transpose, whichever has shorter rows of C, because fewer rounding errors add up in
+        the sum over a short row.
+        """
+        return MatmulPart(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
 
 
-def verify_all_entries(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> Verdict:
-    """Return the verdict on all entries of all parts. Its error is a low estimate of C's relative error."""
+def verify_all_entries(problem: ProductProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
+    """Verify every entry of C, and return the verdict. Its error is a low estimate of C's relative error.
+
+    ``parts``: the matmuls of the launch. ``scale``: the factor from A @ B to C.
+    """
     if parts[0].c.is_cpu:
-        with use_one_thread():
-            return _verify_entries(problem, parts, scale, _HOST_CHUNK)
+        with use_one_torch_thread():
+            return _verify_entries_in_chunks(problem, parts, scale, _HOST_CHUNK_ELEMENTS)
     try:
-        return _verify_entries(problem, parts, scale, _CHUNKS[0])
+        return _verify_entries_in_chunks(problem, parts, scale, _CHUNK_ELEMENTS[0])
     except torch.OutOfMemoryError:
-        pass  # retry outside the handler, whose traceback keeps memory alive
-    return _verify_entries(problem, parts, scale, _CHUNKS[1])
+        pass  # Retry outside of this handler, because its traceback keeps memory alive.
+    return _verify_entries_in_chunks(problem, parts, scale, _CHUNK_ELEMENTS[1])
 
 
-def _verify_entries(problem: ProductProblem, parts: Sequence[Part], scale: float, elements: int) -> Verdict:
-    if problem.is_rounded:
-        return _verify_rounded_entries(parts, scale, elements)
-    wide = _choose_wide_dtype(problem.dtype, parts[0].c.device)
-    oriented = [part.orient() for part in parts]
-    figures = torch.stack([_compute_residuals(part, scale, wide, elements) for part in oriented]).tolist()
+def _verify_entries_in_chunks(
+    problem: ProductProblem, parts: Sequence[MatmulPart], scale: float, chunk_elements: int
+) -> Verdict:
+    if problem.has_int8_output:
+        return _verify_rounded_entries(parts, scale, chunk_elements)
+    sum_dtype = _choose_sum_dtype(problem.dtype, parts[0].c.device)
+    oriented = [part.orient_for_short_rows() for part in parts]
+    figures = torch.stack(
+        [_compute_residual_statistics(part, scale, sum_dtype, chunk_elements) for part in oriented]
+    ).tolist()
     squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*figures, strict=True))
-    error = _divide_or_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
+    error = _divide_or_return_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
     tolerance = problem.tolerance
     if not tolerance or not math.isfinite(error):
-        return Verdict(error, tolerance, reference=_REFERENCE)
-    sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS
-    worst, most = max(of_worst), math.sqrt(2 * (math.log(2 * sums) + _RARITY)) * max(problem.rounding, error)
-    # The norm of A (B x) of a small matmul may be small by chance. On average it equals the norm of C.
-    slope = _divide_or_inf(sum(along), max(sum(of_expected), VECTORS * sum(of_c)))
+        return Verdict(error, tolerance, reference=_REFERENCE_DESCRIPTION)
+    sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS_PER_TEST
+    worst, most = (
+        max(of_worst),
+        math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * max(problem.rounding, error),
+    )
+    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, its average, if that is
+    # larger.
+    slope = _divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
     steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
-    # With a short K the errors of rows are correlated, because they depend on few numbers.
-    freedom = VECTORS * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    steepest += math.sqrt(2 * _RARITY / freedom) * max(problem.rounding, error)
+    # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
+    freedom = VECTORS_PER_TEST * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
+    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / freedom) * max(problem.rounding, error)
     reason = ""
     if worst > most:
         reason = (
@@ -101,191 +122,230 @@ def _verify_entries(problem: ProductProblem, parts: Sequence[Part], scale: float
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
-    return Verdict(error / _compute_spread_factor(freedom), tolerance, reference=_REFERENCE, reason=reason)
+    return Verdict(error / _compute_chance_factor(freedom), tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
 
-_REFERENCE = "A (B x) for random x"
+#: The text that verdicts give for the arithmetic of the reference.
+_REFERENCE_DESCRIPTION = "A (B x) for random x"
 
 
-def _verify_rounded_entries(parts: Sequence[Part], scale: float, elements: int) -> Verdict:
-    """Return the verdict on int8 outputs: their relative distance from the expected values."""
+def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_elements: int) -> Verdict:
+    """Verify every entry of outputs that are rounded to int8.
+
+    The error of the verdict is ||C - expected|| / ||expected|| and must be 0. ``expected`` is computed exactly.
+    """
     distance = size = 0.0
     for part in parts:
-        step = max(1, elements // (part.c.shape[0] * part.c.shape[2]))
+        step = max(1, chunk_elements // (part.c.shape[0] * part.c.shape[2]))
         for start in range(0, part.c.shape[1], step):
             rows = slice(start, start + step)
-            block = Part(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
-            exact = _multiply_exactly(block)
-            if _compute_residuals(Part(block.left, block.right, exact), 1.0, torch.int32, elements)[0].item():
+            block = MatmulPart(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
+            exact = _compute_exact_int32(block)
+            if _compute_residual_statistics(
+                MatmulPart(block.left, block.right, exact), 1.0, torch.int32, chunk_elements
+            )[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact product that C is compared with is wrong")
             found = block.c.float()
             expected = round_like_result(found, exact.float() * scale)
             distance += (found - expected).square().sum().item()
             size += expected.square().sum().item()
-    return Verdict(_divide_or_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE)
+    return Verdict(_divide_or_return_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE_DESCRIPTION)
 
 
-def _multiply_exactly(part: Part) -> torch.Tensor:
-    """Compute the exact int32 result of int8 operands, from float32 matmuls over few terms of K each."""
+def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
+    """Compute the exact int32 result of int8 operands, by adding float32 matmuls over few terms of K each."""
     sums = torch.zeros(part.c.shape, dtype=torch.int32, device=part.c.device)
-    terms = zip(part.left.split(_EXACT_TERMS, -1), part.right.split(_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
+    terms = zip(part.left.split(_MAX_EXACT_TERMS, -1), part.right.split(_MAX_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
     for left, right in terms:
         sums += torch.bmm(left.float(), right.float().mT).int()
     return sums
 
 
 def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return the expected int8 outputs for these exact values. Where ``found`` is a nearest integer, it is the expected
-    output.
+    """Round exact values to the int8 range, and return the expected outputs.
+
+    Where the output ``found`` is one of two nearest integers, it is the expected output, whichever a kernel chooses.
     """
     limited = exact.clamp(-128, 127)
-    return torch.where((found - limited).abs() <= _NEARLY_HALF, found, limited.round())
+    return torch.where((found - limited).abs() <= _MAX_ROUNDING_DISTANCE, found, limited.round())
 
 
-def locate_wrong(problem: ProductProblem, parts: Sequence[Part], scale: float = 1.0) -> WrongCells:
-    """Find the wrong cells, testing CELL columns of C at a time, or all columns of B's block that share a scale."""
+def find_wrong_cells(problem: ProductProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
+    """Find the cells of C, of CELL x CELL entries each, that have a wrong entry.
+
+    Apply Freivalds' test to CELL columns of C at a time, or to all columns that share a scale of B. The test finds the
+    wrong rows of these columns. ``scale``: the factor from A @ B to C.
+    """
     found, products = set[tuple[int, int, int]](), 0
     for part in parts:
         right, n = part.right, part.c.shape[2]
-        step = max(CELL, right.scaling.rows) if isinstance(right, Quantized) else CELL
+        step = max(CELL, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL
         for start in range(0, n, step):
             stop = min(start + step, n)
-            rows = right.get_rows(start, stop) if isinstance(right, Quantized) else right[:, start:stop]
-            flags = _find_wrong_rows(problem, Part(part.left, rows, part.c[:, :, start:stop]), scale)
+            rows = right.slice_rows(start, stop) if isinstance(right, QuantizedOperand) else right[:, start:stop]
+            flags = _find_wrong_rows(problem, MatmulPart(part.left, rows, part.c[:, :, start:stop]), scale)
             columns = range(start // CELL, -(-stop // CELL))
             found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
         products += len(part.c)
     return WrongCells(frozenset(found), *parts[0].c.shape[1:])
 
 
-def _find_wrong_rows(problem: ProductProblem, part: Part, scale: float) -> torch.Tensor:
-    """Return for each row of each matmul whether its error is larger than rounding explains."""
-    if problem.is_rounded:
+def _find_wrong_rows(problem: ProductProblem, part: MatmulPart, scale: float) -> torch.Tensor:
+    """Return booleans (batch, M): True for each row of C whose error is larger than rounding explains."""
+    if problem.has_int8_output:
         found = part.c.float()
-        return (found != round_like_result(found, _multiply_exactly(part).float() * scale)).any(2)
-    wide, c, elements = _choose_wide_dtype(problem.dtype, part.c.device), part.c, _CHUNKS[1]
-    x = draw_signs((c.shape[0], c.shape[2], VECTORS), c.device)
-    products = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
-    off = (_multiply(c, x, wide, elements) - products * (1 if scale == 1 else scale)).abs()
-    squares = c.to(torch.float32 if wide == torch.int32 else wide).square().sum(-1).nan_to_num()
-    most = math.sqrt(2 * (math.log(2 * off.numel()) + _RARITY)) * problem.rounding
+        return (found != round_like_result(found, _compute_exact_int32(part).float() * scale)).any(2)
+    sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _CHUNK_ELEMENTS[1]
+    x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
+    products = _multiply_by_vectors(
+        part.left, _multiply_transpose_by_vectors(part.right, x, sum_dtype, chunk_elements), sum_dtype, chunk_elements
+    )
+    off = (_multiply_by_vectors(c, x, sum_dtype, chunk_elements) - products * (1 if scale == 1 else scale)).abs()
+    squares = c.to(torch.float32 if sum_dtype == torch.int32 else sum_dtype).square().sum(-1).nan_to_num()
+    most = math.sqrt(2 * (math.log(2 * off.numel()) + _FALSE_ALARM_EXPONENT)) * problem.rounding
     return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
-def _divide_or_inf(part: float, whole: float) -> float:
+def _divide_or_return_inf(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _compute_spread_factor(freedom: int) -> float:
-    """Return the factor by which the root of a mean of ``freedom`` squares may exceed the true value by chance (Laurent
-    and Massart, 2000).
+def _compute_chance_factor(freedom: int) -> float:
+    """Return the factor by which the root of a mean of ``freedom`` squares of normal random numbers may exceed its
+    expected value by chance (Laurent and Massart, 2000).
     """
-    share = _RARITY / freedom
+    share = _FALSE_ALARM_EXPONENT / freedom
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 
-def _compute_residuals(part: Part, scale: float, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """Compute five figures on the device: ||r||^2 / VECTORS, ||C||^2, the largest |r| in units of its row's norm,
-    <r, A (B x)> and <A (B x), A (B x)>.
+def _compute_residual_statistics(
+    part: MatmulPart, scale: float, sum_dtype: torch.dtype, chunk_elements: int
+) -> torch.Tensor:
+    """Compute five numbers about r = C x - scale * A (B x), and return them as a tensor on the device.
+
+    They are ||r||^2 / VECTORS_PER_TEST, ||C||^2, the largest ratio of |r| in a row to the norm of that row of C,
+    <r, A (B x)> and <A (B x), A (B x)>. If int8 operands are summed in int32, the first is the number of wrong entries
+    of C x.
     """
     c = part.c
-    x = draw_signs((c.shape[0], c.shape[2], VECTORS), c.device)
-    expected = _multiply(part.left, _multiply_transposed(part.right, x, wide, elements), wide, elements)
+    x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
+    expected = _multiply_by_vectors(
+        part.left, _multiply_transpose_by_vectors(part.right, x, sum_dtype, chunk_elements), sum_dtype, chunk_elements
+    )
     expected = expected if scale == 1 else expected * scale
-    found = _multiply(c, x, wide, elements)
-    if wide == torch.int32:
+    found = _multiply_by_vectors(c, x, sum_dtype, chunk_elements)
+    if sum_dtype == torch.int32:
         wrong = (found != expected).sum().float()
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
-    # torch converts while it reads, except for 8-bit floats. Converting all of C first would move five times the bytes.
-    read = c if c.dtype.itemsize > 1 else c.to(wide)
-    sizes = [torch.linalg.vector_norm(chunk, dim=-1, dtype=wide) for chunk in _split_into_chunks(read, elements)]
+    # torch converts values while it reads them, except for 8-bit floats. So convert only those in advance: converting
+    # all of C in advance would move five times the bytes.
+    read = c if c.dtype.itemsize > 1 else c.to(sum_dtype)
+    sizes = [
+        torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in _split_into_chunks(read, chunk_elements)
+    ]
     squares = torch.cat(sizes, dim=1).square()
     r = found - expected
-    # A row with a small norm is compared with the mean of all rows, because its rounding errors may be as large.
+    # If the norm of a row is below average, use the average instead, because rounding errors in the row may be as large
+    # as in other rows.
     norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
     worst = torch.where(r == 0, r, r.abs() / norms).max()
     along, of_expected = (r * expected).sum(), expected.square().sum()
-    return torch.stack([r.square().sum() / VECTORS, squares.sum(), worst, along, of_expected])
+    return torch.stack([r.square().sum() / VECTORS_PER_TEST, squares.sum(), worst, along, of_expected])
 
 
-def _choose_wide_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the dtype to sum in; float32 if the device has no float64."""
-    wide = _WIDE.get(dtype, torch.float32)
+def _choose_sum_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Return the dtype in which to sum products of operands of ``dtype``; float32 if the device has no float64."""
+    sum_dtype = _SUM_DTYPES.get(dtype, torch.float32)
     try:
-        torch.empty(0, dtype=wide, device=device)
+        torch.empty(0, dtype=sum_dtype, device=device)
     except TypeError:
         return torch.float32
-    return wide
+    return sum_dtype
 
 
-def _multiply(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """Multiply rows (batch, rows, K) by vectors (batch, K, count)."""
-    if isinstance(operand, Quantized):
-        values = (part.values()[None] for part in operand.split_rows(elements))
-        return torch.cat([_multiply(each, vectors, wide, elements) for each in values], dim=1)
+def _multiply_by_vectors(
+    operand: Operand, vectors: torch.Tensor, sum_dtype: torch.dtype, chunk_elements: int
+) -> torch.Tensor:
+    """Multiply an operand (batch, rows, K) by vectors (batch, K, count), and return (batch, rows, count).
+
+    ``sum_dtype``: the dtype of the sums. ``chunk_elements``: the number of elements to multiply at once.
+    """
+    if isinstance(operand, QuantizedOperand):
+        values = (part.dequantize()[None] for part in operand.split_rows(chunk_elements))
+        return torch.cat([_multiply_by_vectors(each, vectors, sum_dtype, chunk_elements) for each in values], dim=1)
     batch = len(operand)
-    if batch > 1 and batch * max(operand.shape[1:]) * VECTORS > elements:
+    if batch > 1 and batch * max(operand.shape[1:]) * VECTORS_PER_TEST > chunk_elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
-        return torch.cat([_multiply(*pair, wide, elements) for pair in pairs])
-    # Multiplying by signs is exact in the operand's dtype, which moves fewer bytes. But torch cannot multiply 8-bit
-    # floats elementwise, and a host is slow with 16 bits.
+        return torch.cat([_multiply_by_vectors(*pair, sum_dtype, chunk_elements) for pair in pairs])
+    # Multiply by signs in the operand's dtype, because this is exact and moves fewer bytes than in a wider dtype. But
+    # widen 8-bit floats, which torch cannot multiply elementwise, and operands on a host, which is slow with 16 bits.
     is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
-    own = wide if is_widened else operand.dtype
+    own = sum_dtype if is_widened else operand.dtype
     factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
-    lies_by_rows = operand.stride(-1) <= operand.stride(-2)
-    chunks = _split_into_chunks(operand if lies_by_rows else operand.mT, elements // VECTORS)
-    if lies_by_rows:
+    is_stored_by_rows = operand.stride(-1) <= operand.stride(-2)
+    chunks = _split_into_chunks(operand if is_stored_by_rows else operand.mT, chunk_elements // VECTORS_PER_TEST)
+    if is_stored_by_rows:
         along = factors.mT[:, None]
-        return torch.cat([(chunk.to(own)[:, :, None] * along).sum(-1, dtype=wide) for chunk in chunks], dim=1)
-    found, start = torch.zeros(batch, VECTORS, operand.shape[1], dtype=wide, device=operand.device), 0
+        return torch.cat([(chunk.to(own)[:, :, None] * along).sum(-1, dtype=sum_dtype) for chunk in chunks], dim=1)
+    found, start = torch.zeros(batch, VECTORS_PER_TEST, operand.shape[1], dtype=sum_dtype, device=operand.device), 0
     for chunk in chunks:
         along = factors[:, start : start + chunk.shape[1], :, None]
-        found += (chunk.to(own)[:, :, None] * along).sum(1, dtype=wide)
+        found += (chunk.to(own)[:, :, None] * along).sum(1, dtype=sum_dtype)
         start += chunk.shape[1]
     return found.mT
 
 
-def _multiply_transposed(operand: Operand, vectors: torch.Tensor, wide: torch.dtype, elements: int) -> torch.Tensor:
-    """Multiply the transpose of rows (batch, rows, K) by vectors (batch, rows, count)."""
-    if not isinstance(operand, Quantized):
-        return _multiply(operand.mT, vectors, wide, elements)
-    found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=wide, device=vectors.device), 0
-    for part in operand.split_rows(elements):
-        values = part.values()
-        found += _multiply(values.mT[None], vectors[:, start : start + len(values)], wide, elements)
+def _multiply_transpose_by_vectors(
+    operand: Operand, vectors: torch.Tensor, sum_dtype: torch.dtype, chunk_elements: int
+) -> torch.Tensor:
+    """Multiply the transpose of an operand (batch, rows, K) by vectors (batch, rows, count); return (batch, K, count).
+
+    ``sum_dtype`` and ``chunk_elements`` are as in ``_multiply_by_vectors``.
+    """
+    if not isinstance(operand, QuantizedOperand):
+        return _multiply_by_vectors(operand.mT, vectors, sum_dtype, chunk_elements)
+    found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=sum_dtype, device=vectors.device), 0
+    for part in operand.split_rows(chunk_elements):
+        values = part.dequantize()
+        found += _multiply_by_vectors(
+            values.mT[None], vectors[:, start : start + len(values)], sum_dtype, chunk_elements
+        )
         start += len(values)
     return found
 
 
-def _split_into_chunks(tensor: torch.Tensor, elements: int) -> Iterator[torch.Tensor]:
-    """Split a tensor (batch, rows, columns) into chunks of rows with about ``elements`` elements each."""
-    yield from tensor.split(max(1, elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
+def _split_into_chunks(tensor: torch.Tensor, chunk_elements: int) -> Iterator[torch.Tensor]:
+    """Split a tensor (batch, rows, columns) into chunks of rows with about ``chunk_elements`` elements each."""
+    yield from tensor.split(max(1, chunk_elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
 
 
 def verify_special_product(
     problem: ProductProblem,
-    parts: Callable[[torch.Tensor], Sequence[Part]],
+    split_into_parts: Callable[[torch.Tensor], Sequence[MatmulPart]],
     launch: Callable[[], torch.Tensor],
     scale: float,
 ) -> Verdict:
-    """Verify a launch with an infinity, a NaN and a subnormal number among the operands. ``launch`` returns the output.
+    """Verify a launch with an infinity, a NaN and a subnormal number among the operands.
 
-    The expected output follows from a launch without them. A NaN in B makes a column of C NaN. An infinity in A makes a
-    row of C infinite, with the signs of a column of B. A row of A with only one subnormal number gives values that the
-    host can compute. All other values must keep their bits. Operands of 8 bits and fewer, which have no infinity, are
-    not checked.
+    Change the operands, launch, restore the operands, and compare the output with that of a launch without the changes.
+    The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs of a
+    column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of C. All
+    other values of C must keep their bits. Do not check operands of 8 bits and fewer, because they have no infinity.
+
+    ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
+    the factor from A @ B to C.
     """
     first = launch().clone()
-    product = secrets.randbelow(len(parts(first)))
-    left, right = parts(first)[product].left, parts(first)[product].right
-    if isinstance(left, Quantized) or isinstance(right, Quantized) or left.dtype.itemsize == 1:
+    product = secrets.randbelow(len(split_into_parts(first)))
+    left, right = split_into_parts(first)[product].left, split_into_parts(first)[product].right
+    if isinstance(left, QuantizedOperand) or isinstance(right, QuantizedOperand) or left.dtype.itemsize == 1:
         return Verdict(0.0, 0.0)
     a, b = left[-1], right[-1]
     (m, k), n = a.shape, len(b)
     at, column, row = secrets.randbelow(k), secrets.randbelow(n), secrets.randbelow(m)
     small, tiny = (row + 1) % m, torch.finfo(a.dtype).tiny / 4
     factors, expected = b[:, at].clone(), first.clone()
-    c = parts(expected)[product].c[-1]
+    c = split_into_parts(expected)[product].c[-1]
     c[row] = (torch.where(factors == 0, math.nan, factors.sign()) * math.inf).to(c.dtype)
     saved = [(each, each.clone()) for each in (a[small], a[row], b[column])]
     try:
@@ -299,10 +359,10 @@ def verify_special_product(
             memory.copy_(values)
     details: dict[str, str | float] = {}
     if small != row:
-        own, exact = parts(found)[product].c[-1][small], factors.cpu().double() * (tiny * scale)
+        own, exact = split_into_parts(found)[product].c[-1][small], factors.cpu().double() * (tiny * scale)
         spacing = torch.finfo(own.dtype).tiny * torch.finfo(own.dtype).eps
         near = ((own.cpu().double() - exact).abs() <= problem.tolerance * exact.abs() + spacing).to(c.device)
-        # A kernel may flush subnormal numbers to zero, but not compute anything else.
+        # A kernel may treat subnormal numbers as zero, but must not compute any other wrong value.
         c[small] = torch.where(near | (own == 0), own, math.nan)
         details["subnormal operands"] = "kept" if (own[own == own] != 0).any() else "flushed to zero"
     c[:, column] = math.nan

@@ -18,7 +18,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.ceilings.roof import MEMORY, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement, find_rate, group_pairs
-from mamf.operations.matmul.shapes import MatmulShape, name_layers
+from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
 from mamf.operations.unknown import get_operation
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import machine
@@ -62,7 +62,7 @@ class NamedCeiling(NamedTuple):
 def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """Measured rows under their roofs, without references and the rows of a search."""
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
-    layers = name_layers(row.shape for row in kept if isinstance(row.shape, MatmulShape))
+    layers = name_layer_weights(row.shape for row in kept if isinstance(row.shape, MatmulShape))
     return [make_roof_point(row, roofs, name_row(row), layers.get(row.shape, "")) for row in kept]
 
 

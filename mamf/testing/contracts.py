@@ -18,7 +18,7 @@ from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
 from mamf.operation import Operation
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
 from mamf.plugins.contracts import check_attribute, guard_method
 
 
@@ -232,7 +232,7 @@ class KernelContract(AnyKernelContract):
     def test_result_is_right_for_every_supported_layout_and_data(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem, shape: MatmulShape
     ) -> None:
-        for layout in LAYOUTS:
+        for layout in MATMUL_LAYOUTS:
             for data in ("normal", "zeros"):
                 variant = MatmulProblem(problem.dtype, problem.out_dtype, layout, data)
                 if kernel.unsupported(backend, variant) is None:

@@ -24,9 +24,9 @@ def flush_cache():
 
 
 @pytest.fixture
-def use_one_thread():
+def use_one_torch_thread():
     """Threads cost more than they save on shapes as small as those of tests."""
-    from mamf.operations.operand_sets import use_one_thread as limited
+    from mamf.operations.operand_sets import use_one_torch_thread as limited
 
     with limited():
         yield

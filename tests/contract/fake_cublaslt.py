@@ -10,7 +10,7 @@ from ctypes import CFUNCTYPE, c_char, c_double, c_float, c_int, c_int8, c_int32,
 
 import torch
 
-from mamf.operations.matmul.cublaslt_library import SIGNATURES
+from mamf.operations.matmul.cublaslt_library import PARAMETER_TYPES
 
 DTYPES = {
     0: torch.float32,
@@ -23,7 +23,7 @@ DTYPES = {
     29: torch.float8_e5m2,
 }
 FP4 = 33
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+E2M1_MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 #: cudaDataType of alpha by cublasComputeType_t and cudaDataType of D.
 SCALE_TYPES = {(72, 10): 10, (72, 3): 0, (70, 1): 1}
 SCALARS = {0: c_float, 1: c_double, 10: c_int32}
@@ -48,7 +48,7 @@ class FakeCublasLt:
         self.alive, self.launched, self.asked = {}, [], []
         self._addresses = itertools.count(1000)
         self.cublasLtGetVersion = CFUNCTYPE(c_size_t)(lambda: version)
-        for name, parameters in SIGNATURES.items():
+        for name, parameters in PARAMETER_TYPES.items():
             setattr(self, name, CFUNCTYPE(c_int, *parameters)(self._answer(name)))
 
     def _answer(self, name):
@@ -108,8 +108,8 @@ class FakeCublasLt:
         data_type, rows, columns, stride = self.alive[of_d][1]
         dtype, found = DTYPES[data_type], alpha * (left @ right)
         output = torch.as_strided(memory(d, dtype, stride * columns), (rows, columns), (1, stride))
-        is_rounded = dtype == torch.int8
-        output.copy_(found.round().clamp(-128, 127).to(dtype) if is_rounded else found.to(dtype))
+        has_int8_output = dtype == torch.int8
+        output.copy_(found.round().clamp(-128, 127).to(dtype) if has_int8_output else found.to(dtype))
         self.spoil(output)
         return 0
 
@@ -118,7 +118,7 @@ class FakeCublasLt:
         data_type, rows, columns, stride = self.alive[layout][1]
         if data_type == FP4:
             packed = memory(address, torch.uint8, stride * columns // 2)
-            values = E2M1[torch.stack((packed & 15, packed >> 4), dim=-1).flatten().int()]
+            values = E2M1_MAGNITUDES[torch.stack((packed & 15, packed >> 4), dim=-1).flatten().int()]
         else:
             values = memory(address, DTYPES[data_type], stride * (columns - 1) + rows).to(torch.float64)
         stored = torch.as_strided(values, (rows, columns), (1, stride)) * self._scales(
@@ -158,7 +158,7 @@ def install(monkeypatch, fake):
     from mamf.operations.matmul import cublaslt, cublaslt_library
 
     loaded = cublaslt_library.CublasLtLibrary(fake)
-    monkeypatch.setattr(cublaslt_library, "load_library", lambda: loaded)
+    monkeypatch.setattr(cublaslt_library, "load_cublaslt", lambda: loaded)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
-    monkeypatch.setattr(cublaslt, "_WORKSPACES", {})
+    monkeypatch.setattr(cublaslt, "_WORKSPACE_BY_DEVICE", {})
     return fake

@@ -21,10 +21,10 @@ from mamf.operations.matmul.operation import make_matmul_kernel as kernel_named
 from mamf.operations.matmul.scaled_formats import Dequantized
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import IntMm, TorchMm
-from mamf.operations.operand_sets import Signs
+from mamf.operations.operand_sets import SignFlipper
 from mamf.plugins.discovery import open_backend
 
-pytestmark = pytest.mark.usefixtures("use_one_thread")
+pytestmark = pytest.mark.usefixtures("use_one_torch_thread")
 SHAPE = MatmulShape(512, 384, 256)
 OUTPUTS = {"tf32": "float32", "int8": "int32", "mxfp8": "bfloat16", "fp8_rowwise": "bfloat16", "nvfp4": "bfloat16"}
 CHANCE = random.Random(0)
@@ -329,7 +329,7 @@ def test_the_smallest_products_give_no_false_alarms(cpu):
 def test_signs_change_and_come_back_to_the_bit(dtype):
     kind = getattr(torch, dtype)
     values = torch.randn(8, 64).to(kind) if kind.is_floating_point else torch.randint(-127, 128, (8, 64)).to(kind)
-    before, signs = values.view(torch.uint8).clone(), Signs(values)
+    before, signs = values.view(torch.uint8).clone(), SignFlipper(values)
     for _ in range(3):
         signs.change()
         assert not torch.equal(before, values.view(torch.uint8))
@@ -342,7 +342,7 @@ def test_signs_change_and_come_back_to_the_bit(dtype):
 def test_an_update_by_difference_costs_a_whole_product():
     """Where all rows had the same signs, half of K was enough to correct the last result."""
     values = torch.ones(64, 256)
-    signs = Signs(values)
+    signs = SignFlipper(values)
     for _ in range(8):
         before = values.clone()
         signs.change()
@@ -371,7 +371,7 @@ def test_operands_that_change_before_the_first_launch_are_noticed(cpu, kind, dty
 
 def test_signs_are_not_two_in_turn():
     values = torch.randn(4, 64)
-    signs, seen = Signs(values), set()
+    signs, seen = SignFlipper(values), set()
     for _ in range(100):
         signs.change()
         seen.add(tuple((values < 0).flatten().tolist()))
@@ -442,7 +442,7 @@ def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
     known = {}
     launch_and_remember = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
     checked = rehearsed(launch_and_remember, cpu, AttentionProblem("float32", direction), ATTENTION)
-    checked.prepare_check()
+    checked.change_operands_and_poison()
     checked.launches[0]()
     with pytest.raises(WrongResultError):
         checked.verify()

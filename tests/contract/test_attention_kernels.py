@@ -15,17 +15,17 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.attention_reference import compute_relevant_share, find_key_sum_error
+from mamf.operations.attention.attention_reference import compute_key_sum_error, compute_relevant_share
 from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
-from mamf.operations.operand_sets import take_buffers
+from mamf.operations.operand_sets import take_pool_buffers
 from mamf.plugins.discovery import ATTENTION_KERNELS, find_registered, load_backend_class, make_kernel, open_backend
 
 attention_kernel = partial(make_kernel, Attention())
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
-    pytest.mark.usefixtures("use_one_thread"),
+    pytest.mark.usefixtures("use_one_torch_thread"),
 ]
 FULL = "b2h4q40k40d64"
 CAUSAL = "b1h4q40k40d64c"
@@ -66,7 +66,7 @@ def prepared(kernel, backend, shape, problem=None, **options):
 def verdict_on_call(kernel, backend, problem, shape, call, is_whole=True):
     """The verdict on a call in place of the kernel's own."""
     operands = kernel.operands(
-        problem, shape, take_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
+        problem, shape, take_pool_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
     return (attention.verify_whole if is_whole else attention.verify)(attention.make_launch(call)())
@@ -699,7 +699,7 @@ def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, lea
     do = torch.full((1, 1, 1, 8), short, dtype=torch.bfloat16)
     dv = torch.softmax(torch.randn(1, 1, 16384, 1), 2).bfloat16() * do
     dv[:, :, 512 : 512 + zeroed] = 0
-    assert least <= find_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
+    assert least <= compute_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
 
 
 class RoundedScores(torch.autograd.Function):

@@ -14,7 +14,7 @@ from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, Band
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
-pytestmark = pytest.mark.usefixtures("use_one_thread")
+pytestmark = pytest.mark.usefixtures("use_one_torch_thread")
 SHAPE = BandwidthShape(2**18)
 #: No whole number of blocks, of words or of alignments.
 ODD = BandwidthShape(2**18 + 8)

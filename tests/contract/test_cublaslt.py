@@ -17,7 +17,7 @@ from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
 from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan
 from mamf.testing import KernelContract
 
@@ -38,7 +38,7 @@ NARROW = [
     *((dtype, out) for dtype in ("float8_e4m3fn", "float8_e5m2") for out in ("bfloat16", "float16", "float32")),
 ]
 #: Searches anew, whatever was found before.
-load = cublaslt_library.load_library.__wrapped__
+load = cublaslt_library.load_cublaslt.__wrapped__
 FORMATS = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
 
 
@@ -81,7 +81,7 @@ class TestCublasLt(KernelContract):
 
 
 @pytest.mark.parametrize("padding", ["", "+8", "+1"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
 @pytest.mark.parametrize(("dtype", "out_dtype"), WIDE)
 def test_every_layout_and_padding_is_right(h100, dtype, out_dtype, layout, padding):
     problem = MatmulProblem(dtype, out_dtype, layout + padding)
@@ -156,7 +156,7 @@ def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     """Integers of -2 to 2 have exact sums, half of them odd: with this K their scale is 1/2."""
     problem = MatmulProblem("int8", "int8", data="integers")
     shape = MatmulShape(64, 64, 256)
-    assert problem.output_scale(shape.k) == 0.5
+    assert problem.compute_output_scale(shape.k) == 0.5
     flat = h100.operand_pool("integers", 0)
     ready = make_matmul_kernel("cublaslt").prepare(h100, problem, shape, flat)
     a = flat.take("a", 64 * 256, "int8").view(64, 256).double()
@@ -202,7 +202,7 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
 
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
-    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).results())
+    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
     tried, kept = [row for row in rows if row.phase == ALGORITHM], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3
@@ -291,14 +291,14 @@ def test_a_wheel_or_the_system_has_it(files, path):
 
 def test_an_unknown_release_is_unavailable(cuda, files, monkeypatch):
     files["libcublasLt.so.13"] = FakeCublasLt(140002), False
-    monkeypatch.setattr(cublaslt_library, "load_library", load)
+    monkeypatch.setattr(cublaslt_library, "load_cublaslt", load)
     reason = make_matmul_kernel("cublaslt").unavailable(cuda.kind(0))
     assert reason.reason == "cuBLASLt 14.0.2 is not supported, only versions 12 and 13"
     assert reason.remedy
 
 
 def test_without_the_library_it_says_how_to_get_it(cuda, files, monkeypatch):
-    monkeypatch.setattr(cublaslt_library, "load_library", load)
+    monkeypatch.setattr(cublaslt_library, "load_cublaslt", load)
     reason = make_matmul_kernel("cublaslt-scaled").unavailable(cuda.kind(0))
     assert isinstance(reason, Unavailable)
     assert "libcublasLt" in reason.reason

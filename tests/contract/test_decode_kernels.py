@@ -17,14 +17,14 @@ from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError, UnsupportedError, UsageError
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
-from mamf.operations.decode.torch_decode import BoundKernel, compute_attention, make_tables
+from mamf.operations.decode.torch_decode import BoundKernel, compute_sequence_attention, make_cache_tables
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
-    pytest.mark.usefixtures("use_one_thread"),
+    pytest.mark.usefixtures("use_one_torch_thread"),
 ]
 decode_kernel = partial(make_kernel, Decode())
 ONE, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
@@ -232,16 +232,16 @@ class Reads(SdpaKvcache):
             for count in tables.drawn.pages:
                 pages.append(range(start, start + count))
                 start += count
-            tables = make_tables(shape, tables.drawn, pages, tables.lengths.device)
+            tables = make_cache_tables(shape, tables.drawn, pages, tables.lengths.device)
         known = []
 
         def launch(of):
             outputs = []
-            for sequence, rows in tables.iterate_query_rows():
+            for sequence, rows in tables.yield_query_rows():
                 slots = tables.locate_tokens(sequence)
                 slots = slots[:-1] if self.fault == "last token" else slots
                 q = of.q[rows][..., : shape.head_dim]
-                outputs.append(compute_attention(shape, q, of.k[slots], of.v[slots]).to(q.dtype))
+                outputs.append(compute_sequence_attention(shape, q, of.k[slots], of.v[slots]).to(q.dtype))
             output = torch.cat(outputs)
             if self.fault == "one row":
                 output[-1, -1] = 0
@@ -287,7 +287,7 @@ def test_a_wrong_launch_is_found(fault, cpu):
 def test_a_table_that_is_out_of_range_is_refused(pages, reason):
     shape = shape_of("b2h8kv2q1c20d64p16")
     with pytest.raises(UsageError, match=reason):
-        make_tables(shape, draw_sequences(shape, 0), pages, torch.device("cpu"))
+        make_cache_tables(shape, draw_sequences(shape, 0), pages, torch.device("cpu"))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 
 SHAPE = MatmulShape(512, 512, 512)
 
@@ -35,7 +35,7 @@ def test_its_tiles_are_kernels_of_their_own(device):
 @pytest.mark.parametrize(
     ("name", "problem", "reason"),
     [
-        *(("gluon", MatmulProblem(layout=layout), f"not {layout}") for layout in LAYOUTS if layout != "nt"),
+        *(("gluon", MatmulProblem(layout=layout), f"not {layout}") for layout in MATMUL_LAYOUTS if layout != "nt"),
         ("gluon", MatmulProblem("float32", "float32"), "does not support float32"),
         ("gluon", MatmulProblem("bfloat16", "float32"), "writes bfloat16"),
         ("gluon", MatmulProblem(fast_accumulation=True), "no fast accumulation"),

@@ -7,11 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verdicts import verified
 
-from mamf.dtypes import DTYPES, FORMATS, OPERAND_DTYPES
+from mamf.dtypes import DTYPES, OPERAND_DTYPES, SCALED_FORMATS
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
@@ -101,8 +101,9 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
         for name in find_registered(KERNELS)
         if make_matmul_kernel(name).unavailable(backend) is None
         for dtype in OPERAND_DTYPES
-        if dtype not in FORMATS  # test_scaled_formats.py
-        if make_matmul_kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output)) is None
+        if dtype not in SCALED_FORMATS  # test_scaled_formats.py
+        if make_matmul_kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output_dtype))
+        is None
     }
     assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in EVERY_CASE}
     assert {name for name, _ in taken} == {name for name, *_ in (*EVERY_CASE, *COMPILED)}
@@ -144,7 +145,7 @@ def test_a_timed_launch_is_one_call_of_the_library_and_allocates_nothing(backend
     assert [function for function, _ in calls] == [f"aten.{LIBRARY_CALLS[name]}.out"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
 def test_layouts_lie_in_memory_as_named(backend, layout):
     launch = prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout)).launches[0]
     ((_, (a, b)),) = dispatched(launch)
@@ -214,7 +215,7 @@ def global_high():
 
 @pytest.mark.parametrize(("dtype", "held"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
 def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, global_high, dtype, held):
-    problem = MatmulProblem(dtype, DTYPES[dtype].default_output)
+    problem = MatmulProblem(dtype, DTYPES[dtype].default_output_dtype)
     with make_matmul_kernel("torch.mm").settings(backend, problem):
         assert torch.get_float32_matmul_precision() == held
     assert torch.get_float32_matmul_precision() == "high"
@@ -290,5 +291,5 @@ def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend
     ],
 )
 def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
-    said = make_matmul_kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output), shape)
+    said = make_matmul_kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output_dtype), shape)
     assert said is None if reason is None else reason in said

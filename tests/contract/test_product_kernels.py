@@ -10,7 +10,7 @@ from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
 from mamf.operations.grouped_kernels import GroupedMm, Loop
-from mamf.operations.matmul.shapes import LAYOUTS
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS
 from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AnyKernelContract
 
@@ -55,7 +55,7 @@ def test_every_kernel_is_held_to_the_contract(of):
     assert set(list_kernel_names(make_operation(of))) - {"F.scaled_grouped_mm"} == set(CASES[of][2])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
 @pytest.mark.parametrize("case", [case for case in EACH if case[2] != "float64"], ids=" ".join)
 def test_every_layout_is_right(backend, case, layout):
     of, name, dtype = case

@@ -15,7 +15,7 @@ import torch
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import open_backend
 from mamf.testing import KernelContract
 
@@ -102,7 +102,7 @@ def test_its_configurations_are_ranked_by_the_regime(device):
     ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
 def test_rows_in_memory_must_be_aligned(layout):
     problem = MatmulProblem(layout=layout)
     assert make_matmul_kernel("quack").unsupported_shape(problem, MatmulShape(64, 64, 64)) is None

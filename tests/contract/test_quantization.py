@@ -5,25 +5,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.dtypes import DTYPES, FORMATS
-from mamf.operations.quantization import E2M1, decode_scales, pack_e2m1, quantize
+from mamf.dtypes import DTYPES, SCALED_FORMATS
+from mamf.operations.quantization import E2M1_MAGNITUDES, decode_scales, pack_e2m1, quantize_to_format
 
 E4M3 = torch.float8_e4m3fn
 #: Every value of a format.
 GRIDS = {
     1: torch.arange(256, dtype=torch.uint8).view(E4M3).float(),
-    2: torch.tensor([*E2M1, *(-value for value in E2M1)]),
+    2: torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)]),
 }
 seeds = st.integers(0, 2**31)
 exponents = st.integers(-20, 20)
 few = settings(max_examples=8, deadline=None)
-each_format = pytest.mark.parametrize("dtype", FORMATS)
+each_format = pytest.mark.parametrize("dtype", SCALED_FORMATS)
 
 
 def of(dtype, values, operand="a"):
-    format = DTYPES[dtype].format
+    format = DTYPES[dtype].scaled_format
     memory = torch.empty(values.numel() // format.values_per_byte, dtype=torch.uint8)
-    return quantize(values, dtype, operand, memory, E4M3)
+    return quantize_to_format(values, dtype, operand, memory, E4M3)
 
 
 def normal(seed, exponent, rows=128, k=128):
@@ -33,12 +33,12 @@ def normal(seed, exponent, rows=128, k=128):
 
 def spread(scales, scaling, values):
     """The scale of every value."""
-    columns = scaling.columns or values.shape[1]
-    return scales.repeat_interleave(scaling.rows, 0).repeat_interleave(columns, 1)
+    columns = scaling.block_columns or values.shape[1]
+    return scales.repeat_interleave(scaling.block_rows, 0).repeat_interleave(columns, 1)
 
 
 def grid_of(dtype):
-    grid = GRIDS[DTYPES[dtype].format.values_per_byte]
+    grid = GRIDS[DTYPES[dtype].scaled_format.values_per_byte]
     return grid[~grid.isnan()].unique()
 
 
@@ -55,7 +55,7 @@ def test_values_come_back_as_the_nearest_of_the_format(dtype, operand, seed, exp
     wanted = (values / scales).clamp(grid[0], grid[-1])
     above = torch.searchsorted(grid, wanted).clamp(1, len(grid) - 1)
     nearest = torch.minimum((grid[above] - wanted).abs(), (wanted - grid[above - 1]).abs())
-    found = (result.values() / scales - wanted).abs()
+    found = (result.dequantize() / scales - wanted).abs()
     assert (found <= nearest + 1e-6 * wanted.abs() + 1e-12).all()
 
 
@@ -67,7 +67,7 @@ def test_host_and_device_read_the_same(dtype, seed, exponent):
     rows = torch.tensor([0, 5, 127])
     for operand in ("a", "b"):
         result = of(dtype, values, operand)
-        assert torch.equal(result.dequantize_on_host(rows), result.values(torch.float64)[rows])
+        assert torch.equal(result.dequantize_on_host(rows), result.dequantize(torch.float64)[rows])
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("mxfp8", 8), ("mxfp4", 2)])
@@ -75,7 +75,7 @@ def test_host_and_device_read_the_same(dtype, seed, exponent):
 @given(seed=seeds, exponent=exponents)
 def test_mx_scales_are_the_powers_of_two_that_ocp_defines(dtype, most, seed, exponent):
     values = normal(seed, exponent)
-    found = decode_scales(of(dtype, values).scales, DTYPES[dtype].format.a)
+    found = decode_scales(of(dtype, values).scales, DTYPES[dtype].scaled_format.a_scaling)
     largest = values.abs().view(128, -1, 32).amax(-1)
     assert torch.equal(found, torch.exp2(torch.floor(torch.log2(largest.double())) - most).float())
 
@@ -86,11 +86,11 @@ def test_mx_scales_are_the_powers_of_two_that_ocp_defines(dtype, most, seed, exp
 @given(seed=seeds, exponent=exponents)
 def test_the_largest_of_a_block_is_the_largest_of_the_format(dtype, operand, seed, exponent):
     result = of(dtype, normal(seed, exponent), operand)
-    scaling = DTYPES[dtype].format.get_scaling(operand)
-    columns = scaling.columns or 128
-    blocks = result.elements.float().abs().view(128 // scaling.rows, scaling.rows, 128 // columns, columns)
+    scaling = DTYPES[dtype].scaled_format.get_scaling(operand)
+    columns = scaling.block_columns or 128
+    blocks = result.elements.float().abs().view(128 // scaling.block_rows, scaling.block_rows, 128 // columns, columns)
     assert (blocks.amax((1, 3)) == 448).all()
-    assert result.scales.shape == (128 // scaling.rows, 128 // columns)
+    assert result.scales.shape == (128 // scaling.block_rows, 128 // columns)
     assert result.scales.numel() == scaling.count_scales(128, 128)
 
 

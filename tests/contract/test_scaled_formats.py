@@ -5,18 +5,18 @@ import torch
 from torch.nn.functional import ScalingType, SwizzleType
 from verdicts import verified
 
-from mamf.dtypes import DTYPES, FORMATS
+from mamf.dtypes import DTYPES, SCALED_FORMATS
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_matmul_kernel
 from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.operations.quantization import E2M1
+from mamf.operations.quantization import E2M1_MAGNITUDES
 from mamf.plugins.discovery import KERNELS, find_registered, open_backend
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 256, 384)
-CASES = [*(("dequantized", dtype) for dtype in FORMATS), ("F.scaled_mm", "fp8_rowwise")]
+CASES = [*(("dequantized", dtype) for dtype in SCALED_FORMATS), ("F.scaled_mm", "fp8_rowwise")]
 BLOCKS = {
     ScalingType.BlockWise1x128: (1, 128),
     ScalingType.BlockWise128x128: (128, 128),
@@ -60,7 +60,7 @@ class TestOnCpu(KernelContract):
 
 
 def test_every_format_has_its_kernels(backend):
-    for dtype in FORMATS:
+    for dtype in SCALED_FORMATS:
         able = {
             name
             for name in find_registered(KERNELS)
@@ -90,11 +90,11 @@ def unswizzled(flat, rows, columns):
     return flat.float()[torch.tensor(index)]
 
 
-def values_of(operand, scale, recipe, swizzle):
+def values_of(operand, scale, recipe, swizzle_scales):
     """An operand (rows, K) dequantized, its scales held to the shapes and strides that torch's CUDA code checks."""
     if operand.dtype == torch.float4_e2m1fn_x2:
         codes = operand.view(torch.uint8)
-        table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+        table = torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)])
         values = torch.stack((table[(codes & 15).long()], table[(codes >> 4).long()]), -1).flatten(1)
     else:
         values = operand.float()
@@ -109,7 +109,7 @@ def values_of(operand, scale, recipe, swizzle):
         assert (scale.shape, scale.stride()) == ((padded, rows // 128), (1, padded))
         scale = scale.t()[:, : k // 128]
     else:
-        assert swizzle == SwizzleType.SWIZZLE_32_4_4
+        assert swizzle_scales == SwizzleType.SWIZZLE_32_4_4
         kinds = {32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}
         assert scale.dtype == kinds[wide]
         scale = unswizzled(scale, rows, k // wide)
@@ -132,12 +132,12 @@ def blackwell(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", simulated_scaled_mm)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", SCALED_FORMATS)
 def test_operands_and_scales_lie_as_the_library_reads_them(backend, blackwell, dtype):
     assert verified(prepared(backend, "F.scaled_mm", dtype, sets=2)).ok
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", SCALED_FORMATS)
 def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
     row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
     assert row.ok, row.reason
@@ -156,7 +156,7 @@ class OffByAScale(FunctionalScaledMm):
         return super().bind(backend, problem, rolled, b, c)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in FORMATS if dtype != "fp8_rowwise"])
+@pytest.mark.parametrize("dtype", [dtype for dtype in SCALED_FORMATS if dtype != "fp8_rowwise"])
 def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     assert measured(OffByAScale(), backend, MatmulProblem(dtype)).status == "wrong_result"
 
@@ -200,6 +200,6 @@ def test_bytes_are_those_of_values_and_scales():
         "mxfp4": (128 + 256) * 16,
         "nvfp4": (128 + 256) * 32,
     }
-    for dtype in FORMATS:
-        read = values // DTYPES[dtype].format.values_per_byte + scales[dtype]
+    for dtype in SCALED_FORMATS:
+        read = values // DTYPES[dtype].scaled_format.values_per_byte + scales[dtype]
         assert MatmulProblem(dtype).work(shape).nbytes == read + 128 * 256 * 2

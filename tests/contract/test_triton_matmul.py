@@ -11,8 +11,8 @@ import torch
 
 from mamf.errors import UsageError
 from mamf.operations.matmul.operation import make_matmul_kernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
-from mamf.operations.matmul.triton_matmul import TritonMatmul, has_descriptors, list_configurations
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
+from mamf.operations.matmul.triton_matmul import TritonMatmul, list_configurations, supports_tensor_descriptors
 
 SHAPE = MatmulShape(4096, 4096, 4096)
 INT8, FLOAT8 = MatmulProblem("int8", "int32"), MatmulProblem("float8_e4m3fn", "bfloat16")
@@ -48,7 +48,7 @@ def test_its_configurations_are_kernels_of_their_own(device):
     assert [each.name for each in make_matmul_kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "nt"])
+@pytest.mark.parametrize("layout", [layout for layout in MATMUL_LAYOUTS if layout != "nt"])
 def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
     schedules = {
         dtype: {
@@ -66,9 +66,9 @@ def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
 
 @pytest.mark.parametrize("architecture", ["sm_80", "gfx942", None])
 def test_descriptors_are_hoppers(device, architecture):
-    assert has_descriptors(device)
+    assert supports_tensor_descriptors(device)
     older = SimpleNamespace(info=SimpleNamespace(architecture=architecture, compute_units=8), runtime="cuda")
-    assert not has_descriptors(older)
+    assert not supports_tensor_descriptors(older)
     assert "Hopper" in make_matmul_kernel("triton[128x256x64/8w3s/tma]").unsupported_problem(older, MatmulProblem())
     assert make_matmul_kernel("triton[128x256x64/8w3s]").unsupported_problem(older, MatmulProblem()) is None
 

@@ -6,7 +6,7 @@ from this_accelerator import ACCELERATOR
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 
 SHAPE = MatmulShape(1024, 1152, 2048)
 WIDE = [
@@ -28,7 +28,7 @@ def row_of(name, problem, shape=SHAPE):
 
 
 @pytest.mark.parametrize("padding", ["", "+8"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
 @pytest.mark.parametrize(("dtype", "out_dtype"), WIDE)
 def test_every_layout_is_right(dtype, out_dtype, layout, padding):
     row = row_of("cublaslt", MatmulProblem(dtype, out_dtype, layout + padding))

@@ -10,7 +10,14 @@ from contribution_logs import RESULTS
 
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.decode.operation import PRESETS, Decode, DecodeKernel, DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.operation import (
+    DECODE_PRESETS,
+    Decode,
+    DecodeKernel,
+    DecodeProblem,
+    DecodeShape,
+    draw_sequences,
+)
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedKernel
 
@@ -103,7 +110,7 @@ def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):
 
 def test_presets_are_of_whole_shapes():
     of, backend = Decode(), SimulatedBackend()
-    for name, preset in PRESETS.items():
+    for name, preset in DECODE_PRESETS.items():
         shapes = [*preset.shapes] or of.shapes_of(preset.sizes, backend)
         assert all(parse(str(shape)) == shape for shape in shapes), name
         assert len(set(shapes)) == len(shapes)

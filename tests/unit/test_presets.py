@@ -14,7 +14,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.operation import Preset as OperationPreset
 from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
-from mamf.operations.matmul.shapes import LAYOUT_BY_PRODUCT, MatmulProblem, MatmulShape
+from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import make_prepared
 
 HERE = Path(__file__).stem
@@ -36,7 +36,7 @@ def test_each_product_reads_memory_as_forward_left_it():
     }
     for product, (a, b, reduced) in operands.items():
         as_multiplied = stored[a][1] == reduced, stored[b][0] == reduced
-        assert LAYOUT_BY_PRODUCT[product] == "".join("n" if each else "t" for each in as_multiplied)
+        assert LAYOUT_BY_LAYER_PASS[product] == "".join("n" if each else "t" for each in as_multiplied)
 
 
 def test_experts_get_every_token_as_often_as_they_are_active():

@@ -167,6 +167,16 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     assert row.rate_interval.low <= rate(hot) <= row.rate_interval.high
 
 
+def test_one_disturbed_visit_of_three_widens_an_interval_only_if_its_figure_moved():
+    """As on an H100, where one of six launches of a visit took twice as long, and the visit's median stayed."""
+    figures, quiet = [1.0, 0.9995, 1.0005], [0.001] * 3
+    usual, disturbed = (
+        compute_repeat_interval(figures, 1.0, within, KNOWN).half_width for within in (quiet, [0.001, 0.001, 0.4])
+    )
+    assert disturbed == usual
+    assert compute_repeat_interval([1.0, 0.9995, 1.3], 1.0, quiet, KNOWN).half_width > 10 * usual
+
+
 # -- the winner's curse ----------------------------------------------------------------------------------------------
 
 

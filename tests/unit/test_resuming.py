@@ -166,15 +166,22 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
     assert_refused(resume("attention", *changed(made, {"--causal": ""}), "--no-causal"), "contradicts")
 
 
-def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path):
+@pytest.mark.parametrize("left", ["", '{"record": "header", "schema": 5, "to'])
+def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path, left):
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
     assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "use --requeue to start a new run there")
-    (tmp_path / "run.jsonl").touch()  # as a job that was killed in its first moment may leave it
+    (tmp_path / "run.jsonl").write_text(left)  # as a job that was killed in its first moment may leave it
     code, _, err = run(*options)
     assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
     before = (tmp_path / "run.jsonl").read_bytes()
     assert run(*options)[::2] == (0, "")
     assert (tmp_path / "run.jsonl").read_bytes() == before
+
+
+def test_a_file_that_is_no_log_is_never_begun(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("buy milk")
+    assert run("sweep", *BACKEND, *MATMUL, "--m", "256", "--requeue", "notes.txt")[0] == 2
+    assert (tmp_path / "notes.txt").read_text() == "buy milk"
 
 
 def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path):

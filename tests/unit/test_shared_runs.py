@@ -23,7 +23,7 @@ from mamf.logs.compare import compare
 from mamf.logs.run_log import add_device_speeds, read_run_log
 from mamf.logs.shared_runs import find_shared_logs, join_logs, read_run
 from mamf.operations import unknown
-from mamf.operations.matmul.shapes import COMMON_PRODUCT, MatmulShape
+from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE, MatmulShape
 from mamf.plugins import discovery
 from mamf.report.rows import describe_devices, select_ranked_rows
 from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
@@ -454,7 +454,7 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
     assert (code, err, log.tier) == (0, "", "complete")
     rates = [part.all_ceilings["bfloat16", "burst"].rate for part in log.parts]
     assert [rate / rates[0] for rate in rates] == pytest.approx(SPEEDS, rel=0.01)
-    visits = [row for row in log.measurements if row.is_reference and row.shape == COMMON_PRODUCT]
+    visits = [row for row in log.measurements if row.is_reference and row.shape == COMMON_MATMUL_SHAPE]
     assert {row.device for row in visits} == {0, 1, 2, 3}
     for row in log.measurements:
         assert row.device_speed == pytest.approx(rates[row.device] / rates[0], rel=1e-4)

@@ -136,10 +136,10 @@ class _AttentionSession(Session):
     def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Return the kernels that the matmul ceilings were measured with, by name."""
         from mamf.ceilings.roof import READ_BANDWIDTH
-        from mamf.operations.matmul.operation import get_reference_kernels
+        from mamf.operations.matmul.operation import get_ceiling_kernels
 
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
-        return get_reference_kernels(names, self.options.ceiling_kernel, warn)
+        return get_ceiling_kernels(names, self.options.ceiling_kernel, warn)
 
     def make_strategy(self, setup: Setup) -> SharesStrategy:
         from mamf.cli.ceilings import describe_short_budget

@@ -8,7 +8,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import Library, LibraryAttention, extract_output, to_window_size
+from mamf.operations.attention.torch_attention import Library, LibraryAttention, extract_output, get_window_size
 
 _ARCHITECTURES = ("gfx942", "gfx950")
 
@@ -56,7 +56,7 @@ class Aiter(AiterLibrary, LibraryAttention):
             k,
             v,
             causal=shape.causal,
-            window_size=to_window_size(shape, -1),
+            window_size=get_window_size(shape, -1),
             # AITER's default is True; FlashAttention's is False. On gfx950 True excludes the fast backward pass.
             deterministic=False,
             # AITER asserts that this is True if a gradient is needed.

@@ -14,12 +14,12 @@ from mamf.errors import UnsupportedError
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
-    AbsentError,
-    Capability,
+    ComputeCapability,
     Library,
     LibraryAttention,
+    WrongLibraryError,
     extract_output,
-    to_window_size,
+    get_window_size,
 )
 
 _FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
@@ -56,7 +56,7 @@ class _FlashAttention(LibraryAttention):
     ) -> torch.Tensor:
         # Old builds of FA3, and all of FA4, return the log-sum-exp too.
         return extract_output(
-            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=to_window_size(shape, self.no_window))
+            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=get_window_size(shape, self.no_window))
         )
 
     def refuses(self, error: Exception) -> bool:
@@ -71,14 +71,16 @@ class FlashAttention2Library(Library):
     runtimes = ("cuda", "hip")
     cards = "compute capability 8.0 and above"
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability >= (8, 0)
 
     def load(self) -> Any:
         module = importlib.import_module(self.module)
         # flash-attn-4 installs a namespace package of the same name that contains only ``cute``.
         if not hasattr(module, "flash_attn_func"):
-            raise AbsentError("the installed flash_attn contains only FlashAttention 4 (cute), no flash_attn_func")
+            raise WrongLibraryError(
+                "the installed flash_attn contains only FlashAttention 4 (cute), no flash_attn_func"
+            )
         return module
 
 
@@ -97,7 +99,7 @@ class FlashAttention3Library(Library):
     cards = "Hopper (sm90) only"
     instead = "flash-attn-4"
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability[0] == 9
 
     def load(self) -> Any:
@@ -138,7 +140,7 @@ class FlashAttention4(_FlashAttention):
     no_window = None
     has_unequal_head_dims = True
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability[0] in _FA4_FORWARD_MAJORS
 
     def load(self) -> Any:

@@ -26,11 +26,11 @@ from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, comb
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 #: FLOP of a backward pass, as a multiple of those of the forward pass.
-BACKWARD_COUNTS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
-_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
+BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
+_SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
 
-_SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+_SIZE_FIELDS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
 class HeadDims(NamedTuple):
@@ -112,7 +112,7 @@ class AttentionShape:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in _SIZE_FIELDS:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
@@ -133,11 +133,13 @@ class AttentionShape:
         """Read the text that ``str`` writes. The keys may be left out if there are as many as queries, as in
         ``b1h16q4096d128c``. Raises UsageError for any other text.
         """
-        match = _PATTERN.fullmatch(text.strip())
+        match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not an attention shape; write it like b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
-        sizes = dict(zip(_SIZES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True))
+        sizes = dict(
+            zip(_SIZE_FIELDS, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True)
+        )
         return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
 
     @property
@@ -156,8 +158,8 @@ class AttentionShape:
         right = 0 if self.causal else self.window
         last = self.seqlen_k * self.seqlen_q
         if right is not None:
-            last = _sum_clamped(offset + right + 1, self.seqlen_q, self.seqlen_k)
-        first = 0 if self.window is None else _sum_clamped(offset - self.window, self.seqlen_q, self.seqlen_k)
+            last = _sum_clamped_range(offset + right + 1, self.seqlen_q, self.seqlen_k)
+        first = 0 if self.window is None else _sum_clamped_range(offset - self.window, self.seqlen_q, self.seqlen_k)
         return last - first
 
     @property
@@ -181,7 +183,7 @@ class AttentionShape:
         return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
-def _sum_clamped(start: int, count: int, high: int) -> int:
+def _sum_clamped_range(start: int, count: int, high: int) -> int:
     """Return the sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
     below = min(max(-start, 0), count)
     above = min(max(start + count - high, 0), count)
@@ -219,7 +221,7 @@ class AttentionProblem(DeclaredProblem):
         default="hardware",
         metadata=describe(
             "FLOP of a backward pass: hardware counts 2.5 times the forward pass, model 2 times",
-            choices=tuple(BACKWARD_COUNTS),
+            choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )
     sparsity: float = field(
@@ -242,13 +244,13 @@ class AttentionProblem(DeclaredProblem):
         return self.direction != "fwd"
 
     def work(self, shape: AttentionShape) -> Work:
-        counted = f", backward {BACKWARD_COUNTS[self.backward_count]:g} times" if self.has_backward else ""
+        counted = f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times" if self.has_backward else ""
         convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
         return Work(self.flop(shape), self.traffic(shape), convention)
 
     def flop(self, shape: AttentionShape) -> float:
         """Return the FLOP of one launch in this direction."""
-        backward = BACKWARD_COUNTS[self.backward_count]
+        backward = BACKWARD_FLOP_FACTORS[self.backward_count]
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
     def traffic(self, shape: AttentionShape) -> int:
@@ -283,7 +285,7 @@ def _make_preset(
     return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
 
 
-PRESETS: Mapping[str, Preset[AttentionShape]] = {
+ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
     "gpt2-small": _make_preset(make_equal_head_dims(64), (1024,), _CAUSAL, heads=12),
     "gpt3": _make_preset(make_equal_head_dims(128), (2048,), _CAUSAL, heads=96),
     "llama-8b": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
@@ -336,8 +338,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "batch": (None,),
 }
 # A CPU gets fewer tokens, because work that takes an accelerator a millisecond takes a CPU seconds.
-_TOKENS, _CPU_TOKENS = 16384, 1024
-_HIDDEN = 2048
+_BATCH_TOKENS, _CPU_BATCH_TOKENS = 16384, 1024
+_HIDDEN_SIZE = 2048
 
 
 class Attention(FlopOperation[AttentionProblem, AttentionShape]):
@@ -361,7 +363,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return self.shapes_of({}, backend)
 
     def presets(self) -> Mapping[str, Preset[AttentionShape]]:
-        return PRESETS
+        return ATTENTION_PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
         """Return a shape for every combination of sizes.
@@ -369,9 +371,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         By default the batch has 16384 tokens (1024 on a CPU) whatever the sequence length, and heads times head
         dimension is 2048.
         """
-        tokens = _TOKENS if backend.is_accelerator else _CPU_TOKENS
+        tokens = _BATCH_TOKENS if backend.is_accelerator else _CPU_BATCH_TOKENS
         return [
-            _complete_shape(tokens, **chosen)
+            _complete_attention_shape(tokens, **chosen)
             for chosen in combine_values({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
         ]
 
@@ -382,7 +384,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            "saved MiB": get_saved_mib(row),
+            "saved MiB": get_saved_forward_mib(row),
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
@@ -421,9 +423,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return float(shape.seqlen_k)
 
 
-def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
+def _complete_attention_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
     """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
-    heads = sizes["heads"] or max(1, _HIDDEN // head_dim.keys)
+    heads = sizes["heads"] or max(1, _HIDDEN_SIZE // head_dim.keys)
     return AttentionShape(
         sizes["batch"] or max(1, tokens // seqlen_k),
         heads,
@@ -436,7 +438,7 @@ def _complete_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any
     )
 
 
-def get_saved_mib(row: Measurement) -> float | None:
+def get_saved_forward_mib(row: Measurement) -> float | None:
     """Return the MiB that the forward pass keeps for the backward pass.
 
     None unless only the backward pass is measured, or if the device does not report memory.

@@ -11,11 +11,16 @@ import torch
 
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import AbsentError, Capability, QuantizedAttention, extract_output
+from mamf.operations.attention.torch_attention import (
+    ComputeCapability,
+    QuantizedAttention,
+    WrongLibraryError,
+    extract_output,
+)
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
 #: The dtypes of Q K^T and P V in SageAttention 2, by compute capability. It does not support others (B200, B300).
-_PRODUCTS: Mapping[Capability, tuple[str, str]] = {
+_PRODUCTS: Mapping[ComputeCapability, tuple[str, str]] = {
     (8, 0): _FLOAT16,
     (8, 6): _FLOAT16,
     (8, 9): _FP8,
@@ -25,7 +30,7 @@ _PRODUCTS: Mapping[Capability, tuple[str, str]] = {
 }
 #: The flag in ``sageattention.core`` that says whether the library was built for a card, by compute capability. Cards
 #: that are not listed run Triton kernels.
-_BUILT_FLAGS: Mapping[Capability, str] = {
+_BUILT_FLAGS: Mapping[ComputeCapability, str] = {
     (8, 0): "SM80_ENABLED",
     (8, 9): "SM89_ENABLED",
     (9, 0): "SM90_ENABLED",
@@ -47,7 +52,7 @@ class _Sage(QuantizedAttention):
         release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
         if release != self.release:
             found = get_package_version(self.distribution) or f"{release}.x"
-            raise AbsentError(f"the installed sageattention is {found}")
+            raise WrongLibraryError(f"the installed sageattention is {found}")
         self.require_built()
         return module.sageattn
 
@@ -91,7 +96,7 @@ class Sage1(_Sage):
     #: On inputs with block structure the same numerical model has an error of 6.7e-2; allow about twice that.
     structured_tolerance = 1.5e-1
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability >= (8, 0)
 
     def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -117,7 +122,7 @@ class Sage2(_Sage):
     tolerance = 8e-2
     structured_tolerance = 1.5e-1
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in _PRODUCTS
 
     def require_built(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from mamf.operations.attention.attention_reference import compute_relevant_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import Capability, QuantizedAttention, extract_output
+from mamf.operations.attention.torch_attention import ComputeCapability, QuantizedAttention, extract_output
 
 _MIN_TOKENS = 128
 #: Keys per block, the larger of the library's two block sizes.
@@ -35,9 +35,9 @@ class _Sparge(QuantizedAttention):
     has_unequal_lengths = False
     structured_tolerance = 1.5e-1
     function: ClassVar[str]
-    capabilities: ClassVar[tuple[Capability, ...]]
+    capabilities: ClassVar[tuple[ComputeCapability, ...]]
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in self.capabilities
 
     def load(self) -> Any:
@@ -73,7 +73,7 @@ class _Sparge(QuantizedAttention):
         """
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
-        result = self.load_quietly()(*operands, **options, return_sparsity=True)
+        result = self.import_library_quietly()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
         # For causal masks the library counts whole blocks of 128 x 64, so its share can be negative at other lengths.

@@ -22,44 +22,44 @@ from mamf.errors import get_first_line
 from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
-    Distance,
-    compare_heads,
+    ReferenceDistance,
+    compare_edge_heads,
     compare_on_host,
     compare_rows,
-    find_key_sum_error,
-    make_block_structured,
+    compute_key_sum_error,
+    make_block_structured_inputs,
     verify_special_attention,
 )
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
+    ChangeDetector,
     OperandSet,
-    Signs,
-    Unchanged,
-    check_torch,
+    SignFlipper,
+    check_torch_backend,
+    combine_operand_sets,
     explain_wrong_type,
     get_max_error,
     join_rows,
     list_tensors,
-    prepare_sets,
-    split_sets,
-    take_buffers,
+    split_into_sets,
+    take_pool_buffers,
     view_as,
 )
 
 #: The command to suggest if a kernel does not support a device: torch chooses a backend, and runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
 #: Texts in the errors of torch's dispatchers if no kernel supports the operands.
-NO_BACKEND_ERRORS = ("No available kernel", "No viable backend")
+NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
 # Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
 # sqrt(2) * 1.65e-3 = 2.3e-3, which exact kernels in results/ confirm; 11 bits (float16) give an eighth of that. These
 # limits are at least twice as large. In float32 and float64 the errors come from sums and exponentials.
-_TOLERANCE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
+_ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Gradients are rounded more often. The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
 # The gradient of a score is about the variance of the data (1/3 or more) divided by the number of keys that a query
 # sees. In float16 it may be subnormal, a multiple of this value. Rounding then adds an error of up to 0.87 times this
 # value times the number of keys.
-_SUBNORMAL = {"float16": 2.0**-24}
+_SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
 # The slope of a result against the reference may differ from 1 by this much, plus this many standard deviations of
 # rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
@@ -70,9 +70,9 @@ _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
-def get_tolerance(dtype: str) -> float:
+def get_attention_tolerance(dtype: str) -> float:
     """Return the largest ||O - reference|| / ||reference|| that an exact kernel may have."""
-    return _TOLERANCE[dtype]
+    return _ERROR_BOUNDS[dtype]
 
 
 class TorchAttention(AttentionKernel):
@@ -94,7 +94,7 @@ class TorchAttention(AttentionKernel):
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch(backend)
+        return check_torch_backend(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Return the output, in the kernel's layout."""
@@ -133,7 +133,7 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         call = self.bind(backend, problem, shape)
-        memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), sets)
+        memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
             # Launch once first, so that memory that a library allocates only once, such as a workspace, does not count
@@ -149,7 +149,7 @@ class TorchAttention(AttentionKernel):
             return tuple(dict.fromkeys(name for each in attentions for name in each.unchanged()))
 
         held = 0 if before is None or after is None else (after - before) // sets
-        return prepare_sets(ready, unchanged, held_bytes=held)
+        return combine_operand_sets(ready, unchanged, held_bytes=held)
 
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -161,15 +161,17 @@ class TorchAttention(AttentionKernel):
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
             views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
-            views |= make_block_structured(views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1)
+            views |= make_block_structured_inputs(
+                views["q"], views["k"], problem.sparsity, 2 if self.layout == "bhsd" else 1
+            )
         return views
 
     def refuses(self, error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERRORS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERROR_TEXTS)
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         """Return the largest ||O - reference|| / ||reference|| of a correct result."""
-        return self.tolerance if self.tolerance is not None else get_tolerance(problem.dtype)
+        return self.tolerance if self.tolerance is not None else get_attention_tolerance(problem.dtype)
 
 
 class PreparedAttention:
@@ -185,8 +187,8 @@ class PreparedAttention:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
         self._forward: torch.Tensor | None = None
         self._details: dict[str, Any] | None = None
-        self.unchanged = Unchanged(operands)
-        self._signs = [Signs(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
+        self.unchanged = ChangeDetector(operands)
+        self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -253,12 +255,12 @@ class PreparedAttention:
         rows of one head.
         """
         compared = self._prepare_comparison(result)
-        whole, on_host = self._judge_distance(compare_heads(*compared)), compare_on_host(*compared)
+        whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_on_host(*compared)
         rows = [self._judge_distance(each) for each in (compare_rows(*compared), on_host) if each]
         worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
         if self._problem.has_backward and worst.ok:
-            sums = find_key_sum_error(*compared)
+            sums = compute_key_sum_error(*compared)
             most = _MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
@@ -274,7 +276,7 @@ class PreparedAttention:
         operands = self._to_bhsd(self._operands)
         return verify_special_attention(self._shape, operands, lambda: self._to_bhsd(self._name_results(launch()))["o"])
 
-    def _judge_distance(self, found: Distance) -> Verdict:
+    def _judge_distance(self, found: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         gradients = get_max_error(error for name, error in found.errors.items() if name != "o")
         details = {"gradient_error": gradients} if problem.has_backward else {}
@@ -282,9 +284,9 @@ class PreparedAttention:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.get_error_bound(problem)
         # One missing row hardly changes the norm of a long output, so the worst row has a separate limit.
-        row = found.worst_row / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
+        row = found.worst_row_error / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
-        factor = _GRADIENT_FACTOR + keys * _SUBNORMAL.get(problem.dtype, 0.0) / bound
+        factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
         worst = get_max_error((found.errors["o"], gradients / factor, row if row > bound else 0.0))
         reason = ""
         for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
@@ -324,10 +326,10 @@ def _format_sizes(sizes: range | tuple[int, ...]) -> str:
 # -- kernels of libraries ----------------------------------------------------------------------------------------------
 
 
-Capability = tuple[int, int]
+ComputeCapability = tuple[int, int]
 
 
-class AbsentError(ImportError):
+class WrongLibraryError(ImportError):
     """The module with the library's name is not this library. The message says what it is instead."""
 
 
@@ -361,7 +363,7 @@ class Library:
         version = get_package_version(self.distribution)
         return f"{self.distribution} {version}" if version else None
 
-    def runs_on(self, capability: Capability) -> bool:
+    def supports_capability(self, capability: ComputeCapability) -> bool:
         """Return whether the library runs on NVIDIA cards of this compute capability."""
         return True
 
@@ -370,35 +372,36 @@ class Library:
             return Unavailable(f"{self.library} does not support {backend.name}", self.portable_command)
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
-            if not self.runs_on((major, minor)):
+            if not self.supports_capability((major, minor)):
                 return Unavailable(
                     f"{self.library} runs on {self.cards}, not on sm{major}{minor}",
                     f"mamf attention --kernel {self.instead}",
                 )
         try:
-            self.load_quietly()
+            self.import_library_quietly()
         except Exception as error:  # a broken library may raise anything
             return self.explain_load_error(error)
         return None
 
     def explain_load_error(self, error: Exception) -> Unavailable:
-        if isinstance(error, AbsentError):
+        if isinstance(error, WrongLibraryError):
             return Unavailable(f"{self.library} is not installed: {error}", self.install)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{self.module}.".startswith(f"{missing}."):
             return Unavailable(f"{self.library} is not installed", self.install)
         return Unavailable(
-            f"{self.library} is installed but cannot be loaded: {get_first_line(error)}", self.repair_command(error)
+            f"{self.library} is installed but cannot be loaded: {get_first_line(error)}",
+            self.make_repair_command(error),
         )
 
-    def repair_command(self, error: Exception) -> str:
+    def make_repair_command(self, error: Exception) -> str:
         """Return the command that fixes an installation that does not load."""
         # --no-deps, because reinstalling its dependencies too would replace torch.
         return self.install.replace(" --no-deps", "").replace(
             "pip install", "pip install --force-reinstall --no-deps", 1
         )
 
-    def load_quietly(self) -> Any:
+    def import_library_quietly(self) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return self.load()
 
@@ -421,7 +424,7 @@ class LibraryAttention(Library, TorchAttention):
         """Return the output, in the kernel's layout. ``function``: the object that ``load`` returned."""
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        function = self.load_quietly()
+        function = self.import_library_quietly()
         return lambda q, k, v: self.call(function, problem, shape, q, k, v)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -457,7 +460,7 @@ def extract_output(result: Any) -> torch.Tensor:
     return output
 
 
-def to_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
+def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
     """Return how many keys a query sees before and after itself. ``unlimited``: the library's value for no limit."""
     if shape.window is None:
         return unlimited, unlimited

@@ -13,11 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import get_first_line
-from mamf.operations.attention.attention_reference import iterate_row_blocks
+from mamf.operations.attention.attention_reference import yield_row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
-from mamf.operations.operand_sets import split_sets, take_buffers
+from mamf.operations.operand_sets import split_into_sets, take_pool_buffers
 from mamf.torch_backend import TorchBackend
 
 
@@ -48,7 +48,7 @@ def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor],
     return SDPBackend(choice).name.lower()
 
 
-class _Forced(Sdpa):
+class _SdpaWithBackend(Sdpa):
     """``scaled_dot_product_attention`` with one backend. If that does not support a shape, the row is unsupported."""
 
     forced_backend: ClassVar[SDPBackend]
@@ -69,7 +69,7 @@ class _Forced(Sdpa):
         return {}
 
 
-class SdpaFlash(_Forced):
+class SdpaFlash(_SdpaWithBackend):
     name = "sdpa-flash"
     dtypes = ("bfloat16", "float16", "float32")
     forced_backend = SDPBackend.FLASH_ATTENTION
@@ -82,14 +82,14 @@ class SdpaFlash(_Forced):
         return super().unsupported(backend, problem)
 
 
-class SdpaCudnn(_Forced):
+class SdpaCudnn(_SdpaWithBackend):
     name = "sdpa-cudnn"
     dtypes = ("bfloat16", "float16")
     forced_backend = SDPBackend.CUDNN_ATTENTION
     runtimes = ("cuda",)
 
 
-class SdpaEfficient(_Forced):
+class SdpaEfficient(_SdpaWithBackend):
     name = "sdpa-efficient"
     dtypes = ("bfloat16", "float16", "float32")
     forced_backend = SDPBackend.EFFICIENT_ATTENTION
@@ -100,14 +100,14 @@ class SdpaEfficient(_Forced):
         return super().unsupported_shape(problem, shape)
 
 
-class SdpaMath(_Forced):
+class SdpaMath(_SdpaWithBackend):
     name = "sdpa-math"
     forced_backend = SDPBackend.MATH
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
 #: FLOP per score: maximum, difference, exponential, sum and quotient.
-_SOFTMAX_FLOP = 5
+_SOFTMAX_FLOP_PER_SCORE = 5
 
 
 # -- plain PyTorch, the baseline for other kernels ---------------------------------------------------------------------
@@ -132,45 +132,48 @@ class Eager(TorchAttention):
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        return make_attention(shape, make_mask(shape, backend.device))
+        return make_eager_attention(shape, make_dense_mask(shape, backend.device))
 
     def parts(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
         """Return the FLOP and a launch of each part of the forward pass. The FLOP include masked pairs."""
         assert isinstance(backend, TorchBackend)
-        (flat,) = split_sets(take_buffers(pool, problem.buffers(shape, 1)), 1)
+        (flat,) = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, 1)), 1)
         q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
-        group, masked = shape.heads // shape.kv_heads, make_mask(shape, backend.device)
+        group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
-        weights = compute_weights(products, shape.head_dim, masked)
+        weights = compute_softmax_weights(products, shape.head_dim, masked)
         return {
             "scores": (2 * products.numel() * shape.head_dim, lambda: q @ k.transpose(-2, -1)),
-            "softmax": (_SOFTMAX_FLOP * products.numel(), lambda: compute_weights(products, shape.head_dim, masked)),
+            "softmax": (
+                _SOFTMAX_FLOP_PER_SCORE * products.numel(),
+                lambda: compute_softmax_weights(products, shape.head_dim, masked),
+            ),
             "values": (2 * products.numel() * v.shape[-1], lambda: weights @ v),
         }
 
 
-def make_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
+def make_dense_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
     """Make the mask outside the timed launch: [queries, keys], True where masked; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
-    return torch.cat([masked for _, masked in iterate_row_blocks(shape, device)])
+    return torch.cat([masked for _, masked in yield_row_blocks(shape, device)])
 
 
-def make_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+def make_eager_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     group = shape.heads // shape.kv_heads
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        return compute_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
+        return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
     return attention
 
 
-def compute_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
+def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
     """Scale and mask the products of Q K^T, and return their softmax."""
     scores = products * (1 / math.sqrt(head_dim))
     if masked is not None:
@@ -202,7 +205,7 @@ class CompiledEager(Eager):
 _MAX_DENSE_PAIRS = 2**28
 
 
-def check_flex(backend: Backend, compiles: bool = True) -> Unavailable | None:
+def check_flex_attention(backend: Backend, compiles: bool = True) -> Unavailable | None:
     """Return why FlexAttention does not run here, or None. ``compiles``: whether it needs torch.compile."""
     if compiles and (reason := backend.without_compiler()):
         return reason
@@ -226,7 +229,7 @@ class Flex(TorchAttention):
     has_window = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_flex(backend) or super().unavailable(backend)
+        return check_flex_attention(backend) or super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:
@@ -240,7 +243,7 @@ class Flex(TorchAttention):
         assert isinstance(backend, TorchBackend)
         from torch.nn.attention.flex_attention import flex_attention
 
-        mask, has_groups = make_flex_mask(shape, backend.device), shape.heads != shape.kv_heads
+        mask, has_groups = make_flex_block_mask(shape, backend.device), shape.heads != shape.kv_heads
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
@@ -248,7 +251,7 @@ class Flex(TorchAttention):
         return compile_for_shape(attention)
 
 
-def make_flex_mask(shape: AttentionShape, device: torch.device) -> Any:
+def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
     """Make FlexAttention's block mask: which key blocks each query block sees. None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None

@@ -36,11 +36,11 @@ class XFormers(LibraryAttention):
             raise ImportError(f"this build has no kernels for torch {torch.__version__}")
         return ops
 
-    def repair_command(self, error: Exception) -> str:
+    def make_repair_command(self, error: Exception) -> str:
         if "flash_attn" in str(error):
             # xFormers mistakes the namespace package of flash-attn-4 for FlashAttention 2.
             return "pip install flash-attn --no-build-isolation   # or: pip uninstall flash-attn-4"
-        return super().repair_command(error)
+        return super().make_repair_command(error)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
@@ -76,7 +76,7 @@ class XFormers(LibraryAttention):
     ) -> str | None:
         """Return the operator that xFormers' dispatcher chooses; None if this release cannot tell."""
         try:
-            ops, fmha = self.load_quietly(), importlib.import_module("xformers.ops.fmha")
+            ops, fmha = self.import_library_quietly(), importlib.import_module("xformers.ops.fmha")
             q, k, v = group_heads(shape, *operands)
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)

@@ -21,7 +21,7 @@ from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.compilation import check_triton
-from mamf.operations.operand_sets import OperandSet, TorchKernel, sample_indices, view_as_words
+from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 from mamf.torch_backend import to_torch_dtype
 
 #: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
@@ -103,7 +103,7 @@ def verify_elements(
     """Make a check of all elements on the device, and of sampled elements on the host, with the current operands."""
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
-    sampled = sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
+    sampled = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
     sampled_operands = [copy_to_host(operand, sampled) for operand in operands]
     wide = torch.float64 if output.dtype == torch.float64 else torch.float32
 

@@ -10,7 +10,7 @@ import torch
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -22,8 +22,10 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     def load(self) -> Any:
         return importlib.import_module("aiter").mha_batch_prefill_func
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
-        function = self.load_quietly()
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
+        function = self.import_library_quietly()
 
         def attend(operands: Operands) -> torch.Tensor:
             result = function(
@@ -50,13 +52,15 @@ class AiterMla(AiterLibrary, LibraryDecode):
     name = "aiter-mla"
     has_contiguous = False
     has_latent = True
-    has_heads = False
+    has_separate_kv = False
 
     def load(self) -> Any:
         return importlib.import_module("aiter.mla").mla_decode_fwd
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
-        function = self.load_quietly()
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
+        function = self.import_library_quietly()
 
         def attend(operands: Operands) -> torch.Tensor:
             output = operands.q.new_empty(*operands.q.shape[:-1], shape.head_dim_v)

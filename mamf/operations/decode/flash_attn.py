@@ -11,7 +11,7 @@ from mamf.errors import UnsupportedError, get_first_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -24,8 +24,10 @@ class _FlashKvcache(LibraryDecode):
     def refuses(self, error: Exception) -> bool:
         return is_refusal(error)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
-        module, is_paged = self.load_quietly(), shape.page_size is not None
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
+        module, is_paged = self.import_library_quietly(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
         call = (self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables)
 
@@ -39,7 +41,9 @@ class _FlashKvcache(LibraryDecode):
 
         return BoundKernel(attend)
 
-    def bind_with_kvcache(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
+    def bind_with_kvcache(
+        self, module: Any, shape: DecodeShape, tables: CacheTables
+    ) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
         if shape.page_size is not None:
             options |= {"cache_seqlens": tables.lengths, self.table: tables.table}
@@ -57,7 +61,7 @@ class _FlashKvcache(LibraryDecode):
 
         return attend
 
-    def bind_varlen(self, module: Any, shape: DecodeShape, tables: Tables) -> Callable[[Operands], torch.Tensor]:
+    def bind_varlen(self, module: Any, shape: DecodeShape, tables: CacheTables) -> Callable[[Operands], torch.Tensor]:
         options: dict[str, Any] = {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,

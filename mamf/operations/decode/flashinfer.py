@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.operations.decode.operation import SAME, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, LibraryDecode, Operands, Tables, view_as_pages
+from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
 #: The size of FlashInfer's workspace, as in vLLM. The library's examples use less, which is too little to split a long
 #: cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
 #: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
-_GROUP_OF_TENSOR_CORES = 4
+_MIN_GROUP_FOR_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
@@ -37,7 +37,7 @@ class _FlashInfer(LibraryDecode):
     has_contiguous = False
     head_dims = (64, 128, 256)
 
-    def runs_on(self, capability: tuple[int, int]) -> bool:
+    def supports_capability(self, capability: tuple[int, int]) -> bool:
         return capability >= (7, 5)
 
     def load(self) -> Any:
@@ -45,7 +45,7 @@ class _FlashInfer(LibraryDecode):
 
     @abstractmethod
     def make_wrapper(
-        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         """Return FlashInfer's wrapper object, and a function that makes its plan from host copies of the tables."""
 
@@ -56,9 +56,11 @@ class _FlashInfer(LibraryDecode):
         )
         return output
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.make_wrapper(self.load_quietly(), problem, shape, tables, workspace)
+        wrapper, plan = self.make_wrapper(self.import_library_quietly(), problem, shape, tables, workspace)
         plan()  # compiles
         backend.synchronize()
         begun = backend.now()
@@ -67,23 +69,23 @@ class _FlashInfer(LibraryDecode):
         return BoundKernel(partial(self.run, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)})
 
 
-def _dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
+def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
     return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.stored_dtype)}
 
 
 class FlashInferDecode(_FlashInfer):
     name = "flashinfer-decode"
     max_queries = 1
-    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
     def make_wrapper(
-        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
-            use_tensor_cores=shape.group >= _GROUP_OF_TENSOR_CORES,
+            use_tensor_cores=shape.group >= _MIN_GROUP_FOR_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
             paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
@@ -99,16 +101,16 @@ class FlashInferDecode(_FlashInfer):
             shape.head_dim,
             shape.page_size,
             sm_scale=shape.scale,
-            **_dtype_options(problem),
+            **_make_dtype_options(problem),
         )
 
 
 class FlashInferPrefill(_FlashInfer):
     name = "flashinfer-prefill"
-    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME, "float8_e4m3fn")
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
     def make_wrapper(
-        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
@@ -134,14 +136,14 @@ class FlashInferPrefill(_FlashInfer):
             shape.page_size,
             causal=shape.queries > 1,
             sm_scale=shape.scale,
-            **_dtype_options(problem),
+            **_make_dtype_options(problem),
         )
 
 
 class FlashInferMla(_FlashInfer):
     name = "flashinfer-mla"
     has_latent = True
-    has_heads = False
+    has_separate_kv = False
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):
@@ -149,7 +151,7 @@ class FlashInferMla(_FlashInfer):
         return super().unsupported_shape(problem, shape)
 
     def make_wrapper(
-        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: Tables, workspace: torch.Tensor
+        self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
         wrapper = module.mla.BatchMLAPagedAttentionWrapper(
@@ -162,7 +164,7 @@ class FlashInferMla(_FlashInfer):
         )
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
         sizes = shape.heads, width, position, shape.page_size
-        how = shape.queries > 1, shape.scale, *_dtype_options(problem).values()
+        how = shape.queries > 1, shape.scale, *_make_dtype_options(problem).values()
         return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
     def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:

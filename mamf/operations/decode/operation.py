@@ -27,18 +27,18 @@ from mamf.operations.attention.operation import HeadDims, make_equal_head_dims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
 #: Distributions of sequence lengths, by their letter in the text of a shape.
-LENGTHS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
-_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
-_SIZES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
+LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
+_SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
+_SIZE_FIELDS = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
 #: Head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. Sets the
 #: scale of the scores.
-_KEYS_OF_LATENT = 192
+_UNCOMPRESSED_KEY_DIM = 192
 #: A sequence with ``tail`` lengths has 1/4 of ``cache_len`` tokens on average: the mean of x**3 for x in 0 to 1.
 _TAIL_EXPONENT = 3
 #: A graph rotates over caches of this size in total: twice the largest last-level cache of any device.
-_GRAPH_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
+_GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
-SAME = "same"
+SAME_DTYPE = "same"
 
 
 @dataclass(frozen=True, order=True)
@@ -88,7 +88,8 @@ class DecodeShape:
     )
     head_dim_v: int = field(metadata=DERIVED)
     lengths: str = field(
-        default="equal", metadata=describe("how sequence lengths are distributed", choices=tuple(LENGTHS.values()))
+        default="equal",
+        metadata=describe("how sequence lengths are distributed", choices=tuple(LENGTH_DISTRIBUTIONS.values())),
     )
     page_size: int | None = field(
         default=None,
@@ -104,12 +105,15 @@ class DecodeShape:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in _SIZE_FIELDS:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
         new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len}"
-        known, fits_latent = tuple(LENGTHS.values()), self.kv_heads == 1 and self.head_dim_v < self.head_dim
+        known, fits_latent = (
+            tuple(LENGTH_DISTRIBUTIONS.values()),
+            self.kv_heads == 1 and self.head_dim_v < self.head_dim,
+        )
         refusals = (
             (
                 self.heads % self.kv_heads,
@@ -128,7 +132,7 @@ class DecodeShape:
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
-        letter = next(letter for letter, name in LENGTHS.items() if name == self.lengths)
+        letter = next(letter for letter, name in LENGTH_DISTRIBUTIONS.items() if name == self.lengths)
         value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         page = "" if self.page_size is None else f"p{self.page_size}"
         latent = "l" if self.is_latent else ""
@@ -138,14 +142,17 @@ class DecodeShape:
     @classmethod
     def parse(cls, text: str) -> DecodeShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
-        match = _PATTERN.fullmatch(text.strip())
+        match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"{text!r} is not a decode shape; write it like b64h32kv8q1c8192d128p16")
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
-        sizes = dict(zip(_SIZES, map(parse_digits, digits), strict=True))
+        sizes = dict(zip(_SIZE_FIELDS, map(parse_digits, digits), strict=True))
         return cls(
-            **sizes, lengths=LENGTHS[letter], page_size=parse_digits(page) if page else None, is_latent=bool(latent)
+            **sizes,
+            lengths=LENGTH_DISTRIBUTIONS[letter],
+            page_size=parse_digits(page) if page else None,
+            is_latent=bool(latent),
         )
 
     @property
@@ -160,7 +167,7 @@ class DecodeShape:
     @property
     def scale(self) -> float:
         """The factor that scores are multiplied by before the softmax."""
-        return 1 / math.sqrt(_KEYS_OF_LATENT if self.is_latent else self.head_dim)
+        return 1 / math.sqrt(_UNCOMPRESSED_KEY_DIM if self.is_latent else self.head_dim)
 
     @property
     def has_equal_queries(self) -> bool:
@@ -168,7 +175,7 @@ class DecodeShape:
         return self.lengths == "equal" or self.queries == 1
 
     @property
-    def token_elements(self) -> int:
+    def elements_per_token(self) -> int:
         """Elements per token in the cache."""
         return self.head_dim if self.is_latent else self.kv_heads * (self.head_dim + self.head_dim_v)
 
@@ -213,7 +220,8 @@ class DecodeProblem(DeclaredProblem):
 
     dtype: str = "bfloat16"
     cache_dtype: str = field(
-        default=SAME, metadata=describe("dtype of the cached keys and values", choices=(SAME, "float8_e4m3fn"))
+        default=SAME_DTYPE,
+        metadata=describe("dtype of the cached keys and values", choices=(SAME_DTYPE, "float8_e4m3fn")),
     )
     graph: bool = field(
         default=False, metadata=describe("capture launches over several caches in one graph, and time its replay")
@@ -224,7 +232,7 @@ class DecodeProblem(DeclaredProblem):
     @property
     def stored_dtype(self) -> str:
         """The dtype of the cache."""
-        return self.dtype if self.cache_dtype == SAME else self.cache_dtype
+        return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
 
     def draw_sequences(self, shape: DecodeShape) -> DrawnSequences:
         return draw_sequences(shape, self.seed)
@@ -233,17 +241,19 @@ class DecodeProblem(DeclaredProblem):
         """Return the number of launches captured in the graph; 1 without a graph."""
         if not self.graph:
             return 1
-        return min(_MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_BYTES // self._launch_bytes(shape))))
+        return min(
+            _MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_CACHE_BYTES // self._count_launch_bytes(shape)))
+        )
 
     def work(self, shape: DecodeShape) -> Work:
         count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
         flop = 2 * shape.heads * self.draw_sequences(shape).pairs * (shape.head_dim + shape.head_dim_v)
-        return Work(count * flop, count * self._launch_bytes(shape), convention, "TB/s", has_products=True)
+        return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_products=True)
 
-    def _launch_bytes(self, shape: DecodeShape) -> int:
+    def _count_launch_bytes(self, shape: DecodeShape) -> int:
         drawn = self.draw_sequences(shape)
-        cache = sum(drawn.lengths) * shape.token_elements * DTYPES[self.stored_dtype].itemsize
+        cache = sum(drawn.lengths) * shape.elements_per_token * DTYPES[self.stored_dtype].itemsize
         rows = sum(drawn.queries) * shape.heads * (shape.head_dim + shape.head_dim_v) * DTYPES[self.dtype].itemsize
         return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
 
@@ -253,14 +263,14 @@ class DecodeProblem(DeclaredProblem):
         has_lengths = shape.page_size is not None or shape.lengths != "equal"
         return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
 
-    def count_slots(self, shape: DecodeShape) -> int:
+    def count_cache_slots(self, shape: DecodeShape) -> int:
         """Return the number of tokens that the cache has room for: its pages are whole even if partly filled."""
         drawn = self.draw_sequences(shape)
         return sum(drawn.lengths) if shape.page_size is None else sum(drawn.pages) * shape.page_size
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers: each operand set has queries, and keys and values or one latent."""
-        count, slots = sets * self.count_launches(shape), self.count_slots(shape)
+        count, slots = sets * self.count_launches(shape), self.count_cache_slots(shape)
         queries = sum(self.draw_sequences(shape).queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
@@ -273,37 +283,61 @@ class DecodeProblem(DeclaredProblem):
         return sets * self.work(shape).nbytes
 
 
-_DEFAULT: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
-_LLAMA_8B: Mapping[str, Sequence[object]] = {"heads": (32,), "kv_heads": (8,), "head_dim": make_equal_head_dims(128)}
-_DEEPSEEK: Mapping[str, Sequence[object]] = {
+_DEFAULT_BATCH_AND_CACHE: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
+_LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
+    "heads": (32,),
+    "kv_heads": (8,),
+    "head_dim": make_equal_head_dims(128),
+}
+_DEEPSEEK_V3_SIZES: Mapping[str, Sequence[object]] = {
     "heads": (128,),
     "kv_heads": (1,),
     "head_dim": (HeadDims(576, 512),),
     "is_latent": (True,),
     "page_size": (64,),
 }
-_BOTH_CACHES = (None, 16)
+_CONTIGUOUS_AND_PAGED = (None, 16)
 
-PRESETS: Mapping[str, Preset[DecodeShape]] = {
-    "llama-8b-decode": Preset(sizes={**_LLAMA_8B, **_DEFAULT, "batch": (8, 64), "page_size": _BOTH_CACHES}),
-    "llama-70b-decode": Preset(
-        sizes={**_LLAMA_8B, **_DEFAULT, "heads": (64,), "batch": (8, 64), "page_size": _BOTH_CACHES}
+DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
+    "llama-8b-decode": Preset(
+        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _CONTIGUOUS_AND_PAGED}
     ),
-    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK, **_DEFAULT, "batch": (16, 128)}),
+    "llama-70b-decode": Preset(
+        sizes={
+            **_LLAMA_8B_SIZES,
+            **_DEFAULT_BATCH_AND_CACHE,
+            "heads": (64,),
+            "batch": (8, 64),
+            "page_size": _CONTIGUOUS_AND_PAGED,
+        }
+    ),
+    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK_V3_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (16, 128)}),
     "speculative": Preset(
-        sizes={**_LLAMA_8B, "batch": (16,), "queries": (2, 4, 8, 16), "cache_len": (8192,), "page_size": _BOTH_CACHES}
+        sizes={
+            **_LLAMA_8B_SIZES,
+            "batch": (16,),
+            "queries": (2, 4, 8, 16),
+            "cache_len": (8192,),
+            "page_size": _CONTIGUOUS_AND_PAGED,
+        }
     ),
     "chunked-prefill": Preset(
-        sizes={**_LLAMA_8B, "batch": (4,), "queries": (512, 2048), "cache_len": (8192, 32768), "page_size": (16,)}
+        sizes={**_LLAMA_8B_SIZES, "batch": (4,), "queries": (512, 2048), "cache_len": (8192, 32768), "page_size": (16,)}
     ),
     "ragged-decode": Preset(
-        sizes={**_LLAMA_8B, **_DEFAULT, "lengths": ("uniform", "tail"), "cache_len": (32768,), "page_size": (16,)}
+        sizes={
+            **_LLAMA_8B_SIZES,
+            **_DEFAULT_BATCH_AND_CACHE,
+            "lengths": ("uniform", "tail"),
+            "cache_len": (32768,),
+            "page_size": (16,),
+        }
     ),
     "ragged-prefill": Preset(
         shapes={
             DecodeShape(16, 32, 8, length, length, 128, 128, "uniform", page): ""
             for length in (2048, 8192)
-            for page in _BOTH_CACHES
+            for page in _CONTIGUOUS_AND_PAGED
         }
     ),
 }
@@ -315,7 +349,7 @@ class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
     operation = "decode"
     reports_memory = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
-    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME,)
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE,)
 
     def unsupported(self, backend: Backend, problem: DecodeProblem) -> str | None:
         if problem.cache_dtype not in self.cache_dtypes:
@@ -359,7 +393,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return self.shapes_of({}, backend)
 
     def presets(self) -> Mapping[str, Preset[DecodeShape]]:
-        return PRESETS
+        return DECODE_PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
         """Return a shape for every combination of sizes. The defaults are a layer of Llama 8B."""
@@ -408,7 +442,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
         queries, cache = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
-        lengths, page = chooser.choice(tuple(LENGTHS.values())), chooser.choice((None, 16, 256))
+        lengths, page = chooser.choice(tuple(LENGTH_DISTRIBUTIONS.values())), chooser.choice((None, 16, 256))
         shape = DecodeShape(batch, heads, kv_heads, min(queries, 16), cache, width, width, lengths, page)
         return {"data": chooser.choice(("normal", "uniform")), "shape": shape}
 

@@ -25,22 +25,22 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UsageError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.attention_reference import divide_norms, find_worst_row_error, to_float64
-from mamf.operations.attention.torch_attention import Library, get_tolerance
+from mamf.operations.attention.attention_reference import compute_norm_ratio, compute_worst_row_error, to_float64
+from mamf.operations.attention.torch_attention import Library, get_attention_tolerance
 from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import (
+    ChangeDetector,
     OperandSet,
-    Signs,
-    Unchanged,
-    check_torch,
+    SignFlipper,
+    check_torch_backend,
+    combine_operand_sets,
     explain_wrong_type,
     get_max_error,
     join_rows,
     list_tensors,
-    prepare_sets,
-    split_sets,
-    take_buffers,
-    use_one_thread,
+    split_into_sets,
+    take_pool_buffers,
+    use_one_torch_thread,
     view_as,
 )
 from mamf.torch_backend import TorchBackend
@@ -63,7 +63,7 @@ class TorchDecode(DecodeKernel):
 
     - ``has_contiguous``, ``has_pages``: the kinds of cache. ``page_multiple``: page sizes must be a multiple of it.
     - ``has_ragged``: sequences may differ in length. ``has_ragged_queries``: they may differ in the number of queries.
-    - ``has_latent``: the cache may store a latent. ``has_heads``: it may store separate keys and values.
+    - ``has_latent``: the cache may store a latent. ``has_separate_kv``: it may store separate keys and values.
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
     - ``head_dims``: the head dimensions without a latent.
     """
@@ -74,15 +74,17 @@ class TorchDecode(DecodeKernel):
     has_ragged: ClassVar[bool] = True
     has_ragged_queries: ClassVar[bool] = True
     has_latent: ClassVar[bool] = False
-    has_heads: ClassVar[bool] = True
+    has_separate_kv: ClassVar[bool] = True
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch(backend)
+        return check_torch_backend(backend)
 
     @abstractmethod
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
         """Plan and compile for one shape. The output has the elements of [queries, heads, head_dim_v], in any shape."""
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
@@ -99,7 +101,10 @@ class TorchDecode(DecodeKernel):
             (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries per sequence"),
             (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
-            (not shape.is_latent and not self.has_heads, "needs a latent: --latent --kv-heads 1 --head-dims 576/512"),
+            (
+                not shape.is_latent and not self.has_separate_kv,
+                "needs a latent: --latent --kv-heads 1 --head-dims 576/512",
+            ),
             (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
@@ -116,8 +121,8 @@ class TorchDecode(DecodeKernel):
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # a graph already rotates over caches
         count = sets * problem.count_launches(shape)
-        memory = split_sets(take_buffers(pool, problem.buffers(shape, sets)), count)
-        tables = shuffle_pages(problem, shape, backend.device)
+        memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), count)
+        tables = make_shuffled_tables(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
         prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
         ready = [each.operand_set() for each in prepared]
@@ -125,7 +130,7 @@ class TorchDecode(DecodeKernel):
             ready = [capture_graph(backend, ready)]
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
         watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
-        return prepare_sets(ready, Unchanged(watched))
+        return combine_operand_sets(ready, ChangeDetector(watched))
 
 
 def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
@@ -148,18 +153,18 @@ class PreparedDecode:
         kernel: TorchDecode,
         problem: DecodeProblem,
         shape: DecodeShape,
-        tables: Tables,
+        tables: CacheTables,
         flat: Mapping[str, torch.Tensor],
         bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, get_tolerance(problem.dtype)
+        self._shape, self._bound, self._tolerance = shape, bound, get_attention_tolerance(problem.dtype)
         version = kernel.version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._compared = shape, tables, self._operands
 
     def operand_set(self) -> OperandSet:
-        signs = Signs(join_rows(self._operands.k if self._shape.is_latent else self._operands.v))
+        signs = SignFlipper(join_rows(self._operands.k if self._shape.is_latent else self._operands.v))
         return OperandSet(
             self.launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
@@ -196,7 +201,7 @@ class PreparedDecode:
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:
     """View the flat buffers of one operand set as queries, keys and values."""
-    slots, rows = problem.count_slots(shape), sum(problem.draw_sequences(shape).queries)
+    slots, rows = problem.count_cache_slots(shape), sum(problem.draw_sequences(shape).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
     k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
     v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
@@ -234,7 +239,7 @@ _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 
 
 @dataclass(frozen=True)
-class Tables:
+class CacheTables:
     """Where the tokens of each sequence are in the cache. Tensors are int32, on the device.
 
     - ``pages``: for each sequence its page numbers in order; empty for a contiguous cache.
@@ -266,17 +271,17 @@ class Tables:
         offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def iterate_query_rows(self) -> Iterator[tuple[int, slice]]:
+    def yield_query_rows(self) -> Iterator[tuple[int, slice]]:
         """Yield the number of each sequence and the slice of its queries."""
         starts = itertools.accumulate(self.drawn.queries, initial=0)
         for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
             yield sequence, slice(start, start + count)
 
 
-def make_tables(
+def make_cache_tables(
     shape: DecodeShape, drawn: DrawnSequences, pages: Sequence[Sequence[int]], device: torch.device
-) -> Tables:
-    """Make the tables of a shape on a device. ``pages``: see ``Tables``.
+) -> CacheTables:
+    """Make the tables of a shape on a device. ``pages``: see ``CacheTables``.
 
     Raises UsageError for a page outside the cache, or one that two sequences use.
     """
@@ -294,17 +299,17 @@ def make_tables(
     last = indices([(length - 1) % size + 1 for length in drawn.lengths])
     table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
     lengths, all_pages = indices(drawn.lengths), indices(everything)
-    return Tables(shape, drawn, pages, lengths, last, queries, tokens, in_pages, all_pages, table)
+    return CacheTables(shape, drawn, pages, lengths, last, queries, tokens, in_pages, all_pages, table)
 
 
-def shuffle_pages(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> Tables:
+def make_shuffled_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> CacheTables:
     """Make tables whose pages are in random order, as in a server that has run for a while."""
     drawn = problem.draw_sequences(shape)
     if shape.page_size is None:
-        return make_tables(shape, drawn, (), device)
+        return make_cache_tables(shape, drawn, (), device)
     generator = torch.Generator().manual_seed(problem.seed)
     places = iter(torch.randperm(sum(drawn.pages), generator=generator).tolist())
-    return make_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
+    return make_cache_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
 
 
 class Operands(NamedTuple):
@@ -319,7 +324,7 @@ class Operands(NamedTuple):
     v: torch.Tensor
 
 
-def compute_attention(
+def compute_sequence_attention(
     shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
 ) -> torch.Tensor:
     """Compute the attention of one sequence in float64; return [rows, heads, head_dim_v].
@@ -341,26 +346,33 @@ def compute_attention(
 
 
 def compare_sequences(
-    shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float, is_whole: bool = False
+    shape: DecodeShape,
+    tables: CacheTables,
+    operands: Operands,
+    output: torch.Tensor,
+    bound: float,
+    is_whole: bool = False,
 ) -> Verdict:
     """Compare the output of a random sequence, or of all sequences if ``is_whole``. ``output``: [queries, heads,
     head_dim_v].
     """
-    sequences, parts = list(tables.iterate_query_rows()), []
+    sequences, parts = list(tables.yield_query_rows()), []
     chosen = sequences if is_whole else [secrets.choice(sequences)]
     for sequence, rows in chosen:
         slots = tables.locate_tokens(sequence)
         q, k, v = operands.q[rows], gather_tokens(operands.k, slots), gather_tokens(operands.v, slots)
         step = max(1, _CHUNK // (len(slots) * shape.heads))
-        parts += [compute_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)]
+        parts += [
+            compute_sequence_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)
+        ]
     return compare_outputs(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
 
 
 def compare_on_host(
-    shape: DecodeShape, tables: Tables, operands: Operands, output: torch.Tensor, bound: float
+    shape: DecodeShape, tables: CacheTables, operands: Operands, output: torch.Tensor, bound: float
 ) -> Verdict | None:
     """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
-    sequence, rows = secrets.choice(list(tables.iterate_query_rows()))
+    sequence, rows = secrets.choice(list(tables.yield_query_rows()))
     if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
         return None
     kv, slots = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
@@ -369,8 +381,8 @@ def compare_on_host(
         operands.q[rows, heads].cpu(),
         *(gather_tokens(each[:, kv : kv + 1], slots).cpu() for each in operands[1:]),
     )
-    with use_one_thread():
-        return compare_outputs(output[rows, heads][some].cpu(), compute_attention(shape, q, k, v, some), bound)
+    with use_one_torch_thread():
+        return compare_outputs(output[rows, heads][some].cpu(), compute_sequence_attention(shape, q, k, v, some), bound)
 
 
 def gather_tokens(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -389,8 +401,8 @@ def compare_outputs(output: torch.Tensor, expected: torch.Tensor, bound: float) 
     """
     found = output.to(expected.dtype)
     size = expected.square().sum().item()
-    error = divide_norms((found - expected).square().sum().item(), size)
-    row = find_worst_row_error(found, expected) * bound / _ROW_TOLERANCE
+    error = compute_norm_ratio((found - expected).square().sum().item(), size)
+    row = compute_worst_row_error(found, expected) * bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0
     most = min(_MAX_SLOPE_ERROR, bound) + _MAX_DEVIATIONS * error / math.sqrt(rows)

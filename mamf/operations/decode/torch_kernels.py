@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, Unavailable
-from mamf.operations.attention.torch_attention import NO_BACKEND_ERRORS
-from mamf.operations.attention.torch_kernels import check_flex
+from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
+from mamf.operations.attention.torch_kernels import check_flex_attention
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, Operands, Tables, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, Operands, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
@@ -37,9 +37,11 @@ class SdpaKvcache(TorchDecode):
         return super().unsupported_shape(problem, shape)
 
     def refuses(self, error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERRORS)
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERROR_TEXTS)
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
         def attend(operands: Operands) -> torch.Tensor:
             q, k, v = (
                 each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (operands.q, operands.k, operands.v)
@@ -78,9 +80,15 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_flex(backend, backend.is_accelerator) or _check_block_masks() or super().unavailable(backend)
+        return (
+            check_flex_attention(backend, backend.is_accelerator)
+            or _check_block_masks()
+            or super().unavailable(backend)
+        )
 
-    def bind(self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: Tables) -> BoundKernel:
+    def bind(
+        self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
+    ) -> BoundKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
         mask, has_groups = make_block_mask(shape, tables), shape.group > 1
@@ -99,7 +107,7 @@ class FlexKvcache(TorchDecode):
         return BoundKernel(attend)
 
 
-def make_block_mask(shape: DecodeShape, tables: Tables) -> Any:
+def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
     """Make a block mask in which the queries of a sequence see its pages and no other blocks of the cache."""
     from torch.nn.attention.flex_attention import BlockMask
 

@@ -30,100 +30,106 @@ from mamf.operations.matmul.cublaslt_library import (
     SCALE_MODES,
     CublasLtError,
     CublasLtLibrary,
-    Matrix,
-    Product,
+    MatmulDescriptors,
+    MatrixDescription,
 )
-from mamf.operations.matmul.scaled_formats import FormatMatmul, lay_out_scales
+from mamf.operations.matmul.scaled_formats import ScaledFormatMatmul, lay_out_scales
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
-from mamf.operations.quantization import Quantized
+from mamf.operations.quantization import QuantizedOperand
 
 _torch_c: Any = torch._C
 # The number of proposals requested from the heuristic; later ones are less and less likely to be fast.
-_ALGORITHMS = 8
+_REQUESTED_PROPOSALS = 8
 # The largest workspace that a proposal may need; only the needed size is allocated.
 _MAX_WORKSPACE_BYTES = 512 * MIB
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 #: The output dtypes by operand dtype.
-_OUTPUTS = {
+_OUTPUT_DTYPES = {
     "bfloat16": ("bfloat16", "float32"),
     "float16": ("float16", "float32"),
     "tf32": ("float32",),
     "float32": ("float32",),
     "float64": ("float64",),
     "int8": ("int32", "int8"),
-    **dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32")),
+    **dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32")),
 }
 _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
 
 
-class _Proposals(MatmulKernel):
+class _CublasLtMatmul(MatmulKernel):
     """A kernel with one variant per proposal of the heuristic. ``rank``: the index of a proposal, by default 0."""
 
     base_name: str
     has_cheap_variants = True
 
     def __init__(self, rank: int | None = None) -> None:
-        self.rank, self._is_named = rank or 0, rank is not None
+        self.rank, self._is_rank_given = rank or 0, rank is not None
         self.name = self.base_name if rank is None else f"{self.base_name}[{rank}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        library = cublaslt_library.load_library()
+        library = cublaslt_library.load_cublaslt()
         return library if isinstance(library, Unavailable) else super().unavailable(backend)
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self._is_named else [type(self)(rank) for rank in range(_ALGORITHMS)]
+        return (self,) if self._is_rank_given else [type(self)(rank) for rank in range(_REQUESTED_PROPOSALS)]
 
     def refuses(self, error: Exception) -> bool:
         return isinstance(error, CublasLtError) and error.is_refusal
 
-    def make_launch(
-        self, problem: MatmulProblem, a: Matrix, b: Matrix, c: torch.Tensor, alpha: float, kept: object
+    def make_matmul_launch(
+        self,
+        problem: MatmulProblem,
+        a: MatrixDescription,
+        b: MatrixDescription,
+        c: torch.Tensor,
+        alpha: float,
+        kept_alive: object,
     ) -> Callable[[], object]:
         """Return the launch of C = alpha * A @ B.
 
-        ``a``, ``b``: descriptions of the transposes of A and B. ``kept``: the memory of A and B, which is kept as long
-        as the launch.
+        ``a``, ``b``: descriptions of the transposes of A and B. ``kept_alive``: the memory of A and B, which is kept as
+        long as the launch.
         """
-        library = cublaslt_library.load_library()
+        library = cublaslt_library.load_cublaslt()
         if isinstance(library, Unavailable):
             raise UnsupportedError(str(library))
         device = c.device.index or 0
-        output = Matrix(DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
+        output = MatrixDescription(DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
         compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
         scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
-        product = Product(
-            *(library, _get_handle(library, device), (b, a, output)),
+        product = MatmulDescriptors(
+            *(library, _get_cublaslt_handle(library, device), (b, a, output)),
             *(compute_type, DATA_TYPES[scale_type], problem.fast_accumulation),
         )
         try:
-            found = product.request_proposals(_ALGORITHMS, _MAX_WORKSPACE_BYTES)
+            found = product.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
             if self.rank >= len(found):
                 raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
             workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
         except BaseException:
-            product.release()
+            product.destroy_descriptors()
             raise
-        arguments = product.make_arguments(found[self.rank], alpha, workspace.data_ptr())
+        arguments = product.make_launch_arguments(found[self.rank], alpha, workspace.data_ptr())
         multiply, raw_stream = library.call["cublasLtMatmul"], _torch_c._cuda_getCurrentRawStream
 
         def launch() -> None:
             multiply(*arguments, raw_stream(device))
 
-        weakref.finalize(launch, _release_product, product, (c, workspace, kept)).atexit = False
+        weakref.finalize(launch, _release_descriptors, product, (c, workspace, kept_alive)).atexit = False
         return launch
 
 
-class CublasLt(_Proposals, TorchMatmul):
+class CublasLt(_CublasLtMatmul, TorchMatmul):
     """Matmul of operands without scales."""
 
     base_name = "cublaslt"
     has_padding = True
-    dtypes = tuple(_OUTPUTS)
-    outputs = _OUTPUTS
-    fast_dtypes = _FLOAT8
+    dtypes = tuple(_OUTPUT_DTYPES)
+    outputs = _OUTPUT_DTYPES
+    fast_dtypes = _FLOAT8_DTYPES
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
@@ -133,59 +139,61 @@ class CublasLt(_Proposals, TorchMatmul):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        alpha = problem.output_scale(a.shape[1])
-        left, right = _describe_transposed(a, problem.dtype), _describe_transposed(b, problem.b_dtype)
-        return self.make_launch(problem, left, right, c, alpha, (a, b)), alpha
+        alpha = problem.compute_output_scale(a.shape[1])
+        left, right = _describe_transposed_operand(a, problem.dtype), _describe_transposed_operand(b, problem.b_dtype)
+        return self.make_matmul_launch(problem, left, right, c, alpha, (a, b)), alpha
 
 
-class ScaledCublasLt(_Proposals, FormatMatmul):
+class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
     """Matmul of operands in scaled formats."""
 
     base_name = "cublaslt-scaled"
     dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
 
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]
-        left, right = (_describe_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
-        return self.make_launch(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
+        left, right = (_describe_transposed_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
+        return self.make_matmul_launch(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
 
 
-def _describe_transposed(operand: torch.Tensor, dtype: str) -> Matrix:
+def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDescription:
     """Describe the transpose of an operand. A matrix that torch stores by rows is its transpose stored by columns."""
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
-        return Matrix(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
-    return Matrix(DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True)
+        return MatrixDescription(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
+    return MatrixDescription(
+        DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
+    )
 
 
-def _describe_quantized(operand: Quantized, scales: torch.Tensor) -> Matrix:
+def _describe_transposed_quantized(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
     """Describe the transpose of a quantized operand, with its laid-out ``scales``."""
     (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
-    mode = SCALE_MODES[operand.scaling.rows, operand.scaling.columns]
-    return Matrix(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
+    mode = SCALE_MODES[operand.scaling.block_rows, operand.scaling.block_columns]
+    return MatrixDescription(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
 
 
 @functools.cache
-def _get_handle(library: CublasLtLibrary, device: int) -> c_void_p:
+def _get_cublaslt_handle(library: CublasLtLibrary, device: int) -> c_void_p:
     """Return cuBLASLt's handle for a device, which must be the current device."""
     return library.create_object("")
 
 
-_WORKSPACES: dict[torch.device, torch.Tensor] = {}
+_WORKSPACE_BY_DEVICE: dict[torch.device, torch.Tensor] = {}
 
 
 def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     """Return the device's workspace, with at least ``nbytes`` bytes. All launches share it, so they must not run on two
     streams at once.
     """
-    known = _WORKSPACES.get(device)
+    known = _WORKSPACE_BY_DEVICE.get(device)
     if known is None or known.numel() < nbytes:
-        known = _WORKSPACES[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        known = _WORKSPACE_BY_DEVICE[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
     return known
 
 
-def _release_product(product: Product, kept: object) -> None:
-    """Release the descriptors of a launch. ``kept``: the memory that the launch needed, kept until this call."""
-    product.release()
+def _release_descriptors(product: MatmulDescriptors, kept_alive: object) -> None:
+    """Release the descriptors of a launch. ``kept_alive``: the memory that the launch needed, kept until this call."""
+    product.destroy_descriptors()

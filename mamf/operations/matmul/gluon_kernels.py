@@ -95,7 +95,7 @@ def multiply(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def multiply_in_groups(  # type: ignore[no-untyped-def]
+def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
     a, b, c, m, n, k, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
 ):
     """Compute C = A @ B^T with two groups of warps that multiply and one that loads. Each tile has ``BLOCKS`` blocks of

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.dtypes import DTYPES, to_canonical_name
+from mamf.dtypes import DTYPES, canonicalize_dtype_name
 from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_values
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
-    LAYOUT_BY_PRODUCT,
-    LAYOUTS,
-    PADDINGS,
+    LAYOUT_BY_LAYER_PASS,
+    MATMUL_LAYOUTS,
+    PADDING_SUFFIXES,
     PRESETS,
     MatmulKernel,
     MatmulProblem,
@@ -31,8 +31,8 @@ from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kern
 # A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
 # have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
 # https://github.com/facebookexperimental/triton/pull/2767
-_DEEP_SHARE, _KNOWN_DEPTHS, _DEPTHS = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
-_DEEP_SIZES = (16, 32, 64, 128, 512)
+_LONG_K_SHARE, _KNOWN_FAULTY_KS, _LONG_KS = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
+_LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
 
 
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
@@ -46,10 +46,10 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
         """Return the problem, as in Operation. The output dtype defaults to that of the operand dtype."""
-        operand = backend.resolve_dtype(to_canonical_name(asked.get("dtype") or backend.default_dtype))
-        output = asked.get("out_dtype") or DTYPES[operand].default_output
+        operand = backend.resolve_dtype(canonicalize_dtype_name(asked.get("dtype") or backend.default_dtype))
+        output = asked.get("out_dtype") or DTYPES[operand].default_output_dtype
         if output not in DTYPES:
-            output = backend.resolve_dtype(to_canonical_name(output))
+            output = backend.resolve_dtype(canonicalize_dtype_name(output))
         return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -59,23 +59,23 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
 
     def words(self, problem: ProductProblemT) -> Sequence[str]:
         """Return the fields that differ from the defaults."""
-        usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output}
+        usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output_dtype}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
     #: The possible numbers of matmuls in a random problem, if shapes begin with that number; empty for a single matmul.
-    random_counts: ClassVar[tuple[int, ...]] = ()
+    random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         layout, data = (
-            chooser.choice(LAYOUTS) + chooser.choice(PADDINGS),
+            chooser.choice(MATMUL_LAYOUTS) + chooser.choice(PADDING_SUFFIXES),
             chooser.choice(("normal", "uniform", "integers", "wide")),
         )
-        counts = [chooser.choice(self.random_counts)] if self.random_counts else []
+        counts = [chooser.choice(self.random_matmul_counts)] if self.random_matmul_counts else []
         sizes = [
-            *chooser.choices(_DEEP_SIZES, k=2),
-            chooser.choice(chooser.choice((_KNOWN_DEPTHS, _KNOWN_DEPTHS, _DEPTHS))),
+            *chooser.choices(_LONG_K_ROWS_AND_COLUMNS, k=2),
+            chooser.choice(chooser.choice((_KNOWN_FAULTY_KS, _KNOWN_FAULTY_KS, _LONG_KS))),
         ]
-        if chooser.random() > _DEEP_SHARE or math.prod(counts + sizes) not in terms:
+        if chooser.random() > _LONG_K_SHARE or math.prod(counts + sizes) not in terms:
             sizes = draw_sizes(chooser, 3, terms, *counts)
         return {"layout": layout, "data": data, "shape": self.shape_type(*counts, *sizes)}
 
@@ -102,7 +102,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
             str,
             "pass through the preset's layers, which also sets the layout",
             "forward",
-            tuple(LAYOUT_BY_PRODUCT),
+            tuple(LAYOUT_BY_LAYER_PASS),
             is_rare=True,
         ),
     )
@@ -120,7 +120,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
             raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, PRESETS)
         (product,) = values.get("product", ("forward",))
         shapes = PRESETS[name].shapes(product, values.get("m"))
-        return Preset(shapes, fields={"layout": (LAYOUT_BY_PRODUCT[product],)}, taken=("m",))
+        return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, taken=("m",))
 
 
 def problem_for(
@@ -159,7 +159,7 @@ def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "
     """
     if name != "auto":
         return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
-    return _choose_default(backend, _find_usable(backend, problem, lambda each: each.is_default))
+    return _choose_default_kernel(backend, _find_available_kernels(backend, problem, lambda each: each.is_default))
 
 
 def choose_search_kernels(
@@ -170,10 +170,10 @@ def choose_search_kernels(
     Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
     if names is None:
-        usable = _find_usable(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
+        usable = _find_available_kernels(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
         others = [each for each, reason in usable if reason is None and each.is_tried_unasked]
         has_default = any(each.is_default and reason is None for each, reason in usable)
-        default = others[0] if others and not has_default else _choose_default(backend, usable)
+        default = others[0] if others and not has_default else _choose_default_kernel(backend, usable)
         return [default, *(other for other in others if other.name != default.name)]
     require_values("kernels", names, str)
     chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
@@ -184,7 +184,7 @@ def choose_search_kernels(
     return chosen
 
 
-def _find_usable(
+def _find_available_kernels(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
 ) -> list[tuple[MatmulKernel, str | None]]:
     """Return the available kernels that are wanted, each with why it does not support this problem, or None."""
@@ -197,7 +197,7 @@ def _find_usable(
     return found
 
 
-def _choose_default(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
+def _choose_default_kernel(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
     reasons = []
     for each, reason in usable:
         if each.is_default:
@@ -224,7 +224,7 @@ def get_installed_kernel(name: str) -> MatmulKernel:
     )
 
 
-def get_reference_kernels(
+def get_ceiling_kernels(
     names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
 ) -> dict[str, MatmulKernel]:
     """Return the kernels that ceilings were measured with, by their names in logs.

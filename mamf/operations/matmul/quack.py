@@ -19,8 +19,8 @@ from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
-_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
-_ALIGNMENT = 8  # elements
+_CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
+_ALIGNMENT_ELEMENTS = 8  # elements
 #: Configurations by the architecture's major version: the tile of C, the cluster of tiles, and whether it uses
 #: ping-pong. The first one is the default.
 _CONFIGURATIONS = {
@@ -49,14 +49,14 @@ class Quack(TorchMatmul):
 
     def __init__(self, text: str | None = None, architecture: int = 9) -> None:
         self.text, self._architecture = text, architecture
-        if text is not None and _PATTERN.fullmatch(text) is None:
+        if text is not None and _CONFIGURATION_PATTERN.fullmatch(text) is None:
             raise UsageError(f"{text!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
         self.name = "quack" if text is None else f"quack[{text}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        if get_architecture(backend) not in _CONFIGURATIONS:
+        if get_architecture_major(backend) not in _CONFIGURATIONS:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
@@ -68,18 +68,18 @@ class Quack(TorchMatmul):
             shape.k if problem.layout[1] == "t" else shape.n,
             shape.n,
         }
-        if any(length % _ALIGNMENT for length in rows):
-            return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT} elements"
+        if any(length % _ALIGNMENT_ELEMENTS for length in rows):
+            return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT_ELEMENTS} elements"
         return None
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
         if self.text is not None:
             return (self,)
-        architecture = get_architecture(backend)
+        architecture = get_architecture_major(backend)
         return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
-        return Quack(self.text, get_architecture(backend))
+        return Quack(self.text, get_architecture_major(backend))
 
     def refuses(self, error: Exception) -> bool:
         """Return whether the error means that CuTe DSL, or a check in quack itself, rejects the configuration."""
@@ -93,20 +93,20 @@ class Quack(TorchMatmul):
             from quack.gemm_interface import gemm_tuned
 
             product: Any = gemm_tuned.fn  # the function without its tuner
-            config = GemmConfig(**self._fields())
+            config = GemmConfig(**self._make_gemm_config_fields())
         except (ImportError, AttributeError, TypeError) as error:
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
-        return functools.partial(_launch, product, a, b, c, config), 1.0
+        return functools.partial(_launch_gemm, product, a, b, c, config), 1.0
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        return {"configuration": self._configuration}
+        return {"configuration": self.configuration_or_default}
 
     @property
-    def _configuration(self) -> str:
+    def configuration_or_default(self) -> str:
         return self.text or _CONFIGURATIONS[self._architecture][0]
 
-    def _fields(self) -> dict[str, Any]:
-        match = _PATTERN.fullmatch(self._configuration)
+    def _make_gemm_config_fields(self) -> dict[str, Any]:
+        match = _CONFIGURATION_PATTERN.fullmatch(self.configuration_or_default)
         assert match is not None
         tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
         return {
@@ -120,11 +120,11 @@ class Quack(TorchMatmul):
         }
 
 
-def _launch(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
+def _launch_gemm(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
     product(a, b, c, config=config)
 
 
-def get_architecture(backend: Backend) -> int:
+def get_architecture_major(backend: Backend) -> int:
     """Return the major version of an NVIDIA architecture, such as 9 for sm_90; 0 if it is unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

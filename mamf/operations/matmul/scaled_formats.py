@@ -17,17 +17,17 @@ from mamf.operations.operand_sets import OperandSet, use_float32_precision, view
 from mamf.operations.products import (
     ScaledProducts,
     choose_smaller_operand,
-    make_product_set,
+    make_matmul_operand_set,
+    make_quantized_change_detector,
     quantize_operand,
-    view_rows,
-    watch_quantized_operands,
+    view_operand_rows,
 )
-from mamf.operations.quantization import Quantized, swizzle
-from mamf.operations.whole_products import Part
+from mamf.operations.quantization import QuantizedOperand, swizzle_scales
+from mamf.operations.whole_products import MatmulPart
 from mamf.torch_backend import to_torch_dtype
 
 #: torch's name of how an operand is scaled, by the size of its blocks.
-_RECIPES = {
+_TORCH_SCALING_NAMES = {
     (1, None): "RowWise",
     (1, 128): "BlockWise1x128",
     (128, 128): "BlockWise128x128",
@@ -35,20 +35,20 @@ _RECIPES = {
     (1, 16): "BlockWise1x16",
 }
 #: What _scaled_mm writes, by the dtype of A.
-_OUTPUTS = {
+_OUTPUT_DTYPES = {
     dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
     for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 }
 #: What cuBLAS pads scales of 128x128 blocks to, along K.
-_PADDED_TO = 4
+_BLOCK_SCALES_MULTIPLE = 4
 
 
-class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
+class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
     """Matmul of quantized operands and their scales. Derived classes define the launch."""
 
     @abstractmethod
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         """Return the launch over A (M,K) and B (N,K), whose rows are the columns of C."""
 
@@ -56,21 +56,21 @@ class FormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = watch_quantized_operands(a, b)
-        values, weights = (view_rows(shape, name, flat)[None] for name in ("a", "b"))
+        unchanged = make_quantized_change_detector(a, b)
+        values, weights = (view_operand_rows(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
-        return make_product_set(
+        return make_matmul_operand_set(
             problem,
             self.bind(backend, problem, a, b, c),
             c,
-            lambda output: [Part(a, b, output[None])],
+            lambda output: [MatmulPart(a, b, output[None])],
             choose_smaller_operand(a.elements, b.elements),
-            exact=lambda output: [Part(values, weights, output[None])],
-            changed=unchanged,
+            split_unquantized=lambda output: [MatmulPart(values, weights, output[None])],
+            find_changed=unchanged,
         )
 
 
-class FunctionalScaledMm(FormatMatmul):
+class FunctionalScaledMm(ScaledFormatMatmul):
     """torch.nn.functional.scaled_mm, which calls the vendor's library. It supports some of the formats."""
 
     name = "F.scaled_mm"
@@ -78,41 +78,42 @@ class FunctionalScaledMm(FormatMatmul):
     is_default = True
 
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         functional: Any = torch.nn.functional
         has_swizzle = backend.runtime != "hip"
         scale_a, scale_b = lay_out_scales(a, has_swizzle), lay_out_scales(b, has_swizzle)
-        if b.scaling.rows > 1 or b.scaling.columns is None:
+        if b.scaling.block_rows > 1 or b.scaling.block_columns is None:
             scale_b = scale_b.t()
         options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
-        if a.scaling.dtype != "float32":
+        if a.scaling.scale_dtype != "float32":
             kinds = functional.SwizzleType
-            swizzle = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
-            options |= {"swizzle_a": swizzle, "swizzle_b": swizzle}
+            swizzle_scales = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
+            options |= {"swizzle_a": swizzle_scales, "swizzle_b": swizzle_scales}
         recipe_a, recipe_b = (
-            getattr(functional.ScalingType, _RECIPES[each.scaling.rows, each.scaling.columns]) for each in (a, b)
+            getattr(functional.ScalingType, _TORCH_SCALING_NAMES[each.scaling.block_rows, each.scaling.block_columns])
+            for each in (a, b)
         )
         left, right = a.packed, b.packed.t()
         return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
 
 
-def lay_out_scales(operand: Quantized, has_swizzle: bool) -> torch.Tensor:
+def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor:
     """Return an operand's scales in the memory layout that torch's scaled_mm requires.
 
     Scales of 1x128 blocks are stored by columns. Scales of 128x128 blocks are padded along K. Scales of MX and NVFP4
-    are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle``.
+    are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle_scales``.
     """
     scales, scaling = operand.scales, operand.scaling
-    if scaling.dtype != "float32":
-        flat = swizzle(scales) if has_swizzle else scales.reshape(-1)
-        return flat.view(getattr(torch, scaling.dtype))
-    if scaling.rows > 1:
-        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _PADDED_TO))
-    return scales if scaling.columns is None else scales.t().contiguous().t()
+    if scaling.scale_dtype != "float32":
+        flat = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
+        return flat.view(getattr(torch, scaling.scale_dtype))
+    if scaling.block_rows > 1:
+        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _BLOCK_SCALES_MULTIPLE))
+    return scales if scaling.block_columns is None else scales.t().contiguous().t()
 
 
-class Dequantized(FormatMatmul):
+class Dequantized(ScaledFormatMatmul):
     """Dequantizes both operands and multiplies them in float32, all in the launch, for devices without the format."""
 
     name = "dequantized"
@@ -125,17 +126,17 @@ class Dequantized(FormatMatmul):
         return use_float32_precision("highest")
 
     def bind(
-        self, backend: Backend, problem: MatmulProblem, a: Quantized, b: Quantized, c: torch.Tensor
+        self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
-        return lambda: c.copy_(torch.mm(a.values(), b.values().t()))
+        return lambda: c.copy_(torch.mm(a.dequantize(), b.dequantize().t()))
 
 
 class ScaledMm(TorchMatmul):
     name = "scaled_mm"
     is_default = True
     function = "_scaled_mm"
-    dtypes = tuple(_OUTPUTS)
-    outputs = _OUTPUTS
+    dtypes = tuple(_OUTPUT_DTYPES)
+    outputs = _OUTPUT_DTYPES
     fast_dtypes = dtypes
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from mamf.backend import Backend
-from mamf.dtypes import DTYPES, compute_tolerance
+from mamf.dtypes import DTYPES, compute_error_tolerance
 from mamf.errors import MAX_SIZE, Sizes, count_values, parse_size, require_known, require_steps, require_whole_number
 from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
 from mamf.operation import DeclaredProblem, describe
 from mamf.plans import Shape
 
 
-def _make_size_field(help: str) -> Mapping[str, Any]:
+def _make_size_metadata(help: str) -> Mapping[str, Any]:
     return describe(help, read=parse_size, default="4096", has_range=True)
 
 
@@ -28,9 +28,9 @@ class MatmulShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
-    m: int = field(metadata=_make_size_field("rows of A and C"))
-    n: int = field(metadata=_make_size_field("columns of B and C"))
-    k: int = field(metadata=_make_size_field("size of the reduction: columns of A and rows of B"))
+    m: int = field(metadata=_make_size_metadata("rows of A and C"))
+    n: int = field(metadata=_make_size_metadata("columns of B and C"))
+    k: int = field(metadata=_make_size_metadata("size of the reduction: columns of A and rows of B"))
 
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
@@ -59,7 +59,7 @@ class MatmulShape(Sizes):
 
 
 #: The matmul that all devices of a shared run measure, so that their rows can be compared.
-COMMON_PRODUCT = MatmulShape(8192, 8192, 8192)
+COMMON_MATMUL_SHAPE = MatmulShape(8192, 8192, 8192)
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
 
 
 #: The layout of each matmul of a linear layer: y = x W^T (forward), dx = dy W (grad-input), dW = dy^T x (grad-weight).
-LAYOUT_BY_PRODUCT: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
-_DECODE = (1, 8, 16, 32, 64, 128, 256, 512)
-_TRAINING = (8192,)
+LAYOUT_BY_LAYER_PASS: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
+_DECODE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
+_TRAINING_TOKENS = (8192,)
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearLayer:
     """y = x W^T with x (tokens, ``inputs``) and W (``outputs``, ``inputs``)."""
 
     name: str
@@ -139,8 +139,8 @@ class Linear:
 class LayerPreset:
     """The layers of a preset, and the token counts to measure them with."""
 
-    layers: tuple[Linear, ...]
-    tokens: tuple[int, ...] = _TRAINING
+    layers: tuple[LinearLayer, ...]
+    tokens: tuple[int, ...] = _TRAINING_TOKENS
 
     def shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
         """Return the shapes of the matmuls, each with the names of its layers. Layers of the same shape share a row."""
@@ -151,35 +151,35 @@ class LayerPreset:
         return {shape: ", ".join(dict.fromkeys(names)) for shape, names in found.items()}
 
 
-def _llama(name: str, hidden: int, inside: int, kv: int) -> tuple[Linear, ...]:
+def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int) -> tuple[LinearLayer, ...]:
     return (
-        Linear(f"{name} qkv", hidden + 2 * kv, hidden),
-        Linear(f"{name} out", hidden, hidden),
-        Linear(f"{name} gate+up", 2 * inside, hidden),
-        Linear(f"{name} down", hidden, inside),
-        Linear(f"{name} logits", 128256, hidden),
+        LinearLayer(f"{name} qkv", hidden_size + 2 * kv_size, hidden_size),
+        LinearLayer(f"{name} out", hidden_size, hidden_size),
+        LinearLayer(f"{name} gate+up", 2 * mlp_size, hidden_size),
+        LinearLayer(f"{name} down", hidden_size, mlp_size),
+        LinearLayer(f"{name} logits", 128256, hidden_size),
     )
 
 
-_LLAMA_8B = _llama("llama-8b", 4096, 14336, 1024)
-_LLAMA_70B = _llama("llama-70b", 8192, 28672, 1024)
+_LLAMA_8B = _make_llama_layers("llama-8b", 4096, 14336, 1024)
+_LLAMA_70B = _make_llama_layers("llama-70b", 8192, 28672, 1024)
 _DEEPSEEK_V3_ATTENTION = (
-    Linear("deepseek-v3 q down", 1536, 7168),
-    Linear("deepseek-v3 q up", 128 * (128 + 64), 1536),
-    Linear("deepseek-v3 kv down", 512 + 64, 7168),
-    Linear("deepseek-v3 kv up", 128 * (128 + 128), 512),
-    Linear("deepseek-v3 out", 7168, 128 * 128),
+    LinearLayer("deepseek-v3 q down", 1536, 7168),
+    LinearLayer("deepseek-v3 q up", 128 * (128 + 64), 1536),
+    LinearLayer("deepseek-v3 kv down", 512 + 64, 7168),
+    LinearLayer("deepseek-v3 kv up", 128 * (128 + 128), 512),
+    LinearLayer("deepseek-v3 out", 7168, 128 * 128),
 )
 
 PRESETS: Mapping[str, LayerPreset] = {
-    "decode": LayerPreset(_LLAMA_8B, _DECODE),
+    "decode": LayerPreset(_LLAMA_8B, _DECODE_TOKENS),
     "llama-8b": LayerPreset(_LLAMA_8B),
     "llama-70b": LayerPreset(_LLAMA_70B),
     "attention-projections": LayerPreset((*_LLAMA_8B[:2], *_LLAMA_70B[:2], *_DEEPSEEK_V3_ATTENTION)),
 }
 
 
-def name_layers(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
+def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
     """Name the weights of shapes that share N and K and differ in M, the number of tokens.
 
     The name is that of a layer if the shapes contain all layers of its preset, or else ``Mx{N}x{K}``. Shapes that share
@@ -196,15 +196,15 @@ def name_layers(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
     return {MatmulShape(m, *weights): name for weights, name in names.items() for m in tokens[weights]}
 
 
-LAYOUTS = ("nt", "nn", "tn", "tt")
+MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
 #: The suffixes of a layout: the number of unused elements after each stored row of A and B.
-PADDINGS = ("", "+1", "+8", "+24")
-_ALL_LAYOUTS = tuple(layout + padding for padding in PADDINGS for layout in LAYOUTS)
+PADDING_SUFFIXES = ("", "+1", "+8", "+24")
+_LAYOUTS_WITH_PADDING = tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS)
 # The standard deviation of int8 values for each kind of data; how many standard deviations of C must fit in int8.
-_INT8_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
-_INT8_MAX, _DEVIATIONS_IN_INT8 = 127, 6
+_INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
+_INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 #: The dtype of the values before they are quantized to a scaled format.
-UNQUANTIZED = "bfloat16"
+UNQUANTIZED_DTYPE = "bfloat16"
 
 
 class ProductShape(Protocol):
@@ -243,7 +243,7 @@ class ProductProblem(DeclaredProblem):
         default="nt",
         metadata=describe(
             "how A and B are stored: n not transposed, t transposed; nt+8 leaves 8 unused elements after each row",
-            choices=_ALL_LAYOUTS,
+            choices=_LAYOUTS_WITH_PADDING,
             metavar="LAYOUT",
             is_rare=True,
         ),
@@ -257,12 +257,12 @@ class ProductProblem(DeclaredProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", DTYPES[self.dtype].default_output)
+            object.__setattr__(self, "out_dtype", DTYPES[self.dtype].default_output_dtype)
         require_known(("output dtype", self.out_dtype, DTYPES))
 
     @property
     def tolerance(self) -> float:
-        return compute_tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
+        return compute_error_tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
 
     @property
     def rounding(self) -> float:
@@ -270,23 +270,23 @@ class ProductProblem(DeclaredProblem):
         return self.tolerance / (4 if self.dtype == "bfloat16" else 2)
 
     @property
-    def is_rounded(self) -> bool:
+    def has_int8_output(self) -> bool:
         """Whether C is rounded to int8 and saturated."""
         return self.dtype == self.out_dtype == "int8"
 
-    def output_scale(self, k: int) -> float:
+    def compute_output_scale(self, k: int) -> float:
         """Return the factor from A @ B to C: a power of two with which few int8 outputs saturate, or else 1."""
-        if not self.is_rounded:
+        if not self.has_int8_output:
             return 1.0
-        deviation = _INT8_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
-        return 2.0 ** -max(0, math.ceil(math.log2(max(1.0, _DEVIATIONS_IN_INT8 * deviation / _INT8_MAX))))
+        deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
+        return 2.0 ** -max(0, math.ceil(math.log2(max(1.0, _MIN_DEVIATIONS_IN_INT8_RANGE * deviation / _INT8_MAX))))
 
     @property
     def padding(self) -> int:
         """Unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
-    def stored_elements(self, shape: ProductShape, operand: str) -> int:
+    def count_stored_elements(self, shape: ProductShape, operand: str) -> int:
         """Return the number of elements of ``a`` or ``b``, including the unused ones."""
         is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
         rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
@@ -305,38 +305,44 @@ class ProductProblem(DeclaredProblem):
         For a scaled format, A and B are the values before quantization; launches read ``a_quantized`` and
         ``b_quantized``.
         """
-        elements, format = shape.elements, DTYPES[self.dtype].format
+        elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
         needed = {
-            "a": Buffer(aligned(self.stored_elements(shape, "a")) * sets, UNQUANTIZED if format else self.dtype),
-            "b": Buffer(aligned(self.stored_elements(shape, "b")) * sets, UNQUANTIZED if format else self.b_dtype),
+            "a": Buffer(
+                aligned(self.count_stored_elements(shape, "a")) * sets,
+                UNQUANTIZED_DTYPE if scaled_format else self.dtype,
+            ),
+            "b": Buffer(
+                aligned(self.count_stored_elements(shape, "b")) * sets,
+                UNQUANTIZED_DTYPE if scaled_format else self.b_dtype,
+            ),
             "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False),
         }
-        if format:
+        if scaled_format:
             for name in ("a", "b"):
-                nbytes = elements[name] // format.values_per_byte
+                nbytes = elements[name] // scaled_format.values_per_byte
                 needed[f"{name}_quantized"] = Buffer(aligned(nbytes) * sets, "uint8", fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed
 
     def work(self, shape: ProductShape) -> Work:
-        operands = sum(self.operand_bytes(shape, name) for name in ("a", "b"))
+        operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
         written = shape.elements["c"] * DTYPES[self.out_dtype].itemsize
         return Work(shape.flop, operands + written, self.convention)
 
-    def operand_bytes(self, shape: ProductShape, operand: str) -> int:
+    def count_operand_bytes(self, shape: ProductShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including scales."""
-        count, format = shape.elements[operand], DTYPES[self.dtype].format
-        if format is None:
+        count, scaled_format = shape.elements[operand], DTYPES[self.dtype].scaled_format
+        if scaled_format is None:
             return count * DTYPES[self.dtype].itemsize
-        scaling = format.get_scaling(operand)
-        scale_size = 4 if scaling.dtype == "float32" else 1
-        return count // format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
+        scaling = scaled_format.get_scaling(operand)
+        scale_size = 4 if scaling.scale_dtype == "float32" else 1
+        return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
 
     def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write."""
         buffers = self.buffers(shape, sets, rewrite)
-        unread = ("a", "b") if DTYPES[self.dtype].format else ()
+        unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
         return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
 
 

@@ -16,8 +16,8 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import TorchProducts, choose_smaller_operand, lay_out, make_product_set
-from mamf.operations.whole_products import Part
+from mamf.operations.products import TorchProducts, choose_smaller_operand, make_matmul_operand_set, view_in_layout
+from mamf.operations.whole_products import MatmulPart
 
 
 class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
@@ -44,15 +44,15 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = lay_out(flat["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding)
-        b = lay_out(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding)
+        a = view_in_layout(flat["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding)
+        b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding)
         c = view_as(flat["c"], shape.m, shape.n)
         launch, scale = self.bind(problem, a, b, c)
-        return make_product_set(
+        return make_matmul_operand_set(
             problem,
             launch,
             c,
-            lambda output: [Part(a[None], b.mT[None], output[None])],
+            lambda output: [MatmulPart(a[None], b.mT[None], output[None])],
             choose_smaller_operand(a, b.mT),
             scale,
             self.details(problem, shape),
@@ -116,11 +116,11 @@ class TunableOp(TorchMm):
         return None
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
-        return _use_tuning(super().settings(backend, problem))
+        return _enable_tuning(super().settings(backend, problem))
 
 
 @contextmanager
-def _use_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
+def _enable_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
     tunable = torch.cuda.tunable
     enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
     tunable.enable(True)
@@ -133,7 +133,7 @@ def _use_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
         tunable.tuning_enable(tuning)
 
 
-_CUDA_ROWS_ABOVE = 16
+_MAX_UNSUPPORTED_ROWS = 16
 
 
 class IntMm(TorchMatmul):
@@ -145,8 +145,8 @@ class IntMm(TorchMatmul):
     dtypes = ("int8",)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        if shape.m <= _CUDA_ROWS_ABOVE or shape.n % 8 or shape.k % 8:
-            return f"{self.name} needs M above {_CUDA_ROWS_ABOVE} and N and K to be multiples of 8"
+        if shape.m <= _MAX_UNSUPPORTED_ROWS or shape.n % 8 or shape.k % 8:
+            return f"{self.name} needs M above {_MAX_UNSUPPORTED_ROWS} and N and K to be multiples of 8"
         return None
 
     def bind(

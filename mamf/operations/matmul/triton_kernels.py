@@ -20,7 +20,7 @@ def locate_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def indices_within(first, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def make_clamped_indices(first, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return a block of BLOCK indices. Indices beyond ``size`` become 0, which is safe to read; the caller does not
     store their results.
     """
@@ -57,8 +57,8 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     along_k = tl.arange(0, BLOCK_K)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
-        a_at = a + indices_within(row, m, BLOCK_M)[:, None] * a_row + along_k[None, :] * a_column
-        b_at = b + indices_within(column, n, BLOCK_N)[None, :] * b_column + along_k[:, None] * b_row
+        a_at = a + make_clamped_indices(row, m, BLOCK_M)[:, None] * a_row + along_k[None, :] * a_column
+        b_at = b + make_clamped_indices(column, n, BLOCK_N)[None, :] * b_column + along_k[:, None] * b_row
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUMS)
         for step in range(tl.cdiv(k, BLOCK_K)):
             if WHOLE_K:

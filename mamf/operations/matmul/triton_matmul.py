@@ -24,13 +24,13 @@ from mamf.operations.matmul.torch_products import TorchMatmul, describe_idle_uni
 
 #: ``tile``: one program per tile of C. ``persistent``: as many programs as the device runs at once; each computes many
 #: tiles. ``tma``: persistent, and operands are loaded by tensor descriptors.
-Schedule = Literal["tile", "persistent", "tma"]
-_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
+TileSchedule = Literal["tile", "persistent", "tma"]
+_CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
 _EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
 
 
 @dataclass(frozen=True)
-class Configuration:
+class TritonConfiguration:
     """The tile of C that a program computes at a time, the step along K, the warps and the pipeline stages."""
 
     block_m: int
@@ -38,12 +38,12 @@ class Configuration:
     block_k: int
     warps: int
     stages: int
-    schedule: Schedule = "tile"
+    schedule: TileSchedule = "tile"
 
     @classmethod
-    def parse(cls, text: str) -> Configuration:
+    def parse(cls, text: str) -> TritonConfiguration:
         """Read the text that ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
-        match = _PATTERN.fullmatch(text)
+        match = _CONFIGURATION_PATTERN.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r} is not a configuration of kernel triton; write it like {_EXAMPLE}")
         *numbers, schedule = match.groups(default="tile")
@@ -52,7 +52,7 @@ class Configuration:
             raise UsageError(
                 f"{text!r}: blocks must be powers of 2 of at least 16, warps a power of 2, stages at least 1"
             )
-        kinds: tuple[Schedule, ...] = get_args(Schedule)
+        kinds: tuple[TileSchedule, ...] = get_args(TileSchedule)
         return cls(block_m, block_n, block_k, warps, stages, kinds[kinds.index(schedule)])  # type: ignore[arg-type]
 
     def tiles(self, m: int, n: int) -> int:
@@ -80,7 +80,7 @@ _FLOAT8_CONFIGURATIONS = (
 )
 _FLOAT32_CONFIGURATIONS = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
 #: For NVIDIA, mainly Hopper; the first configuration is the kernel's default.
-_CUDA = {
+_CUDA_CONFIGURATIONS = {
     "bfloat16": _16_BIT_CONFIGURATIONS,
     "float16": _16_BIT_CONFIGURATIONS,
     "tf32": ("128x256x32/8w3s/tma", "128x256x32/8w4s", "128x128x32/4w3s"),
@@ -107,22 +107,22 @@ _OTHER_CONFIGURATIONS = {
 }
 
 
-def list_configurations(runtime: str, dtype: str) -> list[Configuration]:
+def list_configurations(runtime: str, dtype: str) -> list[TritonConfiguration]:
     """Return the configurations worth trying for a dtype, most promising first."""
-    texts = _CUDA.get(dtype) if runtime == "cuda" else None
-    return [Configuration.parse(text) for text in texts or _OTHER_CONFIGURATIONS[dtype]]
+    texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
+    return [TritonConfiguration.parse(text) for text in texts or _OTHER_CONFIGURATIONS[dtype]]
 
 
-_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+_FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # Rows of tiles per group: concurrent programs share their operands.
-_GROUP_M = 8
+_TILE_ROWS_PER_GROUP = 8
 # The assumed number of compute units of a device that does not report it.
-_COMPUTE_UNITS = 64
+_ASSUMED_COMPUTE_UNITS = 64
 # Elements of C per compute unit, all persistent programs together: two of 128 x 128 or one of 128 x 256 fill its
 # registers.
-_WARPS_PER_UNIT = 8
+_MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT = 16  # bytes
-_HOPPER = 90
+_HOPPER_ARCHITECTURE = 90
 
 
 class TritonMatmul(TorchMatmul):
@@ -131,13 +131,13 @@ class TritonMatmul(TorchMatmul):
     ``compute_units``: the number of compute units of the device that it is prepared for, if known.
     """
 
-    dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8, "int8")
-    outputs = dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32"))
-    fast_dtypes = _FLOAT8
+    dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
+    outputs = dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32"))
+    fast_dtypes = _FLOAT8_DTYPES
     takes = "a configuration"
 
     def __init__(self, text: str | None = None, compute_units: int | None = None) -> None:
-        self.configuration = None if text is None else Configuration.parse(text)
+        self.configuration = None if text is None else TritonConfiguration.parse(text)
         self.name = "triton" if text is None else f"triton[{self.configuration}]"
         self._compute_units = compute_units
 
@@ -146,16 +146,16 @@ class TritonMatmul(TorchMatmul):
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         reason = super().unsupported_problem(backend, problem)
-        if reason or not self._is_described:
+        if reason or not self._uses_descriptors:
             return reason
-        if not has_descriptors(backend):
+        if not supports_tensor_descriptors(backend):
             return f"kernel {self.name} needs NVIDIA Hopper or newer, and a Triton with tensor descriptors"
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
             return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
         return None
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        if not self._is_described:
+        if not self._uses_descriptors:
             return None
         rows = {
             "A": (shape.m if problem.layout[0] == "t" else shape.k, problem.dtype),
@@ -171,7 +171,7 @@ class TritonMatmul(TorchMatmul):
         return None
 
     @property
-    def _is_described(self) -> bool:
+    def _uses_descriptors(self) -> bool:
         return self.configuration is not None and self.configuration.schedule == "tma"
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
@@ -197,7 +197,7 @@ class TritonMatmul(TorchMatmul):
         assert self.configuration is not None, "the kernel that is prepared has one"
         idle = describe_idle_units(self.configuration.tiles(shape.m, shape.n), self._compute_units)
         details = {"configuration": str(self.configuration), **idle}
-        if problem.dtype not in _FLOAT8:
+        if problem.dtype not in _FLOAT8_DTYPES:
             return details
         every = f"float32 every {self.configuration.block_k} of K"
         return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
@@ -216,20 +216,22 @@ class TritonMatmul(TorchMatmul):
         (m, k), n = a.shape, b.shape[1]
         programs = chosen.tiles(m, n)
         if chosen.schedule != "tile":
-            programs = min(programs, (self._compute_units or _COMPUTE_UNITS) * max(1, _WARPS_PER_UNIT // chosen.warps))
+            programs = min(
+                programs, (self._compute_units or _ASSUMED_COMPUTE_UNITS) * max(1, _MAX_WARPS_PER_UNIT // chosen.warps)
+            )
         options: dict[str, Any] = {
             "BLOCK_M": chosen.block_m,
             "BLOCK_N": chosen.block_n,
             "BLOCK_K": chosen.block_k,
-            "GROUP_M": _GROUP_M,
-            **_choose_arithmetic(problem, chosen),
+            "GROUP_M": _TILE_ROWS_PER_GROUP,
+            **_choose_arithmetic_options(problem, chosen),
             "num_warps": chosen.warps,
             "num_stages": chosen.stages,
         }
         arguments: tuple[Any, ...]
         if chosen.schedule == "tma":
             kernel = kernels.multiply_by_descriptors[(programs,)]
-            arguments = (*_describe_operands(a, b, c, problem.layout, chosen), m, n, k)
+            arguments = (*_make_tensor_descriptors(a, b, c, problem.layout, chosen), m, n, k)
             options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
             kernel = kernels.multiply_by_pointers[(programs,)]
@@ -242,20 +244,20 @@ class TritonMatmul(TorchMatmul):
         return launch, 1.0
 
 
-def has_descriptors(backend: Backend) -> bool:
+def supports_tensor_descriptors(backend: Backend) -> bool:
     """Return whether the device loads blocks with tensor descriptors and this Triton lets the host create them."""
     architecture = backend.info.architecture or ""
     is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
-    if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER:
+    if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER_ARCHITECTURE:
         return False
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
-def _choose_arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[str, Any]:
+def _choose_arithmetic_options(problem: MatmulProblem, chosen: TritonConfiguration) -> dict[str, Any]:
     """Return the kernel's options that say how the dtype is multiplied and summed."""
     import triton.language as tl
 
-    is_precise_float8 = problem.dtype in _FLOAT8 and not problem.fast_accumulation
+    is_precise_float8 = problem.dtype in _FLOAT8_DTYPES and not problem.fast_accumulation
     return {
         "SUMS": tl.int32 if problem.dtype == "int8" else tl.float32,
         "PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
@@ -264,8 +266,8 @@ def _choose_arithmetic(problem: MatmulProblem, chosen: Configuration) -> dict[st
     }
 
 
-def _describe_operands(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: Configuration
+def _make_tensor_descriptors(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: TritonConfiguration
 ) -> list[Any]:
     """Make tensor descriptors of A, B and C in their memory layouts; C is stored in halves, to save shared memory."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -282,15 +284,15 @@ def _describe_operands(
 # -- Gluon -------------------------------------------------------------------------------------------------------------
 
 
-_ARCHITECTURE = "sm_90"
-_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
+_GLUON_ARCHITECTURE = "sm_90"
+_GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: Tiles that fill the shared memory, most promising first.
-_TILES = ("128x256/4s", "192x256/3s")
-_COLUMNS = 256
+_GLUON_TILES = ("128x256/4s", "192x256/3s")
+_TILE_COLUMNS = 256
 # A block of A has as many rows as four warps multiply at once; C is stored in blocks of this width.
-_BLOCK_ROWS, _WIDTH = 64, 128
+_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
 # Bytes of a row of a block of A or B, which is the widest swizzle of shared memory; alignment of rows in memory, bytes.
-_BLOCK_BYTES, _ALIGNMENT = 128, 16
+_BLOCK_ROW_BYTES, _ROW_ALIGNMENT_BYTES = 128, 16
 
 
 class Gluon(TorchMatmul):
@@ -303,20 +305,20 @@ class Gluon(TorchMatmul):
     programs = 1
 
     def __init__(self, text: str | None = None) -> None:
-        self.text = text or _TILES[0]
-        match = _TILE_PATTERN.fullmatch(self.text)
+        self.text = text or _GLUON_TILES[0]
+        match = _GLUON_TILE_PATTERN.fullmatch(self.text)
         if match is None:
-            raise UsageError(f"{text!r} is not a tile of kernel gluon; write it like {_TILES[0]}")
+            raise UsageError(f"{text!r} is not a tile of kernel gluon; write it like {_GLUON_TILES[0]}")
         self.rows, self.stages = int(match[1]), int(match[2])
         self.is_named, self.name = text is not None, f"gluon[{text}]" if text else "gluon"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.info.architecture == _ARCHITECTURE:
+        if backend.info.architecture == _GLUON_ARCHITECTURE:
             return check_triton(backend, "torch.mm")
-        return Unavailable(f"kernel gluon is for NVIDIA's Hopper ({_ARCHITECTURE})", "use the kernel torch.mm")
+        return Unavailable(f"kernel gluon is for NVIDIA's Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm")
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self.is_named else [Gluon(text) for text in _TILES]
+        return (self,) if self.is_named else [Gluon(text) for text in _GLUON_TILES]
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
         chosen = Gluon(self.text)
@@ -335,21 +337,21 @@ class Gluon(TorchMatmul):
         return super().unsupported_problem(backend, problem)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        if shape.k * 2 % _ALIGNMENT or shape.n * 2 % _ALIGNMENT:
-            return f"{self.name} needs N and K to be multiples of {_ALIGNMENT // 2}"
+        if shape.k * 2 % _ROW_ALIGNMENT_BYTES or shape.n * 2 % _ROW_ALIGNMENT_BYTES:
+            return f"{self.name} needs N and K to be multiples of {_ROW_ALIGNMENT_BYTES // 2}"
         return None
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        tiles = -(-shape.m // self.rows) * -(-shape.n // _COLUMNS)
+        tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
         return {"configuration": self.text, **describe_idle_units(tiles, self.programs)}
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        return make_launch(self.rows, self.stages, self.programs, a, b.t(), c), 1.0
+        return make_gluon_launch(self.rows, self.stages, self.programs, a, b.t(), c), 1.0
 
 
-def make_launch(
+def make_gluon_launch(
     rows: int, stages: int, programs: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> Callable[[], None]:
     """Return the launch of C (M,N) = A (M,K) @ B^T, with B (N,K), in tiles with ``rows`` rows.
@@ -360,14 +362,18 @@ def make_launch(
         from triton.experimental.gluon.language import NVMMASharedLayout
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-        from mamf.operations.matmul.gluon_kernels import multiply_in_groups
+        from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"this release of Triton lacks the Gluon of Triton 3.6 ({error})") from error
-    (m, k), n, step = a.shape, b.shape[0], _BLOCK_BYTES // a.element_size()
+    (m, k), n, step = a.shape, b.shape[0], _BLOCK_ROW_BYTES // a.element_size()
     described = [
-        TensorDescriptor.from_tensor(operand, block, NVMMASharedLayout(_BLOCK_BYTES, 8 * operand.element_size(), 2))
-        for operand, block in ((a, [_BLOCK_ROWS, step]), (b, [_COLUMNS, step]), (c, [_BLOCK_ROWS, _WIDTH]))
+        TensorDescriptor.from_tensor(operand, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * operand.element_size(), 2))
+        for operand, block in (
+            (a, [_BLOCK_ROWS, step]),
+            (b, [_TILE_COLUMNS, step]),
+            (c, [_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
+        )
     ]
-    kernel = multiply_in_groups[(min(programs, -(-m // rows) * -(-n // _COLUMNS)),)]
-    options = {"BLOCKS": rows // _BLOCK_ROWS, "STAGES": stages, "GROUP_M": _GROUP_M, "num_warps": 4}
+    kernel = multiply_with_warp_groups[(min(programs, -(-m // rows) * -(-n // _TILE_COLUMNS)),)]
+    options = {"BLOCKS": rows // _BLOCK_ROWS, "STAGES": stages, "GROUP_M": _TILE_ROWS_PER_GROUP, "num_warps": 4}
     return lambda: kernel(*described, m, n, k, **options)

@@ -27,7 +27,7 @@ from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import Attend, Network, initialize_weights
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
-from mamf.operations.operand_sets import Unchanged, check_torch, get_max_error, list_tensors, poison
+from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, get_max_error, list_tensors, poison_tensor
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
@@ -49,7 +49,7 @@ class TorchModel(ModelKernel):
         self.name = f"{self.base}[{self.attention.name}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch(backend) or self.attention.unavailable(backend)
+        return check_torch_backend(backend) or self.attention.unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
@@ -250,7 +250,7 @@ class PreparedModel:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
         for index, (tokens, targets) in enumerate(self._batches):
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
-        self._unchanged = Unchanged({name: tensor.detach() for name, tensor in operands.items()})
+        self._unchanged = ChangeDetector({name: tensor.detach() for name, tensor in operands.items()})
         return Prepared(
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
@@ -276,7 +276,7 @@ class PreparedModel:
         """Poison the returned tensors, release all gradients, and clear the moments of the sampled parameters."""
         for result in returned:
             for tensor in list_tensors(result):
-                poison(tensor)
+                poison_tensor(tensor)
         self._network.zero_grad(set_to_none=True)
         for moment in self._get_moments():
             moment.zero_()

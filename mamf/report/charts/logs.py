@@ -14,7 +14,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
-from mamf.operations.attention.operation import BACKWARD_COUNTS, DIRECTIONS, AttentionShape
+from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM
@@ -449,6 +449,6 @@ def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
         for (dtype, regime), each in found.items()
         if each is not None
     ]
-    counts = {BACKWARD_COUNTS[row.problem.backward_count] for row in rows if row.problem.has_backward}
+    counts = {BACKWARD_FLOP_FACTORS[row.problem.backward_count] for row in rows if row.problem.has_backward}
     backward = "".join(f", a backward {count:g} times the forward" for count in counts)
     return [*notes, f"FLOP: masked pairs are not counted{backward}"]

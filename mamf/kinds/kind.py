@@ -40,7 +40,7 @@ class ReportOptions:
 
     - ``top``: the maximum number of rows per table; None: no limit.
     - ``roofs``: ceilings that rows are shown as shares of; None: the ceilings in the log.
-    - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager torch or, without it, the slowest.
+    - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
     """
 
     top: int | None = None

@@ -28,12 +28,12 @@ from mamf.profiling.log import (
     describe_device,
     describe_largest_classes,
     find_rank_logs,
-    get_rank_log,
+    format_milliseconds,
+    get_rank_log_path,
     make_profile_document,
     make_ranks_document,
     read_profile_or_none,
     read_rank_logs,
-    to_milliseconds,
 )
 from mamf.profiling.profile import Profile
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
@@ -181,7 +181,7 @@ def _report_ranks(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = make_ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = [make_profile_source(get_rank_log(path, rank), *read) for rank, read in ranks.items()]
+    sources = [make_profile_source(get_rank_log_path(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
@@ -337,7 +337,7 @@ def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
 
 def _list_profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
-    took = to_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
+    took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
     figure = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")

@@ -1,1 +1,1 @@
-"""Profiles a script: how much of a training step each class of kernels and operations takes. See docs/profiling.md."""
+"""Profile a training script: what share of a step each class of kernels and operations takes. See docs/profiling.md."""

@@ -1,10 +1,13 @@
-"""Sorts events into classes: first by the operation that launched the kernel, then by the kernel's name.
+"""Sort the events of a profiler's trace into classes of work, such as matmul or attention, for ``mamf profile``.
 
-The rules are in classes.csv. A rule must match a whole name or whole words of it, never a part of a word.
+An event is a kernel, a copy or an operation of torch. The operation that launched a kernel decides its class; if no
+rule knows the operation, the kernel's name decides. The rules are in classes.csv. The pattern of a rule must match a
+whole name or whole words of a name, never a part of a word.
 
-The share of a class in a training step is the length of the union of its intervals. Each instant counts once, so the
-shares add up to 1; sums of durations would count concurrent work twice. While several classes run, time counts for the
-first of them in CLASSES. Communication is last, because it costs time only where no computation hides it.
+The time of a class in a training step is the length of the union of its events' intervals. Each instant counts for one
+class only, so the shares of all classes and of idle time add up to 1; sums of durations would count concurrent work
+twice. While events of several classes run, the time counts for the class that comes first in WORK_CLASSES.
+Communication is last in WORK_CLASSES, because it costs time only where no computation hides it.
 """
 
 from __future__ import annotations
@@ -16,15 +19,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mamf.files import read_packaged_rows
-from mamf.profiling.traces import DEVICE_KINDS, Event, Intervals, merge_intervals, sum_lengths
+from mamf.profiling.traces import DEVICE_EVENT_KINDS, Event, Intervals, merge_intervals, sum_interval_seconds
 
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
 COPIES, OPTIMIZER = "memory copies", "optimizer"
-#: The beginning of the names that mamf gives to ranges around modules.
+#: Prefix of the names of the ranges that mamf puts around the forward passes of modules.
 MODULE_PREFIX = "mamf: module "
-#: Classes in the order of reports. While several run at the same time, the time counts for the first of them.
-CLASSES = (
+#: All classes of work, in the order in which reports list them. While events of several classes run at the same time,
+#: the time counts for the class that comes first here.
+WORK_CLASSES = (
     "attention",
     "matmul",
     "convolution",
@@ -38,108 +42,125 @@ CLASSES = (
     UNCLASSIFIED,
     COMMUNICATION,
 )
-#: How deep kernels may be nested: a kernel may be a template argument of another kernel that only launches it.
-_MAX_WRAPPERS = 4
+#: Maximum depth of nested kernel names. A wrapper is a kernel that only launches another kernel, which is its template
+#: argument, and may be a wrapper too.
+_MAX_WRAPPER_DEPTH = 4
 
 
 @functools.cache
-def read_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
-    """Return the patterns and classes in classes.csv, by their column ``by``. The first pattern that matches decides.
+def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
+    """Read classes.csv and return its rules, as pairs of pattern and class, by kind of rule (its column ``by``).
 
-    - ``caller``: operations and annotations. Their class applies to all that they call: matmuls within attention are
-      attention.
-    - ``operation``: other operations. The innermost one decides.
-    - ``wrapper``: kernels that only launch a kernel in their template arguments. The class is for those in which no
-      argument is known.
-    - ``kernel``: kernels, by namespaces and function, without template arguments and parameters.
-    - ``word``: kernels, and operations of other libraries, by whole words of the function, or else of a namespace.
-    - ``framework``: torch's own work, if no other rule gives a class.
+    Of several rules of one kind, the first rule whose pattern matches decides. The kinds of rules are:
+
+    - ``caller``: matches operations and annotations. The class applies to all events that they call, so a matmul
+      within attention is attention.
+    - ``operation``: matches operations without a ``caller`` rule. The innermost operation decides.
+    - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. The class
+      applies only if no rule knows a template argument.
+    - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
+    - ``word``: matches whole words in the function of a kernel or of another library's operation. If no word of the
+      function matches, the words of its namespaces are tried.
+    - ``framework``: matches torch's own work. It applies only if no rule of another kind gives a class.
     """
-    by: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
+    rules_by_kind: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for row in read_packaged_rows("profiling/classes.csv"):
         pattern = rf".*_({row['pattern']})_.*" if row["by"] == "word" else row["pattern"]
-        by[row["by"]].append((re.compile(pattern), row["class"]))
-    return by
+        rules_by_kind[row["by"]].append((re.compile(pattern), row["class"]))
+    return rules_by_kind
 
 
 def classify_event(event: Event) -> str:
-    """Return the class of an event, one of CLASSES."""
-    callers = [each for each in event.iterate_callers() if each.kind in ("operation", "annotation")]
-    # In the backward pass, operations of attention run outside of it. Look at the callers in the forward pass too.
-    forward = [each for caller in callers if caller.forward for each in caller.forward.iterate_callers()]
-    # An annotation around a collective lasts until the collective ends, so it may not have called all events within it.
+    """Return the class of an event, one of WORK_CLASSES, from its callers, its kind and its name."""
+    callers = [each for each in event.yield_callers() if each.kind in ("operation", "annotation")]
+    # autograd runs the backward pass of an operation outside of the function that called the operation in the forward
+    # pass, such as attention. So the callers in the forward pass count too.
+    forward = [
+        each for caller in callers if caller.forward_operation for each in caller.forward_operation.yield_callers()
+    ]
+    # An annotation around a collective lasts until the collective ends, while the thread runs other operations. So an
+    # event within its interval may be unrelated to the collective.
     enclosing = {
-        _find_class("caller", each.name) for each in (*callers, *forward) if not _is_in_flight(each, callers[0])
+        _find_class_by_rules("caller", each.name)
+        for each in (*callers, *forward)
+        if not _is_asynchronous_collective(each, callers[0])
     }
     if forward or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        enclosing.discard(OPTIMIZER)  # in Lightning, the optimizer calls the forward and the backward pass
+        enclosing.discard(OPTIMIZER)  # in Lightning, the optimizer's step() calls the forward and the backward pass
     return (
-        next((name for _, name in read_rules()["caller"] if name in enclosing), None)
+        next((name for _, name in read_class_rules()["caller"] if name in enclosing), None)
         or next(filter(None, (_classify_operation(each.name) for each in callers if each.kind == "operation")), None)
         or (COPIES if event.kind == "copy" else None)
-        or (classify_name(event.name) if event.kind in DEVICE_KINDS else None)
-        or _find_class("framework", event.name)
+        or (classify_kernel_name(event.name) if event.kind in DEVICE_EVENT_KINDS else None)
+        or _find_class_by_rules("framework", event.name)
         or UNCLASSIFIED
     )
 
 
-def _is_in_flight(caller: Event, innermost: Event) -> bool:
+def _is_asynchronous_collective(caller: Event, innermost: Event) -> bool:
     is_inner = caller.kind == "operation" or caller is innermost
-    return not is_inner and _find_class("caller", caller.name) == COMMUNICATION
+    return not is_inner and _find_class_by_rules("caller", caller.name) == COMMUNICATION
 
 
-def classify_name(kernel: str) -> str | None:
-    """Return the class of a kernel by its name alone; None if no rule matches."""
-    return _find_class_by_name(kernel, _MAX_WRAPPERS)
+def classify_kernel_name(kernel: str) -> str | None:
+    """Return the class of a kernel by its name alone, or None if no rule matches the name."""
+    return _classify_kernel_in_wrappers(kernel, _MAX_WRAPPER_DEPTH)
 
 
 @functools.cache
-def _find_class_by_name(kernel: str, wrappers: int) -> str | None:
-    name = parse_kernel_name(kernel)
-    if wrappers and (of_wrapper := _find_class("wrapper", name.function)) is not None:
-        known = (_find_class_by_name(each, wrappers - 1) for each in name.arguments)
-        return next(filter(None, known), None) or of_wrapper or None
-    by_words = (_find_class("word", words) for words in name.words)
-    return _find_class("kernel", name.function) or next(filter(None, by_words), None)
+def _classify_kernel_in_wrappers(kernel: str, wrappers: int) -> str | None:
+    name = split_kernel_name(kernel)
+    if wrappers and (wrapper_class := _find_class_by_rules("wrapper", name.qualified_function)) is not None:
+        known = (_classify_kernel_in_wrappers(each, wrappers - 1) for each in name.template_arguments)
+        return next(filter(None, known), None) or wrapper_class or None
+    by_words = (_find_class_by_rules("word", underscored_names) for underscored_names in name.underscored_names)
+    return _find_class_by_rules("kernel", name.qualified_function) or next(filter(None, by_words), None)
 
 
 @functools.cache
 def _classify_operation(name: str) -> str | None:
-    """Return the class of an operation. If it belongs to a library and has no rule, the words in its name decide."""
-    is_of_library = "::" in name and not _find_class("framework", name)
-    return _find_class("operation", name) or (classify_name(name) if is_of_library else None)
+    """Return the class of an operation of torch or of another library, or None if no rule matches its name.
+
+    For an operation of another library without an ``operation`` rule, the rules for names of kernels decide.
+    """
+    is_of_library = "::" in name and not _find_class_by_rules("framework", name)
+    return _find_class_by_rules("operation", name) or (classify_kernel_name(name) if is_of_library else None)
 
 
 @functools.cache
-def _find_class(by: str, name: str) -> str | None:
-    return next((class_name for pattern, class_name in read_rules()[by] if pattern.fullmatch(name)), None)
+def _find_class_by_rules(rule_kind: str, name: str) -> str | None:
+    return next((class_name for pattern, class_name in read_class_rules()[rule_kind] if pattern.fullmatch(name)), None)
 
 
-# -- shares of a training step -----------------------------------------------------------------------------------------
+# -- time of each class ------------------------------------------------------------------------------------------------
 
 
-class Share(NamedTuple):
-    """How long events of a class ran, in seconds.
+class ClassSeconds(NamedTuple):
+    """The seconds during which events of one class ran.
 
-    While events of several classes run, the time is ``visible`` for the first of them in CLASSES and ``hidden`` for the
-    others.
+    - ``visible``: the seconds that count for this class. While events of several classes run, the time counts for the
+      class that comes first in WORK_CLASSES.
+    - ``hidden``: the seconds in which events of this class ran, but which count for another class.
     """
 
     visible: float
     hidden: float
 
 
-def compute_shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, Share]:
-    """Return the share of each class that has events, in the order of CLASSES. ``by_class``: (begin, end) of events."""
-    shares: dict[str, Share] = {}
+def compute_class_seconds(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, ClassSeconds]:
+    """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
+
+    ``by_class``: the intervals of the events of each class, as (begin, end) in seconds.
+    """
+    shares: dict[str, ClassSeconds] = {}
     covered: Intervals = []
-    for name in CLASSES:
+    for name in WORK_CLASSES:
         intervals = merge_intervals(by_class.get(name, ()))
         if not intervals:
             continue
         covered_with_class = merge_intervals([*covered, *intervals])
-        visible = sum_lengths(covered_with_class) - sum_lengths(covered)
-        shares[name] = Share(visible, max(0.0, sum_lengths(intervals) - visible))
+        visible = sum_interval_seconds(covered_with_class) - sum_interval_seconds(covered)
+        shares[name] = ClassSeconds(visible, max(0.0, sum_interval_seconds(intervals) - visible))
         covered = covered_with_class
     return shares
 
@@ -148,84 +169,97 @@ def compute_shares(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dic
 
 
 _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
-#: ROCm reports the name of a kernel's descriptor, which is the kernel's name with this suffix.
+#: Suffix that split_kernel_name removes: ROCm reports the name of a kernel's descriptor, which is the kernel's name
+#: followed by this suffix.
 _DESCRIPTOR_SUFFIX = ".kd"
-_MANGLED = re.compile(r"_Z(TS)?(?=[NL\d])")
-#: Tokens of a mangled name. The digits in literals, types and substitutions are not lengths of identifiers.
-_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: The boundaries of words in a name: inside camelCase, and characters that are not letters or digits.
+_MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
+#: One token of a mangled C++ name. Literals, types and substitutions are tokens of their own, so that their digits are
+#: not taken for the length of an identifier.
+_MANGLED_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
+#: The boundary between two words of a name: a change of case in camelCase, or characters other than letters and digits.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
 class KernelName(NamedTuple):
-    """A kernel's name in parts.
+    """The parts of a kernel's name.
 
-    ``function``: with its namespaces, without return type, template arguments and parameters. ``arguments``: the
-    template arguments as text.
+    - ``qualified_function``: the function with its namespaces, such as ``at::native::vectorized_kernel``, without
+      return type, template arguments and parameters.
+    - ``template_arguments``: the text of each template argument.
     """
 
-    function: str
-    arguments: tuple[str, ...]
+    qualified_function: str
+    template_arguments: tuple[str, ...]
 
     @property
-    def words(self) -> Iterator[str]:
-        """The words of the function, then the words of each namespace around it, written _like_this_."""
-        return (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(self.function.split("::")))
+    def underscored_names(self) -> Iterator[str]:
+        """The function's name, then the name of each namespace from the innermost one on.
+
+        Names are in lower case with ``_`` before, between and after their words: ``softMaxForward`` becomes
+        ``_soft_max_forward_``.
+        """
+        return (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(self.qualified_function.split("::")))
 
 
 @functools.cache
-def parse_kernel_name(name: str) -> KernelName:
-    """Split a kernel's name into parts, even if it was cut off. The time is linear in its length."""
+def split_kernel_name(name: str) -> KernelName:
+    """Split a mangled or demangled kernel name into function and template arguments, even if the name was cut off.
+
+    The running time is linear in the length of the name.
+    """
     name = name.replace("(anonymous namespace)", "anonymous")
-    if mangled := _MANGLED.match(name):
-        function, *arguments = _find_identifiers(name[mangled.end() :]) or [name]
-        return KernelName(function, tuple(arguments))
-    function, inner = _split_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
-    return KernelName(function, tuple(each.strip() for each in inner if each.strip()))
+    if mangled := _MANGLED_PREFIX.match(name):
+        qualified_function, *template_arguments = _list_mangled_identifiers(name[mangled.end() :]) or [name]
+        return KernelName(qualified_function, tuple(template_arguments))
+    qualified_function, inner = _split_demangled_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
+    return KernelName(qualified_function, tuple(each.strip() for each in inner if each.strip()))
 
 
-def _split_name(name: str) -> tuple[str, list[str]]:
-    """Return the function and the arguments of its last template."""
+def _split_demangled_name(name: str) -> tuple[str, list[str]]:
+    """Return the function in a demangled C++ name, and the arguments of the last template in the name."""
     brackets: list[str] = []
-    function: list[str] = []
-    arguments: list[str] = []
+    qualified_function: list[str] = []
+    template_arguments: list[str] = []
     start = 0
-    for place, character in enumerate(name):
+    for position, character in enumerate(name):
         if not brackets and character == "(":
             break
         if character in "([{<":
             if not brackets:
-                arguments, start = [], place + 1
+                template_arguments, start = [], position + 1
             brackets.append(character)
         elif character in _OPENING_BRACKETS:
-            # Within parentheses, > is a comparison or part of an arrow.
+            # Ignore a > that does not close a <. Within parentheses it is a comparison or part of an arrow.
             if brackets and brackets[-1] == _OPENING_BRACKETS[character]:
                 brackets.pop()
                 if not brackets:
-                    arguments.append(name[start:place])
+                    template_arguments.append(name[start:position])
         elif not brackets:
-            function.append(character)
+            qualified_function.append(character)
         elif character == "," and len(brackets) == 1:
-            arguments.append(name[start:place])
-            start = place + 1
+            template_arguments.append(name[start:position])
+            start = position + 1
     if brackets:
-        arguments.append(name[start:])
-    words = "".join(function).split()
-    return words[-1] if words else name, arguments
+        template_arguments.append(name[start:])
+    words = "".join(qualified_function).split()
+    return words[-1] if words else name, template_arguments
 
 
-def _find_identifiers(mangled: str) -> list[str]:
-    """Return the identifiers in a mangled name, in order. The identifiers of one nested name are joined with ``::``."""
+def _list_mangled_identifiers(mangled: str) -> list[str]:
+    """Return the identifiers in a mangled C++ name, in order.
+
+    Adjacent identifiers, which are the namespaces and the function of one name, are joined with ``::``.
+    """
     identifiers: list[str] = []
-    place, last = 0, -1
-    while token := _TOKEN.match(mangled, place):
-        place = token.end()
+    position, last = 0, -1
+    while token := _MANGLED_TOKEN.match(mangled, position):
+        position = token.end()
         if length := token["length"]:
-            start, place = place, place + int(length)
-            identifier = mangled[start:place].replace("_GLOBAL__N_1", "anonymous")
+            start, position = position, position + int(length)
+            identifier = mangled[start:position].replace("_GLOBAL__N_1", "anonymous")
             if token.start() == last:
                 identifiers[-1] += f"::{identifier}"
             else:
                 identifiers.append(identifier)
-            last = place
+            last = position
     return identifiers

@@ -1,10 +1,10 @@
-"""Writes and reads the log of a profile, and makes its report.
+"""Write and read the logs of ``mamf profile``, and make its reports.
 
 A log of tier ``profile`` has a record for each class, module, kernel and part of memory, and a summary. With ``--ranks
-all`` a folder has a log per rank. A profile has no samples, so rankings, comparisons and result tables ignore it.
+all`` a folder has one log per rank. A profile has no samples, so rankings, comparisons and result tables ignore it.
 
-There are two reports: that of a profile (classes, modules, top kernels, memory), and that of all ranks, which says for
-which rank the others wait.
+There are two reports: the report of one profile (classes, modules, top kernels, memory), and the report of all ranks,
+which says for which rank the other ranks wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mamf.logs.writer import encode_record
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
-from mamf.profiling.profile import PEAK, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
+from mamf.profiling.profile import PEAK_MEMORY, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
 from mamf.report.document import (
     Answer,
     Block,
@@ -42,10 +42,10 @@ from mamf.report.document import (
 )
 from mamf.report.shares import known_ceiling_lines
 
-TIER = "profile"
-RANK_LOGS = "rank-*.jsonl"
-#: The field of Profile that has the rows of a record, and the type of a row, by the name of the record.
-_RECORDS: Mapping[str, tuple[str, type]] = {
+PROFILE_TIER = "profile"
+RANK_LOG_PATTERN = "rank-*.jsonl"
+#: For each kind of record in a profile's log: the field of Profile that has its rows, and the class of a row.
+_FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
     "memory": ("memory", MemoryRow),
@@ -54,12 +54,12 @@ _RECORDS: Mapping[str, tuple[str, type]] = {
     "dtype": ("dtypes", DtypeRow),
 }
 _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
-#: The script and the profile of each rank.
-Ranks = Mapping[int, tuple[str, Profile]]
+#: The script's name and the profile, by rank.
+ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
 class ProfileHeader(Struct):
-    """The fields that the header of a profile always has."""
+    """The header of a profile's log, with the fields that every such header has."""
 
     schema: int
     tool: dict[str, Any]
@@ -70,13 +70,13 @@ class ProfileHeader(Struct):
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write a log at once, so that no partial log is ever left. Return its path.
+    """Write a profile's log in one operation, so that no partial log is ever left, and return its path.
 
-    If another program created the file meanwhile, the name gets a number. Raises UsageError if it cannot be created.
+    If ``path`` exists, the log gets a name with a number. Raises UsageError if the file cannot be created.
     """
     header = {
         "schema": SCHEMA,
-        "tier": TIER,
+        "tier": PROFILE_TIER,
         "tool": get_tool_version(),
         "command": command,
         "started": get_utc_time(),
@@ -84,7 +84,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
         "environment": describe_environment(),
     }
     lines = [encode_record("header", header)]
-    for record, (field, _) in _RECORDS.items():
+    for record, (field, _) in _FIELD_AND_TYPE_BY_RECORD.items():
         for row in getattr(profile, field):
             values = make_known_ceiling_record(row) if isinstance(row, Rate) else asdict(row)
             lines.append(encode_record(record, values))
@@ -93,13 +93,16 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
-    """Read a script's name and its profile; None for a log of another kind. Raises RunLogError if it is damaged."""
+    """Read a profile's log and return the script's name and the profile; return None if the log is not of a profile.
+
+    Raises RunLogError if the log of a profile is damaged or of an unknown version.
+    """
     lines = list(read_lines(path))
     try:
         header = parse_record(lines[0])
     except ValueError:
         return None
-    if header.get("tier") != TIER:
+    if header.get("tier") != PROFILE_TIER:
         return None
     if why := explain_unreadable(path, header.get("schema")):
         raise RunLogError(why)
@@ -109,16 +112,16 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
             record = parse_record(line)
             if record["record"] == "summary":
-                return script, _read_profile(rows, record)
-            if record["record"] in _RECORDS:
-                field, kind = _RECORDS[record["record"]]
+                return script, _make_profile_from_records(rows, record)
+            if record["record"] in _FIELD_AND_TYPE_BY_RECORD:
+                field, kind = _FIELD_AND_TYPE_BY_RECORD[record["record"]]
                 rows[field].append(read_known_ceiling_record(record) if kind is Rate else read_record(record, kind))
         raise ValueError("the log has no summary: its end was cut off")
     except MALFORMED_ERRORS as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
 
-def _read_profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
+def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     profile = read_record({"classes": (), **{name: summary[name] for name in _SUMMARY_FIELDS}, **rows}, Profile)
     durations = profile.seconds, profile.steps, profile.unprofiled_step_seconds
     if any(each is not None and each <= 0 for each in durations):
@@ -126,45 +129,49 @@ def _read_profile(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Pro
     return profile
 
 
-def get_rank_log(folder: Path, rank: int) -> Path:
-    return folder / RANK_LOGS.replace("*", str(rank))
+def get_rank_log_path(folder: Path, rank: int) -> Path:
+    return folder / RANK_LOG_PATTERN.replace("*", str(rank))
 
 
 def find_rank_logs(folder: Path) -> dict[int, Path]:
-    """Return the logs in a folder by rank, complete or not."""
-    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOGS)}
+    """Return the paths of the logs of ranks in a folder, by rank. Logs that are incomplete are included."""
+    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOG_PATTERN)}
     return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
 
 
-def read_rank_logs(folder: Path) -> Ranks:
-    """Read the complete logs in a folder. Raises UsageError if there is none."""
+def read_rank_logs(folder: Path) -> ProfilesByRank:
+    """Read the complete logs of ranks in a folder, and ignore damaged ones. Raises UsageError if none is complete."""
     ranks: dict[int, tuple[str, Profile]] = {}
     for rank, path in sorted(find_rank_logs(folder).items()):
         with suppress(RunLogError):
             if profiled := read_profile_or_none(path):
                 ranks[rank] = profiled
     if not ranks:
-        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOGS})")
+        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOG_PATTERN})")
     return ranks
 
 
-# Instances of templates have names of a thousand characters.
+# Maximum width of the name of a kernel or module in a printed table, and its minimum width in a narrow terminal, in
+# characters. Names of template instances may have a thousand characters.
 _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
-_shorten_name = itemgetter(slice(_MAX_NAME_LENGTH))
-_MAX_CLASSES = 3
-# Seconds that are only rounding errors.
+_cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
+_MAX_NAMED_CLASSES = 3
+# A time in seconds that is at most this long is a rounding error and counts as 0.
 _ROUNDING_SECONDS = 1e-12
-# The report says so if more than this share of a class's time has no FLOP formula.
-_NOTABLE_SHARE = 0.01
-#: A rank is a straggler if its step, without exposed communication, is longer than that of the fastest rank by this
-#: share. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
+# If more than this share of a class's time has no FLOP formula, the report says which share has one.
+_MIN_REPORTED_SHARE = 0.01
+#: A rank is a straggler if the fastest rank's step is shorter than its own by at least this share. Both are counted
+#: without exposed communication. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
 _STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
-_DERIVED_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
+_DERIVED_PROFILE_FIELDS = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
 
 
 def make_profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
-    """Make the report of a profile. Its csv has the classes. ``top``: how many modules and kernels to show."""
+    """Make the report of a profile. In the csv format it contains only the table of classes.
+
+    ``top``: the maximum number of modules and of kernels to show; None shows all.
+    """
     tables = ("classes", "kernels", "memory", "modules", "dtypes")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
@@ -174,25 +181,28 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
         Table(_make_kernel_columns(profile), profile.kernels, key="kernels", top=top),
         Table(_make_memory_columns(profile), profile.memory, key="memory"),
         Table(_DTYPE_COLUMNS, profile.dtypes, key="dtypes"),
-        Lines(list(_explain_tables(profile))),
+        Lines(list(_yield_table_remarks(profile))),
         Answer([describe_largest_classes(profile)]),
     ]
     whole["ceilings"] = list(map(make_known_ceiling_record, profile.ceilings))
-    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED_FIELDS}}
+    data = {"script": script, **whole, **{name: getattr(profile, name) for name in _DERIVED_PROFILE_FIELDS}}
     return Document(f"Profile of {script}", blocks, data)
 
 
 def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
     where = describe_device(profile)
     if profile.steps is None:
-        yield f"{script} on {where}: {to_milliseconds(profile.seconds)} ms in total; the trace does not mark its steps"
+        yield (
+            f"{script} on {where}: {format_milliseconds(profile.seconds)} ms in total; "
+            "the trace does not mark its steps"
+        )
         return
-    took = to_milliseconds(profile.step_seconds)
+    took = format_milliseconds(profile.step_seconds)
     yield f"{script} on {where}: {format_count(profile.steps, 'step')} of {took} ms with the profiler"
     if profile.unprofiled_step_seconds is not None:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
-            f"{to_milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
+            f"{format_milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
             f"the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
@@ -203,21 +213,21 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
 
 
 def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
-    """Return the columns. The printed table is per step, csv and json have sums over all steps.
+    """Return the columns of the table of classes, or of modules if ``what`` is ``module``.
 
-    ``what``: ``class`` or ``module``.
+    The printed table has values per step; csv and json have sums over all profiled steps.
     """
     steps = profile.steps or 1
     rows = profile.classes if what == "class" else profile.modules
     return [
-        Column(what, what, lambda row: row.name, _shorten_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column(what, what, lambda row: row.name, _cut_off_name, left=True, shortest=_MIN_NAME_LENGTH),
         Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
-        Column("step_seconds", "ms", lambda row: row.visible / steps, to_milliseconds),
+        Column("step_seconds", "ms", lambda row: row.visible / steps, format_milliseconds),
         Column(
             "",
             "hidden ms",
             lambda row: row.hidden / steps if row.hidden > _ROUNDING_SECONDS else None,
-            to_milliseconds,
+            format_milliseconds,
             3,
         ),
         Column("", "calls" if what == "class" else "", lambda row: row.calls / steps, importance=3),
@@ -236,10 +246,10 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
 def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
     what, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
     return [
-        Column("kernel", what, lambda row: row.name, _shorten_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column("kernel", what, lambda row: row.name, _cut_off_name, left=True, shortest=_MIN_NAME_LENGTH),
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         Column("", "calls", lambda row: row.calls / steps, importance=3),
-        Column("", "ms", lambda row: row.seconds / steps, to_milliseconds),
+        Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),
         Column("count", "", attrgetter("calls")),
         Column("seconds", "", attrgetter("seconds")),
         Column("share", "share", lambda row: row.seconds / profile.whole_seconds, _format_percent),
@@ -254,7 +264,7 @@ _DTYPE_COLUMNS: list[Column[DtypeRow]] = [
 
 
 def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
-    peak = next((row.nbytes for row in profile.memory if row.name == PEAK), None)
+    peak = next((row.nbytes for row in profile.memory if row.name == PEAK_MEMORY), None)
     return [
         Column("part", "memory", lambda row: row.name, left=True),
         Column("bytes", "MiB", lambda row: row.nbytes, lambda nbytes: f"{nbytes / 2**20:.4g}"),
@@ -262,7 +272,7 @@ def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
     ]
 
 
-def to_milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     return format_significant(seconds * 1e3) if seconds else "0"
 
 
@@ -271,8 +281,8 @@ def describe_device(profile: Profile) -> str:
 
 
 def describe_largest_classes(profile: Profile) -> str:
-    """Name the classes that take most of a step."""
-    largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_CLASSES]
+    """Return one line with the three classes that take most of a step, with their shares and MAMFU."""
+    largest = sorted(profile.classes, key=lambda row: -row.visible)[:_MAX_NAMED_CLASSES]
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
         for row in largest
@@ -280,7 +290,7 @@ def describe_largest_classes(profile: Profile) -> str:
     return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 
 
-def _explain_tables(profile: Profile) -> Iterator[str]:
+def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
     hidden = (
         ": hidden time overlaps with time of another class"
@@ -298,7 +308,7 @@ def _explain_tables(profile: Profile) -> Iterator[str]:
                 f"clock recovers, so the burst ceiling (mamf find) is the limit"
             )
         total = row.visible + row.hidden
-        if row.flop and row.multiplying < (1 - _NOTABLE_SHARE) * total:
+        if row.flop and row.multiplying < (1 - _MIN_REPORTED_SHARE) * total:
             known = row.multiplying / total
             yield f"{row.name}: FLOP and TFLOPS cover {known:.0%} of its time; the FLOP of the rest are unknown"
         if row.name == UNCLASSIFIED:
@@ -312,28 +322,32 @@ def _explain_tables(profile: Profile) -> Iterator[str]:
 
 
 def _explain_idle(profile: Profile) -> str:
-    """Explain what shares and idle time refer to, and how certain idle time is."""
+    """Return one line that says what duration shares and idle time refer to, and how certain idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
-    work = f"{to_milliseconds(busy)} ms of work in the trace"
+    work = f"{format_milliseconds(busy)} ms of work in the trace"
     if busy > took + _ROUNDING_SECONDS:
         return f"{work}, slowed by the profiler, exceed the step without it: shares are of this work; idle is unknown"
     return (
-        f"shares are of the {to_milliseconds(took)} ms of a step without the profiler; idle is this time minus {work}"
+        f"shares are of the {format_milliseconds(took)} ms of a step without the profiler; "
+        f"idle is this time minus {work}"
     )
 
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
 
-def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
-    """Make the report of all ranks. ``count``: the minimum number of ranks, so that missing ones are named."""
+def make_ranks_document(ranks: ProfilesByRank, count: int = 0) -> Document:
+    """Make the report that compares all ranks.
+
+    ``count``: the expected number of ranks, so that the report can name ranks without a profile; 0 if unknown.
+    """
     script = next(script for script, _ in ranks.values())
     missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    unexposed = {rank: _get_unexposed_seconds(profile) for rank, (_, profile) in ranks.items()}
+    unexposed = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {format_count(len(ranks), 'rank')}: {names}"]),
         Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
@@ -354,22 +368,22 @@ def make_ranks_document(ranks: Ranks, count: int = 0) -> Document:
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-# Exposed communication is subtracted, because it includes waiting for other ranks.
-def _get_unexposed_seconds(profile: Profile) -> float:
+# Seconds of a step without exposed communication, which includes the time in which a rank waits for other ranks.
+def _get_unexposed_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
 
-def _get_exposed_seconds(profile: Profile) -> float:
-    """Return the seconds of communication per step that no computation hides.
+def _get_exposed_communication_seconds(profile: Profile) -> float:
+    """Return the seconds of communication per step in which no other work runs.
 
-    The profiler slows hosts, so ranks wait longer for one another. If a device is busy for longer in the trace than the
-    steps take without the profiler, the excess is subtracted.
+    The profiler slows hosts, so ranks wait longer for one another than without it. If a device is busy in the trace for
+    longer than the steps take without the profiler, this excess is subtracted.
     """
-    added = profile.whole_seconds - profile.usual_seconds if profile.is_of_device else 0.0
+    added = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - added) / (profile.steps or 1)
 
 
-def _get_hidden_seconds(profile: Profile) -> float:
+def _get_hidden_communication_seconds(profile: Profile) -> float:
     return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
 
 
@@ -377,7 +391,7 @@ def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
     slow, fastest = max(unexposed, key=lambda rank: unexposed[rank]), min(unexposed.values())
     late = [str(rank) for rank, seconds in unexposed.items() if seconds - fastest >= _STRAGGLER_SHARE * seconds]
     verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
-    lag = to_milliseconds(unexposed[slow] - fastest)
+    lag = format_milliseconds(unexposed[slow] - fastest)
     return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
 
 
@@ -385,17 +399,19 @@ def _make_rank_columns(fastest: float) -> list[Column[Any]]:
     def make_seconds_column(
         name: str, title: str, read: Callable[[Profile], float], importance: int = 0
     ) -> Column[Any]:
-        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), to_milliseconds, importance)
+        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), format_milliseconds, importance)
 
     return [
         Column("rank", "rank", itemgetter(0)),
         make_seconds_column(
-            "step", "step", lambda profile: _get_exposed_seconds(profile) + _get_unexposed_seconds(profile)
+            "step",
+            "step",
+            lambda profile: _get_exposed_communication_seconds(profile) + _get_unexposed_step_seconds(profile),
         ),
-        make_seconds_column("own", "own", _get_unexposed_seconds),
-        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_seconds(profile) - fastest),
-        make_seconds_column("exposed", "exposed communication", _get_exposed_seconds),
-        make_seconds_column("hidden", "hidden communication", _get_hidden_seconds, 2),
+        make_seconds_column("own", "own", _get_unexposed_step_seconds),
+        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_step_seconds(profile) - fastest),
+        make_seconds_column("exposed", "exposed communication", _get_exposed_communication_seconds),
+        make_seconds_column("hidden", "hidden communication", _get_hidden_communication_seconds, 2),
         make_seconds_column(
             "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1
         ),

@@ -1,7 +1,8 @@
-"""A profile of training steps: the seconds and FLOP of each class and module, and the top kernels. Pure.
+"""Compute a profile of training steps from a trace: seconds and FLOP of each class of work, module and kernel.
 
-Shares and idle time refer to a step without the profiler, if that was timed. Idle time is the duration of that step
-minus the busy time in the trace, so gaps that the profiler adds between kernels do not count as idle.
+Shares and idle time refer to the duration of a step without the profiler, if the run timed one. Idle time is that
+duration minus the busy time in the trace, so gaps that the profiler adds between kernels do not count as idle. The
+functions in this file have no side effects.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE, TERA, Rate, group_pairs
-from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_shares
-from mamf.profiling.flops import TF32_KERNEL, count_flop, find_dtype
+from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_class_seconds
+from mamf.profiling.flops import TF32_KERNEL_NAME, count_operation_flop, find_multiplied_dtype
 from mamf.profiling.traces import (
     BusyInterval,
     Event,
@@ -22,33 +23,36 @@ from mamf.profiling.traces import (
     find_busy_intervals,
     find_gaps,
     merge_intervals,
-    sum_lengths,
+    sum_interval_seconds,
 )
 
 OUTSIDE_MODULES = "outside of any module"
-#: The name of the memory row for the peak; the other rows are parts of it.
-PEAK = "peak"
-#: MAMFU ignores up to this share of FLOP in dtypes without a ceiling, such as float32 rotary tables next to bfloat16
-#: matmuls.
+#: Name of the memory row with the peak of allocated memory. The other memory rows are parts of this peak.
+PEAK_MEMORY = "peak"
+#: Largest share of FLOP in dtypes without a known ceiling with which MAMFU is still computed, without these FLOP. An
+#: example is float32 rotary tables next to bfloat16 matmuls.
 _MAX_SHARE_WITHOUT_CEILING = 0.01
-#: Parts of a module's name that are folded: a number, and the names of wrappers.
-_FOLDED_PARTS = re.compile(
+#: Parts of a module's path that fold_module_name replaces: the number of a layer, and the attribute in which a wrapper
+#: of torch keeps the module that it wraps.
+_FOLDED_NAME_PARTS = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
-#: Returns the ceiling of a dtype (by mamf's name), or None if it is unknown.
-CeilingOf = Callable[[str], Rate | None]
+#: A function that returns the matmul ceiling of a dtype (given by mamf's name), or None if the ceiling is unknown.
+FindCeiling = Callable[[str], Rate | None]
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class of work, or all modules with names that differ only in numbers, over all profiled steps.
+    """The time and FLOP of a class of work, or of modules whose names differ only in numbers, over all profiled steps.
 
-    A module includes its backward pass and the modules within it.
+    The row of a module includes its backward pass and the modules within it.
 
-    - ``visible``, ``hidden``: seconds (see classes.Share).
-    - ``calls``: of a class, its calls; of idle, the gaps in the trace; of a module, the events in it.
-    - ``flop``: FLOP by dtype. ``multiplying``: the seconds in which they were computed.
-    - ``mamfu``: the share of the ceilings of these dtypes; None if more than 1 % of the FLOP has no known ceiling.
+    - ``visible``, ``hidden``: the seconds that count for this class, and those that count for a concurrent class.
+    - ``calls``: for a class, the number of its calls; for idle time, the number of gaps in the trace; for a module, the
+      number of events in it.
+    - ``flop``: FLOP by dtype. ``multiplying``: the seconds in which these FLOP were computed.
+    - ``mamfu``: the FLOP rate as a share of the matmul ceilings of the dtypes; None if more than 1 % of the FLOP is in
+      dtypes without a known ceiling.
     """
 
     name: str
@@ -70,7 +74,10 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel, or an operation on a CPU. ``seconds``: the union of its intervals over all profiled steps."""
+    """The calls of one kernel on a device, or of one operation on a CPU, over all profiled steps.
+
+    ``seconds``: the length of the union of the intervals in which it ran.
+    """
 
     name: str
     class_name: str
@@ -80,7 +87,10 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The peak memory of the profiled steps, or a part of it. ``nbytes``: None if the device does not report a peak."""
+    """The size of the peak memory of the profiled steps, or of a part of it, such as gradients.
+
+    ``nbytes``: its size in bytes; None if the device does not report a peak.
+    """
 
     name: str
     nbytes: int | None
@@ -88,7 +98,10 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class DtypeRow:
-    """How many tensors have a dtype, in a part of the script: parameters, outputs of a type of layer, the loss."""
+    """The number of tensors with one dtype in a part of the script.
+
+    ``name``: the part, such as parameters, outputs of a type of layer, or the loss.
+    """
 
     name: str
     dtype: str
@@ -99,12 +112,14 @@ class DtypeRow:
 class Profile:
     """A profile of several training steps.
 
-    - ``seconds``: the duration of all steps, with the profiler. ``steps``: their number; None if the trace does not
-      mark them. ``unprofiled_step_seconds``: the duration of a step without the profiler, if it was timed.
-    - ``device``: its name, empty if unknown. ``is_of_device``: whether a device ran kernels; if not, times are those of
-      operations on the CPU.
-    - ``classes``: in the order of CLASSES, idle last. ``kernels``, ``modules``: longest first.
-    - ``ceilings``: the ceilings that MAMFU refers to.
+    - ``seconds``: the duration of all profiled steps together, while the profiler ran.
+    - ``steps``: the number of profiled steps; None if the trace does not mark steps.
+    - ``unprofiled_step_seconds``: the duration of one step without the profiler; None if no such step was timed.
+    - ``device``: the device's name; empty if unknown.
+    - ``is_of_device``: whether a device ran kernels. If not, all times are those of operations on the CPU.
+    - ``classes``: one row per class of work, in the order of WORK_CLASSES, and a last row for idle time.
+    - ``kernels``, ``modules``: rows sorted by time, longest first.
+    - ``ceilings``: the matmul ceilings with which MAMFU is computed.
     """
 
     seconds: float
@@ -126,27 +141,30 @@ class Profile:
         object.__setattr__(self, "classes", rows)
 
     def get_visible_seconds(self, name: str) -> float:
-        """Return the visible seconds of a class over all profiled steps."""
+        """Return the seconds that count for a class, over all profiled steps; 0 if the profile has no such class."""
         return sum(row.visible for row in self.classes if row.name == name)
 
     @property
     def busy_seconds(self) -> float:
-        """The seconds in which anything ran, over all profiled steps: the union of all intervals in the trace."""
+        """Seconds of all profiled steps in which at least one event ran."""
         return sum(row.visible for row in self.classes if row.name != IDLE)
 
     @property
-    def usual_seconds(self) -> float:
-        """The profiled steps times the duration of a step without the profiler or, if that was not timed, with it."""
+    def seconds_without_profiler(self) -> float:
+        """Seconds that the profiled steps would take without the profiler.
+
+        If no step without the profiler was timed, these are the seconds that they took with it.
+        """
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property
     def whole_seconds(self) -> float:
-        """The seconds that shares refer to: ``usual_seconds``, or ``busy_seconds`` if that is longer.
+        """Seconds that count as 100 % in shares: ``seconds_without_profiler``, or ``busy_seconds`` if they are longer.
 
-        Busy time may be longer because the profiler slows what runs. If only steps with the profiler were timed, idle
-        time is an upper bound.
+        Busy time may be longer than the steps without the profiler, because the profiler slows kernels and operations.
+        If only steps with the profiler were timed, idle time is an upper bound.
         """
-        return max(self.usual_seconds, self.busy_seconds)
+        return max(self.seconds_without_profiler, self.busy_seconds)
 
     @property
     def step_seconds(self) -> float:
@@ -154,91 +172,107 @@ class Profile:
 
     @property
     def flop(self) -> int:
-        """The FLOP of all profiled steps."""
+        """Counted FLOP of all profiled steps together."""
         return sum(row.total_flop for row in self.classes)
 
     @property
     def tflops(self) -> float | None:
-        """The rate of whole steps, by their duration without the profiler if that was timed."""
-        return self.flop / self.usual_seconds / TERA if self.flop else None
+        """TFLOPS of whole steps: their FLOP divided by ``seconds_without_profiler``; None if no FLOP was counted."""
+        return self.flop / self.seconds_without_profiler / TERA if self.flop else None
 
     @property
     def mamfu(self) -> float | None:
-        """MAMFU of whole steps: the time of their FLOP at the ceilings over ``usual_seconds``; None if unknown."""
+        """MAMFU of whole steps: the time that their FLOP would take at the ceilings over ``seconds_without_profiler``.
+
+        None if no FLOP was counted or the ceilings of a class with FLOP are unknown.
+        """
         at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
         if not at_ceilings or None in at_ceilings:
             return None
-        return sum(filter(None, at_ceilings)) / self.usual_seconds
+        return sum(filter(None, at_ceilings)) / self.seconds_without_profiler
 
 
 def make_profile(
-    trace: Trace, ceiling_of: CeilingOf = lambda dtype: None, unprofiled_step_seconds: float | None = None
+    trace: Trace, find_ceiling: FindCeiling = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
-    """Make the profile of a trace. ``ceiling_of``: the ceilings that MAMFU refers to."""
+    """Make the profile of a trace. Memory and dtypes are empty, because a trace does not contain them.
+
+    ``find_ceiling``: returns the ceiling of a dtype, for MAMFU. ``unprofiled_step_seconds``: see Profile.
+    """
     busy = find_busy_intervals(trace)
-    idle = find_gaps(_merge_work(busy), trace.start, trace.end)
-    rows = list(_make_class_rows(busy, ceiling_of))
+    idle = find_gaps(_merge_busy_intervals(busy), trace.start, trace.end)
+    rows = list(_make_class_rows(busy, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
         seconds=trace.seconds,
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, sum_lengths(idle), 0.0, len(idle))),
+        classes=(*rows, ClassRow(IDLE, sum_interval_seconds(idle), 0.0, len(idle))),
         kernels=tuple(_make_kernel_rows(busy)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
-        ceilings=tuple(filter(None, map(ceiling_of, dtypes))),
-        modules=tuple(_make_module_rows(busy, ceiling_of)),
+        ceilings=tuple(filter(None, map(find_ceiling, dtypes))),
+        modules=tuple(_make_module_rows(busy, find_ceiling)),
     )
 
 
-def _merge_work(work: Iterable[BusyInterval]) -> Intervals:
+def _merge_busy_intervals(work: Iterable[BusyInterval]) -> Intervals:
     return merge_intervals((each.start, each.end) for each in work)
 
 
-def _make_class_rows(busy: Iterable[BusyInterval], ceiling_of: CeilingOf) -> Iterator[ClassRow]:
+def _make_class_rows(busy: Iterable[BusyInterval], find_ceiling: FindCeiling) -> Iterator[ClassRow]:
     by_class = group_pairs((classify_event(each.event), each) for each in busy)
-    for name, share in compute_shares({name: _merge_work(work) for name, work in by_class.items()}).items():
-        calls = {each.event for each in by_class[name] if not _is_within(name, each.event)}
-        yield _make_row(name, *share, len(calls), by_class[name], ceiling_of)
+    for name, share in compute_class_seconds(
+        {name: _merge_busy_intervals(work) for name, work in by_class.items()}
+    ).items():
+        calls = {each.event for each in by_class[name] if not _is_called_by_class(name, each.event)}
+        yield _make_class_row(name, *share, len(calls), by_class[name], find_ceiling)
 
 
-def _is_within(name: str, event: Event) -> bool:
-    """Return whether an operation on the CPU was called by another of the same class, so that both are one call."""
-    caller = event.parent
+def _is_called_by_class(name: str, event: Event) -> bool:
+    """Return whether an operation on the CPU was called by an operation of the class ``name``.
+
+    If the operation is of that class too, caller and operation count as one call.
+    """
+    caller = event.caller
     return caller is not None and event.kind == caller.kind == "operation" and classify_event(caller) == name
 
 
 def _make_kernel_rows(busy: Iterable[BusyInterval]) -> list[KernelRow]:
     by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy)
     rows = [
-        KernelRow(*names, len({each.event for each in work}), sum_lengths(_merge_work(work)))
+        KernelRow(*names, len({each.event for each in work}), sum_interval_seconds(_merge_busy_intervals(work)))
         for names, work in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
-def _make_module_rows(busy: Iterable[BusyInterval], ceiling_of: CeilingOf) -> list[ClassRow]:
-    """Make the rows of modules, longest first; none if the trace has no ranges of modules."""
+def _make_module_rows(busy: Iterable[BusyInterval], find_ceiling: FindCeiling) -> list[ClassRow]:
+    """Make the rows of modules, longest first. Without ranges of modules in the trace the list is empty."""
     by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
     for each in busy:
-        names = [fold_name(name) for name in _find_modules(each.event)] or [OUTSIDE_MODULES]
+        names = [fold_module_name(name) for name in _list_module_names(each.event)] or [OUTSIDE_MODULES]
         for name in dict.fromkeys(names):
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
     for (root, name), work in by_module.items():
-        # With several models, modules in them could have the same name.
+        # If the script has several models, put the model's name first, because modules of two models may have one name.
         title = f"{root}.{name}" if len(roots) > 1 and root != name else name
-        rows.append(_make_row(title, sum_lengths(_merge_work(work)), 0.0, len(work), work, ceiling_of))
+        rows.append(
+            _make_class_row(
+                title, sum_interval_seconds(_merge_busy_intervals(work)), 0.0, len(work), work, find_ceiling
+            )
+        )
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE_MODULES} else []
 
 
-# Modules are listed outermost first. A backward event belongs to the modules of its forward pass.
-def _find_modules(event: Event) -> list[str]:
-    lineage = list(event.iterate_callers())
-    forward = next((each.forward for each in lineage if each.forward), event)
-    for events in (lineage, list(forward.iterate_callers())):
+# The modules that an event ran in are listed from the outermost to the innermost. An event of the backward pass has no
+# ranges of modules around it, so it belongs to the modules of the forward operation that it differentiates.
+def _list_module_names(event: Event) -> list[str]:
+    lineage = list(event.yield_callers())
+    forward = next((each.forward_operation for each in lineage if each.forward_operation), event)
+    for events in (lineage, list(forward.yield_callers())):
         if names := [
             each.name.removeprefix(MODULE_PREFIX) for each in reversed(events) if each.name.startswith(MODULE_PREFIX)
         ]:
@@ -246,45 +280,51 @@ def _find_modules(event: Event) -> list[str]:
     return []
 
 
-# ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
-def fold_name(name: str) -> str:
+# Folding gives all layers of a model one name: ``model.layers.0.mlp: LlamaMLP`` becomes
+# ``model.layers.*.mlp: LlamaMLP``.
+def fold_module_name(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
-    return f"{_FOLDED_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
+    return f"{_FOLDED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
 
 
-def _make_row(
-    name: str, visible: float, hidden: float, calls: int, work: Sequence[BusyInterval], ceiling_of: CeilingOf
+def _make_class_row(
+    name: str, visible: float, hidden: float, calls: int, work: Sequence[BusyInterval], find_ceiling: FindCeiling
 ) -> ClassRow:
-    """Make a row with the FLOP of its work.
+    """Make the row of a class or module from the intervals of its events (``work``), and count their FLOP.
 
-    An operation and those that it calls count once, in the class of the operation: a copy that a matmul calls has none
-    of its FLOP. The dtype is that of the innermost operation, which gets the operands that autocast converted.
+    An operation and the operations that it calls count their FLOP once, in the class of the outer operation: a copy
+    that a matmul calls counts none of the matmul's FLOP. The FLOP's dtype is that of the innermost operation with a
+    formula, because autocast converts the operands before that operation.
     """
-    counting = {each.event: operations for each in work if (operations := _find_counted_operations(each.event))}
+    counting = {each.event: operations for each in work if (operations := _list_operations_with_formula(each.event))}
     counting = {event: each for event, each in counting.items() if classify_event(each[-1]) == classify_event(event)}
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
-    kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL.search(each.event.name))
-    tf32 = {operation for kernel in kernels for operation in kernel.iterate_callers()}  # torch records TF32 as float32
+    kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name))
+    tf32 = {operation for kernel in kernels for operation in kernel.yield_callers()}  # torch records TF32 as float32
     for operation, multiplying in innermost.items():
-        dtype = find_dtype(multiplying)
-        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_flop(operation) or 0
-    seconds = sum_lengths(_merge_work(each for each in work if each.event in counting))
-    return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, ceiling_of))
+        dtype = find_multiplied_dtype(multiplying)
+        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_operation_flop(operation) or 0
+    seconds = sum_interval_seconds(_merge_busy_intervals(each for each in work if each.event in counting))
+    return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, find_ceiling))
 
 
-def _find_counted_operations(event: Event) -> list[Event]:
-    """Return the operations with a formula that an event belongs to, innermost first. It computes FLOP of the last one.
+def _list_operations_with_formula(event: Event) -> list[Event]:
+    """Return the operations with a FLOP formula among an event and its callers, innermost first.
 
-    Matmuls of an optimizer (Muon) are left out, because they are not work of the model.
+    The event computes FLOP of the outermost of these operations. The list is empty for events of an optimizer such as
+    Muon, because its matmuls are not work of the model.
     """
-    operations = [each for each in event.iterate_callers() if count_flop(each) is not None]
+    operations = [each for each in event.yield_callers() if count_operation_flop(each) is not None]
     return operations if operations and classify_event(event) != OPTIMIZER else []
 
 
-def _compute_mamfu(flop: Mapping[str, int], seconds: float, ceiling_of: CeilingOf) -> float | None:
-    """Return the time that the FLOP would take at the ceilings of their dtypes, as a share of ``seconds``."""
-    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := ceiling_of(dtype))}
+def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: FindCeiling) -> float | None:
+    """Return the time that FLOP would take at the ceilings of their dtypes, as a share of ``seconds``.
+
+    None if there are no FLOP or no seconds, or if more than 1 % of the FLOP is in dtypes without a known ceiling.
+    """
+    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := find_ceiling(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
     if not seconds or not flop or unknown > _MAX_SHARE_WITHOUT_CEILING * sum(flop.values()):
         return None

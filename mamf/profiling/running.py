@@ -1,8 +1,9 @@
-"""Runs a script in this process as Python would, and profiles some of its steps with torch.profiler.
+"""Run a training script in this process as Python would, and profile some of its steps with torch.profiler.
 
-A training step ends when its optimizer has stepped, when a named function returns, or when the script marks its end. If
-that is within a backward pass, the step ends when the pass returns, because torch.profiler crashes if it is stopped
-within one. Steps without the profiler are timed right before those with it, to show what the profiler costs.
+A training step ends when its optimizer has stepped, or when a function named by the user returns. If that happens
+within a backward pass, the step ends when the backward pass returns, because torch.profiler crashes if it is stopped
+within one. Right before the profiled steps, the same number of steps is timed without the profiler, to show how much
+the profiler slows the script.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 Watch = MemoryWatch | DtypeWatch | ModuleRanges
 
 _INTERRUPTED_EXIT_CODE = 130
-#: Suffixes of files that mamf reads and cannot run.
+#: Suffixes of run logs and of traces, which other commands of mamf read. They cannot be run as scripts.
 _LOG_SUFFIXES, _TRACE_SUFFIXES = (".jsonl",), (".json", ".gz", ".csv")
-# A log level at which the profiler's library does not print a line at each start and stop.
-_QUIET_LOG_LEVEL = "6"
-_MAIN_PREFIX, _DECORATOR_NAME = "__main__:", "__mamf_decorator__"
+# Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
+_QUIET_KINETO_LOG_LEVEL = "6"
+_MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script and its arguments. ``is_module``: ``name`` is a module, run as by ``python -m``."""
+    """A Python program to profile, with its arguments.
+
+    ``name``: the path of a script; if ``is_module``, the name of a module to run as ``python -m`` does.
+    """
 
     name: str
     arguments: Sequence[str] = ()
     is_module: bool = False
 
     def check_exists(self) -> None:
-        """Raise UsageError if the file or module does not exist, or is a log or a trace."""
+        """Raise UsageError if the script or module does not exist, or if the file is a run log or a trace."""
         kind = "" if self.is_module else Path(self.name).suffix
         if kind in (*_LOG_SUFFIXES, *_TRACE_SUFFIXES):
             read = f"mamf show {self.name}" if kind in _LOG_SUFFIXES else f"mamf profile --from {self.name}"
@@ -60,7 +64,7 @@ class Program:
 
     @contextmanager
     def prepare_interpreter(self) -> Iterator[None]:
-        """Set ``sys.argv`` and the first folder in ``sys.path`` as the program expects them, until the context ends."""
+        """Set ``sys.argv`` and the first folder of ``sys.path`` as Python does for the program, within the context."""
         argv, path = sys.argv, list(sys.path)
         sys.argv = [self.name, *self.arguments]
         sys.path.insert(0, str(Path().resolve() if self.is_module else Path(self.name).resolve().parent))
@@ -70,7 +74,7 @@ class Program:
             sys.argv, sys.path[:] = argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run the program as Python would, and return its exit code. ``run_decorated``: from ``make_decorated_run``."""
+        """Run the program, by a function from ``make_decorated_run`` if given, and return the program's exit code."""
         try:
             if run_decorated:
                 run_decorated()
@@ -92,9 +96,9 @@ class Program:
         return 0
 
     def make_decorated_run(self, function: str, decorator: object) -> Callable[[], None]:
-        """Return a function that runs the program with a decorator around a function that it defines.
+        """Return a function that runs the program with ``decorator`` applied to the program's function ``function``.
 
-        Raises UsageError if the program does not define it.
+        ``function`` may be a method, such as ``Trainer.step``. Raises UsageError if the program does not define it.
         """
         spec = find_spec(self.name) if self.is_module else None
         if spec is not None and spec.submodule_search_locations:  # a package
@@ -110,40 +114,41 @@ class Program:
             defined = next((each for each in inner if each.name == name), None)
             if defined is None:
                 raise UsageError(f"--calls {_MAIN_PREFIX}{function}: {Path(path).name} defines no such function")
-        defined.decorator_list.insert(0, ast.Name(_DECORATOR_NAME, ast.Load()))
+        defined.decorator_list.insert(0, ast.Name(_DECORATOR_VARIABLE, ast.Load()))
         code = compile(ast.fix_missing_locations(tree), path, "exec")
         main = types.ModuleType("__main__")
         main.__dict__.update(
-            __file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR_NAME: decorator}
+            __file__=path, __spec__=spec, __package__=spec and spec.parent, **{_DECORATOR_VARIABLE: decorator}
         )
 
         def run_decorated() -> None:
-            sys.argv[0], usual, sys.modules["__main__"] = path, sys.modules["__main__"], main
+            sys.argv[0], original, sys.modules["__main__"] = path, sys.modules["__main__"], main
             try:
                 exec(code, main.__dict__)
             finally:
-                sys.modules["__main__"] = usual
+                sys.modules["__main__"] = original
 
         return run_decorated
 
 
 def _drop_runner_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames that ran the script."""
+    """Return a traceback without the outer frames of mamf and runpy, so that it begins with the script's own frame."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
         trace = trace.tb_next
     return trace
 
 
 class StepProfiler:
-    """Profiles some training steps of a script. Call ``end_step`` at the end of each step.
+    """The profiler of some training steps of a script, which calls ``end_step`` at the end of each step.
 
-    - ``warmup``: how many steps to skip. ``steps``: how many steps to time after that, and then to profile.
-    - ``watches``: further observers of the profiled steps. ``stop``: whether to end the script after the last step.
-    - ``on_profiled``: called once, right after the last profiled step.
-    - ``failure``: an error, in one line. Errors never end the script; after one, nothing more is profiled.
+    - ``warmup``: the number of first steps to skip. ``steps``: the number of steps to time without the profiler after
+      the warm-up, and again to profile after those.
+    - ``watches``: further observers of the profiled steps. ``stop``: whether to end the script after the last of them.
+    - ``on_profiled``: a function to call once, right after the last profiled step.
+    - ``failure``: an error of profiling in one line, or empty. Errors end the profiling, but never the script.
 
     A script may fork processes that train. mamf profiles the first process of this rank that ends a step. That process
-    makes a file in ``folder``, so that the others know.
+    creates a file in ``folder``, so that the other processes know that they are not profiled.
     """
 
     def __init__(
@@ -156,17 +161,17 @@ class StepProfiler:
         stop: bool = False,
     ) -> None:
         self.failure = self._remark = ""
-        #: The names of optimizers that stepped outside of a backward pass, by id.
+        #: Class name of each optimizer that stepped outside of a backward pass, by the optimizer's id().
         self.optimizers: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
         self.unprofiled_step_seconds: float | None = None
         self._steps, self._warmup, self.stop = steps, warmup, stop
         self._step_count = self._profiled_steps = 0
-        self._process, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
-        self._profiled_process: int | None = None
+        self._first_process_id, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
+        self._profiled_process_id: int | None = None
         self._profiler: Any = None
-        self._start_seconds, self._has_step_to_end, self._has_signal = 0.0, False, False
+        self._unprofiled_start_seconds, self._has_delayed_step, self._has_delayed_sigterm = 0.0, False, False
         self._is_starting = self._is_running = False
 
     @property
@@ -174,41 +179,46 @@ class StepProfiler:
         return self._profiled_steps == self._steps
 
     @property
-    def _is_other_process(self) -> bool:
-        return os.getpid() != (self._profiled_process or self._process)
+    def _is_unprofiled_process(self) -> bool:
+        return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
-    def _try_to_claim_steps(self) -> bool:
-        """Return whether this process is the one to profile: the first in which this is called."""
-        if self._profiled_process is None and get_rank() == self._rank:
-            is_first = os.getpid() == self._process  # even if the script has removed the folder
+    def _claim_steps(self) -> bool:
+        """Return whether to profile this process: the first process of this rank that calls this method."""
+        if self._profiled_process_id is None and get_rank() == self._rank:
+            # If the script has removed the folder, profile the process that created this object: only it can report.
+            is_first = os.getpid() == self._first_process_id
             try:
                 self._claim_file.touch(exist_ok=False)
                 is_first = True
             except FileExistsError:
                 is_first = False
             except OSError:
-                pass  # only the first process can report without the folder
-            self._profiled_process = os.getpid() if is_first else 0
-        return self._profiled_process == os.getpid()
+                pass
+            self._profiled_process_id = os.getpid() if is_first else 0
+        return self._profiled_process_id == os.getpid()
 
     def end_step(self) -> None:
-        """End a step. Several calls within one backward pass, of optimizers that step in its hooks, end one step."""
-        if not self._try_to_claim_steps():
+        """End a training step; within a backward pass, note that the step ends when the backward pass returns.
+
+        Several optimizers that step in hooks of one backward pass therefore end one training step.
+        """
+        if not self._claim_steps():
             return
-        self._has_step_to_end = is_in_backward()
-        if self._has_step_to_end:
+        self._has_delayed_step = is_in_backward()
+        if self._has_delayed_step:
             return
         self._step_count += 1
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
-                self._advance_profiler()
-        if self.stop and self.is_complete:  # also at later steps, if the script catches SystemExit and continues
+                self._switch_profiler_at_step()
+        # If the script catches SystemExit and continues, each later step raises it again.
+        if self.stop and self.is_complete:
             raise SystemExit(0)
 
-    def handle_backward_end(self) -> None:
-        if self._has_signal:
-            self.handle_sigterm()
-        if self._has_step_to_end:
+    def end_delayed_step_after_backward(self) -> None:
+        if self._has_delayed_sigterm:
+            self.keep_steps_and_exit()
+        if self._has_delayed_step:
             self.end_step()
 
     @contextmanager
@@ -218,13 +228,13 @@ class StepProfiler:
         except Exception as error:  # for example because another profiler is active
             self.failure, self._is_running = describe_error(error), False
 
-    def _advance_profiler(self) -> None:
+    def _switch_profiler_at_step(self) -> None:
         if self._step_count == self._warmup:
-            synchronize()
-            self._start_seconds = time.perf_counter()
+            wait_for_device()
+            self._unprofiled_start_seconds = time.perf_counter()
         elif self._step_count == self._warmup + self._steps:
-            synchronize()
-            self.unprofiled_step_seconds = (time.perf_counter() - self._start_seconds) / self._steps
+            wait_for_device()
+            self.unprofiled_step_seconds = (time.perf_counter() - self._unprofiled_start_seconds) / self._steps
             self._start()
         elif self._is_running:
             self._profiled_steps += 1
@@ -232,11 +242,11 @@ class StepProfiler:
                 self.finish()
                 self.on_profiled()
             else:
-                mark_step()
+                mark_end_of_step()
 
-    def handle_other_profiler(self) -> None:
-        """Stop when the script starts a profiler, because torch runs one at a time. Keep the steps profiled so far."""
-        if self._is_starting or self.is_complete or self.failure or self._remark or self._is_other_process:
+    def stop_for_profiler_of_script(self) -> None:
+        """Keep the steps profiled so far and stop, because the script starts a profiler and torch can run only one."""
+        if self._is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
@@ -254,12 +264,15 @@ class StepProfiler:
             with suppress(RuntimeError):
                 self.finish()
 
-    def handle_sigterm(self, *_: object) -> None:
-        """Handle SIGTERM: keep the steps profiled so far, then end by the signal."""
-        self._has_signal = not self._is_other_process and is_in_backward()
-        if self._has_signal:  # this is called again when the backward pass has returned
+    def keep_steps_and_exit(self, *_: object) -> None:
+        """Keep the steps profiled so far, then end this process by SIGTERM, which it has received.
+
+        Within a backward pass, wait for the end of the pass, because torch.profiler cannot be stopped within it.
+        """
+        self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
+        if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again
             return
-        if not (self._is_other_process or self.is_complete or self._remark):
+        if not (self._is_unprofiled_process or self.is_complete or self._remark):
             with self._record_errors():
                 self.finish()
                 self.on_profiled()
@@ -276,23 +289,23 @@ class StepProfiler:
         self._is_starting, self._is_running = False, True
         for watch in self.watches:
             watch.start()
-        synchronize()
-        mark_step()
+        wait_for_device()
+        mark_end_of_step()
 
     def finish(self) -> None:
-        """Stop the profiler when the device has finished its queue. Later calls have no effect."""
-        if not self._is_running or self._is_other_process:
+        """Wait until the device has finished its queue, then stop the profiler. Later calls have no effect."""
+        if not self._is_running or self._is_unprofiled_process:
             return
         self._is_running = False
-        synchronize()
+        wait_for_device()
         for watch in self.watches:
             watch.finish()
         if self.is_complete:
-            mark_step()
+            mark_end_of_step()
         self._profiler.stop()
 
     def read_trace(self, path: Path) -> Trace | None:
-        """Return the trace of the profiled steps; None if there are none. ``path``: the file to write the trace to."""
+        """Write the trace of the profiled steps to ``path`` and return it; None if no step was profiled."""
         if not self._profiled_steps or self.failure:
             return None
         if not path.exists():
@@ -303,7 +316,7 @@ class StepProfiler:
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
     def explain_no_profile(self, function: str | None) -> str:
-        """Say in one line why no step was profiled. ``function``: the function whose calls are the steps."""
+        """Return one line that says why no step was profiled. ``function``: the function that ends steps, if given."""
         if self.failure:
             return self.failure
         if not self._step_count and self._claim_file.exists():
@@ -322,15 +335,15 @@ class StepProfiler:
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program under a profiler. Return its exit code; 0 if it was stopped.
+    """Run a program while ``profiler`` profiles its steps. Return its exit code, or 0 if the profiler stopped it.
 
-    A training step ends when ``function`` (``module:function``) returns, or by default when the first optimizer of the
-    script has stepped. Raises UsageError for an unknown function.
+    A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
+    optimizer of the script has stepped. Raises UsageError for an unknown function.
     """
     run_decorated, process = None, os.getpid()
-    with program.prepare_interpreter(), _watch_steps(profiler, function):
+    with program.prepare_interpreter(), _install_hooks_on_steps(profiler, function):
         if function and function.startswith(_MAIN_PREFIX):
-            decorator = functools.partial(_make_wrapper, after=profiler.end_step)
+            decorator = functools.partial(_wrap_with_hooks, after=profiler.end_step)
             run_decorated = program.make_decorated_run(function.removeprefix(_MAIN_PREFIX), decorator)
         code = program.run(run_decorated)
     if os.getpid() != process:  # the script forked this process: only its parent reports a profile
@@ -341,64 +354,65 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
 
 @contextmanager
-def _watch_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
+def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
     import torch
     from torch.autograd.profiler import profile  # torch.profiler calls it too
 
     with ExitStack() as stack:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, profiler.handle_sigterm)
+            signal.signal(signal.SIGTERM, profiler.keep_steps_and_exit)
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
-            _wrap_function(stack, torch.autograd, name, after=profiler.handle_backward_end)
-        _wrap_function(stack, profile, "_prepare_trace", before=profiler.handle_other_profiler)
+            _replace_with_wrapper(stack, torch.autograd, name, after=profiler.end_delayed_step_after_backward)
+        _replace_with_wrapper(stack, profile, "_prepare_trace", before=profiler.stop_for_profiler_of_script)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            if not isinstance(watch, ModuleRanges):  # registered first, so that it runs before the step ends
-                stack.callback(_register_optimizer_hook(watch.record_step).remove)
+            # Register the watches before the hook that ends the step, because torch calls hooks in this order.
+            if not isinstance(watch, ModuleRanges):
+                stack.callback(_call_after_optimizer_step(watch.record_step).remove)
         if function is None:
-            stack.callback(_register_optimizer_hook(_make_step_hook(profiler)).remove)
+            stack.callback(_call_after_optimizer_step(_make_optimizer_hook(profiler)).remove)
         elif not function.startswith(_MAIN_PREFIX):
-            owner, name = _find_owner(function)
-            _wrap_function(stack, owner, name, after=profiler.end_step)
+            owner, name = _find_owner_and_name(function)
+            _replace_with_wrapper(stack, owner, name, after=profiler.end_step)
         yield
 
 
-def _wrap_function(
+def _replace_with_wrapper(
     stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
-    """Call ``before`` and ``after`` with each call of a function, until the stack is closed."""
-    usual = getattr(owner, name)
-    setattr(owner, name, _make_wrapper(usual, before, after))
-    stack.callback(setattr, owner, name, usual)
+    """Replace ``owner.name`` by a wrapper that calls ``before`` and ``after`` too, until ``stack`` is closed."""
+    original = getattr(owner, name)
+    setattr(owner, name, _wrap_with_hooks(original, before, after))
+    stack.callback(setattr, owner, name, original)
 
 
-def _make_wrapper(usual: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
-    @functools.wraps(usual)
+def _wrap_with_hooks(original: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> Any:
+    @functools.wraps(original)
     def call_with_hooks(*arguments: Any, **keywords: Any) -> Any:
         before()
-        returned = usual(*arguments, **keywords)
+        returned = original(*arguments, **keywords)
         after()
         return returned
 
     return call_with_hooks
 
 
-def _register_optimizer_hook(call: Callable[[Any], None]) -> Any:
+def _call_after_optimizer_step(call: Callable[[Any], None]) -> Any:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     return register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer))
 
 
-def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
-    """Return the function to call when an optimizer has stepped.
+def _make_optimizer_hook(profiler: StepProfiler) -> Callable[[object], None]:
+    """Return a function to call when an optimizer has stepped. It ends the training step if that optimizer was first.
 
-    With several optimizers (a GAN), the first one ends the step. Optimizers that step in hooks of the backward pass end
-    it together.
+    If a script has several optimizers, as for a GAN, only the one that steps first ends training steps. Optimizers that
+    step in hooks of the backward pass count as one optimizer.
     """
     first: list[object] = []
 
-    def handle_optimizer_step(optimizer: object) -> None:
+    def end_step_of_first_optimizer(optimizer: object) -> None:
         by = "backward" if is_in_backward() else optimizer
         if by is optimizer:
             profiler.optimizers[id(optimizer)] = type(optimizer).__name__
@@ -407,7 +421,7 @@ def _make_step_hook(profiler: StepProfiler) -> Callable[[object], None]:
         if first[0] is by:
             profiler.end_step()
 
-    return handle_optimizer_step
+    return end_step_of_first_optimizer
 
 
 def is_in_backward() -> bool:
@@ -417,10 +431,10 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _find_owner(function: str) -> tuple[Any, str]:
-    """Find the module or class that has a function (``module:function``); return it and the function's name in it.
+def _find_owner_and_name(function: str) -> tuple[Any, str]:
+    """Return the module or class that contains ``function`` (``module:function``), and the function's name in it.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there is no such function.
     """
     module_name, colon, name = function.partition(":")
     *owners, attribute = name.split(".")
@@ -435,27 +449,24 @@ def _find_owner(function: str) -> tuple[Any, str]:
 
 
 def get_rank() -> int:
-    """Return the rank of this process, as torchrun sets it; 0 without torchrun."""
+    """Return the rank of this process from the variable RANK, which torchrun sets; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
-def restore_device() -> AbstractContextManager[object]:
-    """Return a context after which torch's current device is restored, because opening a device changes it."""
+def keep_current_device() -> AbstractContextManager[object]:
+    """Return a context whose end restores torch's current device, because opening a backend changes it."""
     import torch
 
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 
 def list_device_kernels(launch: Callable[[], object]) -> list[str]:
-    """Return the names of the kernels that a launch runs on the device, in order; empty on a CPU.
-
-    Raises RuntimeError if another profiler is active.
-    """
+    """Call ``launch`` and return the names of the kernels that it ran on the device, in order; empty on a CPU."""
     with make_torch_profiler() as profiler:
-        mark_step()
+        mark_end_of_step()
         launch()
-        synchronize()
-        mark_step()
+        wait_for_device()
+        mark_end_of_step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
@@ -464,25 +475,25 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
 
 def make_torch_profiler(**options: Any) -> Any:
-    """Make a torch.profiler for the host and all devices that torch supports."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_LOG_LEVEL)
+    """Make a torch.profiler that records the host and all kinds of devices that torch can profile here."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
     from torch.profiler import profile, supported_activities
 
-    # A single cycle keeps its events in any case, but some releases of torch warn if acc_events is not set.
+    # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
     return profile(activities=supported_activities(), acc_events=True, **options)
 
 
-def mark_step() -> None:
+def mark_end_of_step() -> None:
     from torch.profiler import record_function
 
     with record_function(STEP_MARK):
         pass
 
 
-def synchronize() -> None:
-    """Wait for the device, if there is one."""
+def wait_for_device() -> None:
+    """Wait until the accelerator has finished its queue; return at once if torch has no accelerator."""
     import torch
 
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator
     if accelerator.is_available():
-        accelerator.synchronize()
+        accelerator.wait_for_device()

@@ -1,4 +1,4 @@
-"""Reads what ran when, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3. Pure."""
+"""Read which kernels and operations ran when, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3."""
 
 from __future__ import annotations
 
@@ -16,78 +16,82 @@ from typing import Any, Literal
 
 from mamf.errors import UsageError
 
-Kind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
-#: The kinds of events that run on the device.
-DEVICE_KINDS = ("kernel", "copy")
-#: The beginning of annotations of libraries that communicate on the host, in separate threads. Their time includes
-#: waiting for other ranks.
-_COMMUNICATES_ON_HOST = "gloo:"
-#: Disjoint intervals in order, as (begin, end) in seconds.
+EventKind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
+#: Kinds of events that run on the device. Events of all other kinds run on the host.
+DEVICE_EVENT_KINDS = ("kernel", "copy")
+#: Prefix of the annotations of Gloo, which communicates on the host, in separate threads. The time of such an
+#: annotation includes waiting for other ranks.
+_HOST_COMMUNICATION_PREFIX = "gloo:"
+#: Disjoint intervals in order of time, as (begin, end) in seconds.
 Intervals = list[tuple[float, float]]
-#: The name of the mark that ``mamf profile`` puts in a trace at the end of a training step.
+#: Name of the annotation that ``mamf profile`` puts in a trace at the end of each training step.
 STEP_MARK = "mamf: step"
-_STEP_OF_PROFILER = "ProfilerStep#"
-_STEP_OF_OPTIMIZER = "Optimizer.step#"
-_ANNOTATION_OF_DEVICE = "gpu_user_annotation"
-_KINDS: Mapping[str, Kind] = {
+_PROFILER_STEP_PREFIX = "ProfilerStep#"
+_OPTIMIZER_STEP_PREFIX = "Optimizer.step#"
+_DEVICE_ANNOTATION_CATEGORY = "gpu_user_annotation"
+_KIND_BY_CATEGORY: Mapping[str, EventKind] = {
     "kernel": "kernel",
     **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
     "cpu_op": "operation",
     **{f"{vendor}_{call}": "runtime" for vendor in ("cuda", "xpu", "privateuse1") for call in ("runtime", "driver")},
     "user_annotation": "annotation",
 }
-_GRAPH_LAUNCH = "GraphLaunch"
-_BACKWARD_NODE = "autograd::engine::evaluate_function"
-# Times are rounded to nanoseconds, so a call may appear to end after its caller.
+_GRAPH_LAUNCH_NAME = "GraphLaunch"
+_BACKWARD_NODE_PREFIX = "autograd::engine::evaluate_function"
+# Tolerance for the order of two times: the trace rounds times to nanoseconds, so a call may seem to end after its
+# caller.
 _ROUNDING_SECONDS = 2e-9
 _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
-#: The largest trace to read, unpacked. As Python objects it takes about ten times as much memory.
-_MAX_BYTES = 1 << 30
-# The largest ratio of a trace to its gzip file, for files above this size. Real ratios are 10 to 30; without a limit, a
-# few bytes of a forged file could fill the memory.
-_MAX_RATIO, _MAX_RATIO_FROM = 64, 1 << 18
-_Raw = Mapping[str, Any]
-#: The columns of a table: the kernel's name, its begin, and its duration (nsys) or end (rocprofv3), in ns.
-_NSYS = "Name", "Start (ns)", "Duration (ns)"
-_ROCPROF = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
+#: Size of the largest trace to read, in bytes after decompression. The Python objects that json makes from a trace take
+#: about ten times as much memory as its text.
+_MAX_TRACE_BYTES = 1 << 30
+# Largest accepted ratio of the size of a trace to the size of its gzip file, and the size in bytes of the gzip files
+# from which the ratio is limited. Real ratios are 10 to 30. Without a limit, a small forged file could fill the memory.
+_MAX_GZIP_RATIO, _MIN_LIMITED_GZIP_BYTES = 64, 1 << 18
+_RawEvent = Mapping[str, Any]
+#: Names of the columns of a table that are read: the kernel's name, its begin in ns, and its duration (nsys) or its end
+#: (rocprofv3) in ns.
+_NSYS_COLUMNS = "Name", "Start (ns)", "Duration (ns)"
+_ROCPROF_COLUMNS = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """An event in a trace.
+    """An event in a trace: a kernel or copy on the device, or an operation, runtime call or annotation on the host.
 
-    - ``start``, ``end``: seconds since the beginning of the trace.
-    - ``parent``: the event that called or launched it; None if there is none or it is unknown.
-    - ``forward``: for a node of autograd, the operation that it differentiates.
-    - ``dimensions``, ``dtypes``, ``values``: the arguments of an operation in order: shapes, dtypes as torch prints
-      them, and values of arguments that are not tensors. Empty if they were not recorded.
+    - ``start``, ``end``: times in seconds since the beginning of the trace.
+    - ``caller``: the event that called or launched this event; None if there is no such event or it is unknown.
+    - ``forward_operation``: for a node of autograd, the operation in the forward pass that it differentiates.
+    - ``argument_shapes``, ``argument_dtypes``: shape and dtype of each argument of an operation, in order. A dtype has
+      the name that torch prints. Both are empty if the trace lacks them.
+    - ``argument_values``: the text of each argument that is not a tensor, and an empty text for each tensor.
     """
 
     name: str
-    kind: Kind
+    kind: EventKind
     start: float
     end: float
-    parent: Event | None = None
-    forward: Event | None = None
-    dimensions: Sequence[Sequence[int]] = ()
-    dtypes: Sequence[str] = ()
-    values: Sequence[str] = ()
+    caller: Event | None = None
+    forward_operation: Event | None = None
+    argument_shapes: Sequence[Sequence[int]] = ()
+    argument_dtypes: Sequence[str] = ()
+    argument_values: Sequence[str] = ()
 
     @property
     def is_on_device(self) -> bool:
-        return self.kind in DEVICE_KINDS
+        return self.kind in DEVICE_EVENT_KINDS
 
-    def iterate_callers(self) -> Iterator[Event]:
-        """Yield the event, its caller, the caller's caller, and so on."""
+    def yield_callers(self) -> Iterator[Event]:
+        """Yield this event, its caller, the caller's caller, and so on up to the outermost event."""
         event: Event | None = self
         while event is not None:
             yield event
-            event = event.parent
+            event = event.caller
 
 
 @dataclass(frozen=True, slots=True)
 class BusyInterval:
-    """An interval in which an event was running itself, not an event that it called."""
+    """An interval, in seconds, in which an event was running its own work, not the work of an event that it called."""
 
     event: Event
     start: float
@@ -96,11 +100,13 @@ class BusyInterval:
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of the profiled training steps.
+    """The trace of the profiled training steps. Raises ValueError if its duration is not above 0.
 
-    ``start``, ``end``: of all steps, in seconds. ``steps``: their number; None if the trace does not mark them.
-    ``device``: its name, empty if unknown. ``notes``: remarks for readers of the report. Raises ValueError if the trace
-    has no duration.
+    - ``events``: all events that overlap with the steps.
+    - ``start``, ``end``: the begin of the first step and the end of the last step, in seconds.
+    - ``steps``: the number of steps; None if the trace does not mark them.
+    - ``device``: the device's name; empty if unknown.
+    - ``notes``: remarks for the readers of the report.
     """
 
     events: tuple[Event, ...]
@@ -120,7 +126,7 @@ class Trace:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether a device ran kernels. If not, all times are of operations on the CPU."""
+        """Whether a device ran kernels or copies. If not, profiles show operations on the CPU."""
         return any(event.is_on_device for event in self.events)
 
 
@@ -134,36 +140,36 @@ def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Intervals:
     return merged
 
 
-def sum_lengths(intervals: Intervals) -> float:
+def sum_interval_seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals)
 
 
 def find_gaps(covered: Intervals, start: float, end: float) -> Intervals:
-    """Return the parts of the time from ``start`` to ``end`` that no interval covers."""
+    """Return the intervals between ``start`` and ``end``, in seconds, that no interval of ``covered`` overlaps."""
     edges = [start, *(edge for interval in covered for edge in interval), end]
     return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
 
 
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
-    """Return the busy intervals within the training steps.
+    """Return the intervals within the training steps in which the device worked, or the CPU if no device was used.
 
-    If a device ran kernels, these are the intervals of its kernels and copies. If not, they are the intervals of
-    operations on the CPU, without the operations that each one calls. Communication on the host is included.
+    On a device these are the intervals of its kernels and copies. On a CPU they are the intervals of operations,
+    without the time of the operations that each operation calls. Communication of Gloo on the host is included in both.
     """
     if trace.is_of_device:
         intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
     else:
-        intervals = list(_find_self_time([event for event in trace.events if event.kind == "operation"]))
-    on_host = (event for event in trace.events if event.name.startswith(_COMMUNICATES_ON_HOST))
+        intervals = list(_yield_self_intervals([event for event in trace.events if event.kind == "operation"]))
+    on_host = (event for event in trace.events if event.name.startswith(_HOST_COMMUNICATION_PREFIX))
     intervals += [BusyInterval(event, event.start, event.end) for event in on_host if event.kind == "annotation"]
     clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in intervals)
     return [each for each in clipped if each.end > each.start]
 
 
-def _find_self_time(operations: Sequence[Event]) -> Iterable[BusyInterval]:
+def _yield_self_intervals(operations: Sequence[Event]) -> Iterable[BusyInterval]:
     called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
-        caller = next((each for each in list(event.iterate_callers())[1:] if each.kind == "operation"), None)
+        caller = next((each for each in list(event.yield_callers())[1:] if each.kind == "operation"), None)
         if caller is not None:
             called[caller].append((event.start, event.end))
     for event in operations:
@@ -172,51 +178,61 @@ def _find_self_time(operations: Sequence[Event]) -> Iterable[BusyInterval]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the steps in a Chrome trace of torch.profiler (.json, .json.gz), or the kernels in a table of nsys or
-    rocprofv3 (.csv). Raises UsageError for any other file.
+    """Read a Chrome trace of torch.profiler (.json, .json.gz), or a table of kernels from nsys or rocprofv3 (.csv).
+
+    A table does not mark training steps, so they are unknown. Raises UsageError for any other file.
     """
-    content = _read_unpacked(path)
+    content = _read_and_unpack_file(path)
     is_table = path.suffix == ".csv" and not content.startswith(b"{")
     try:
-        return _read_table(content.decode()) if is_table else _read_chrome(json.loads(content))
+        return _parse_kernel_table(content.decode()) if is_table else _parse_chrome_trace(json.loads(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error):
         what = "a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
         raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
 
 
-def _read_unpacked(path: Path) -> bytes:
-    """Return the content of a file, unpacked. Raises UsageError if it cannot be read or is too large."""
+def _read_and_unpack_file(path: Path) -> bytes:
+    """Return the content of a file, decompressed if it is a gzip file.
+
+    Raises UsageError if the file cannot be read or its content is larger than _MAX_TRACE_BYTES.
+    """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            most = min(_MAX_BYTES, _MAX_RATIO * max(state.st_size, _MAX_RATIO_FROM)) if is_packed else _MAX_BYTES
-            data = (unpacked if is_packed else file).read(most + 1)
+            max_bytes = (
+                min(_MAX_TRACE_BYTES, _MAX_GZIP_RATIO * max(state.st_size, _MIN_LIMITED_GZIP_BYTES))
+                if is_packed
+                else _MAX_TRACE_BYTES
+            )
+            data = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > most:
-        raise UsageError(f"{path} is larger than {most >> 20} MiB unpacked: trace fewer steps")
+    if len(data) > max_bytes:
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
     return data
 
 
-def _read_chrome(trace: Mapping[str, Any]) -> Trace:
+def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [each for each in timed if each.get("cat") in _KINDS]
+    raw = [each for each in timed if each.get("cat") in _KIND_BY_CATEGORY]
     if not raw:
         raise ValueError("no events")
     origin = min(each["ts"] for each in raw)
-    host, launches = _read_host_events([each for each in raw if _KINDS[each["cat"]] not in DEVICE_KINDS], origin)
-    device = [each for each in raw if _KINDS[each["cat"]] in DEVICE_KINDS]
-    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH in event.name}
+    host, launches = _make_host_events(
+        [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
+    )
+    device = [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
+    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH_NAME in event.name}
     events = [*host, *(_make_device_event(each, origin, launches, replays) for each in device)]
     annotations = [
-        (str(each.get("name")), *_read_interval(each, origin))
+        (str(each.get("name")), *_convert_to_seconds(each, origin))
         for each in timed
-        if each.get("cat") == _ANNOTATION_OF_DEVICE
+        if each.get("cat") == _DEVICE_ANNOTATION_CATEGORY
     ]
-    start, end, count, ends = _find_steps(events, annotations)
+    start, end, count, ends = _find_step_bounds(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
     used = sorted({str(each.get("args", {}).get("device")) for each in device})
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
@@ -231,106 +247,113 @@ def _read_chrome(trace: Mapping[str, Any]) -> Trace:
     )
 
 
-def _read_host_events(raw: Iterable[_Raw], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Return the events on the host, and the events that launch work on the device. The key of a launch is the field
-    and number that link it to its work.
+def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
+    """Make the events on the host. Return all of them, and those that launch work on the device, by link.
 
-    If an event is within another event of the same thread, the outer one called it.
+    A link is a pair of a field's name and a number that a launch and its kernel or copy have in common. If the interval
+    of an event is within the interval of another event of the same thread, the outer event called the inner one.
     """
     events: list[Event] = []
     launches: dict[tuple[str, Any], Event] = {}
     open_calls: dict[Any, list[Event]] = defaultdict(list)
-    forward: dict[int, Event] = {}
+    forward_operation: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
-        arguments = each.get("args", {})
-        start, end = _read_interval(each, origin)
+        raw_arguments = each.get("args", {})
+        start, end = _convert_to_seconds(each, origin)
         stack = open_calls[each["pid"], each["tid"]]
         while stack and stack[-1].end < end - _ROUNDING_SECONDS:
             stack.pop()
-        sequence, is_backward = arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE)
+        sequence, is_backward = raw_arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE_PREFIX)
         event = Event(
             name=each["name"],
-            kind=_KINDS[each["cat"]],
+            kind=_KIND_BY_CATEGORY[each["cat"]],
             start=start,
             end=end,
-            parent=stack[-1] if stack else None,
-            forward=forward.get(sequence) if is_backward else None,
-            dimensions=arguments.get("Input Dims", ()),
-            dtypes=arguments.get("Input type", ()),
-            values=arguments.get("Concrete Inputs", ()),
+            caller=stack[-1] if stack else None,
+            forward_operation=forward_operation.get(sequence) if is_backward else None,
+            argument_shapes=raw_arguments.get("Input Dims", ()),
+            argument_dtypes=raw_arguments.get("Input type", ()),
+            argument_values=raw_arguments.get("Concrete Inputs", ()),
         )
         stack.append(event)
         if sequence is not None and not is_backward:
-            forward[sequence] = event  # the last event with a sequence number created the autograd node
+            forward_operation[sequence] = event  # the last forward event with this number created the autograd node
         events.append(event)
         field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
-        if field and field in arguments:
-            launches[field, arguments[field]] = event
+        if field and field in raw_arguments:
+            launches[field, raw_arguments[field]] = event
     return events, launches
 
 
 def _make_device_event(
-    raw: _Raw, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
+    raw: _RawEvent, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
 ) -> Event:
-    """Make the event of a kernel or copy. Its parent is the call that launched it; None if a graph was replayed."""
-    arguments = raw.get("args", {})
-    keys = [(field, arguments.get(field)) for field in ("correlation", "External id")]
-    parent = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
-    return Event(str(raw["name"]), _KINDS[raw["cat"]], *_read_interval(raw, origin), parent=parent)
+    """Make the event of a kernel or copy on the device. Its caller is the event that launched it.
+
+    ``launches``: the events on the host by link. ``replays``: the links of graph launches. Work that a graph replays
+    has no caller, because the trace does not say which operation it belongs to.
+    """
+    raw_arguments = raw.get("args", {})
+    keys = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]
+    caller = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
+    return Event(str(raw["name"]), _KIND_BY_CATEGORY[raw["cat"]], *_convert_to_seconds(raw, origin), caller=caller)
 
 
-def _read_interval(raw: _Raw, origin: float) -> tuple[float, float]:
+def _convert_to_seconds(raw: _RawEvent, origin: float) -> tuple[float, float]:
     start = (raw["ts"] - origin) * _MICROSECOND
     return start, start + max(raw["dur"], 0) * _MICROSECOND
 
 
-def _find_steps(
-    events: Sequence[Event], on_device: Sequence[tuple[str, float, float]]
+def _find_step_bounds(
+    events: Sequence[Event], device_annotations: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Return begin, end and number of the complete training steps, and the name of the optimizer that ends them.
+    """Return begin, end and number of the complete training steps, and the name of the optimizer whose step ends them.
 
-    If nothing marks steps, return begin and end of the whole trace, None and "". ``on_device``: name, begin and end of
-    annotations when their kernels ran, which is later than on the host.
+    The name is empty if mamf's marks or the steps of torch.profiler's schedule end the steps. If nothing marks steps,
+    return begin and end of the whole trace, None and "".
+
+    ``device_annotations``: name, begin and end of each annotation on the device's clock, from its first kernel to its
+    last. The device runs an annotation's kernels later than the host runs the annotation.
     """
     marks = sorted(event.end for event in events if event.name == STEP_MARK)
     if len(marks) > 1:
         return marks[0], marks[-1], len(marks) - 1, ""
     on_host = [(event.name, event.start, event.end) for event in events]
-    for ranges in (on_device, on_host):
-        steps = [each for each in ranges if each[0].startswith(_STEP_OF_PROFILER)]
+    for ranges in (device_annotations, on_host):
+        steps = [each for each in ranges if each[0].startswith(_PROFILER_STEP_PREFIX)]
         if steps:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
-    # Leave out optimizers that step in hooks of the backward pass, because they do so several times per step.
+    # Leave out optimizers that step in hooks of the backward pass: they step several times per training step.
     optimizers = [
         event.name
         for event in events
-        if event.name.startswith(_STEP_OF_OPTIMIZER)
-        and not any(each.name.startswith(_BACKWARD_NODE) for each in event.iterate_callers())
+        if event.name.startswith(_OPTIMIZER_STEP_PREFIX)
+        and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_callers())
     ]
-    for ranges in (on_device, on_host):
+    for ranges in (device_annotations, on_host):
         ends = sorted(end for name, _, end in ranges if name in optimizers[:1])
         if len(ends) > 1:
             return ends[0], ends[-1], len(ends) - 1, optimizers[0]
-    return *_find_extent(events), None, ""
+    return *_find_start_and_end(events), None, ""
 
 
-def _read_table(text: str) -> Trace:
-    """Read the kernels in a table; their steps are unknown. Lines before its header (progress of nsys) are skipped."""
+def _parse_kernel_table(text: str) -> Trace:
+    """Make a trace from a table of kernels. Skip the lines before its header, such as the progress of nsys."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         names = set(next(csv.reader([line]), []))
-        for columns in (_NSYS, _ROCPROF):
+        for columns in (_NSYS_COLUMNS, _ROCPROF_COLUMNS):
             if names.issuperset(columns):
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
-                events = tuple(_read_table_row(row, *columns) for row in rows)
-                return Trace(events, *_find_extent(events))
+                events = tuple(_parse_kernel_row(row, *columns) for row in rows)
+                return Trace(events, *_find_start_and_end(events))
     raise ValueError("no header")
 
 
-def _read_table_row(row: Mapping[str, str], name: str, start_column: str, end_column: str) -> Event:
+def _parse_kernel_row(row: Mapping[str, str], name: str, start_column: str, end_column: str) -> Event:
     start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (start_column, end_column))
     return Event(row[name], "kernel", start, start + end if end_column == "Duration (ns)" else end)
 
 
-def _find_extent(events: Sequence[Event]) -> tuple[float, float]:
+def _find_start_and_end(events: Sequence[Event]) -> tuple[float, float]:
     return min(event.start for event in events), max(event.end for event in events)

@@ -1,7 +1,7 @@
-"""Watches of the profiled steps: peak memory, dtypes, and ranges that show which module launched a kernel.
+"""Observe the profiled steps of a training script: peak memory, dtypes, and which module launched a kernel.
 
-Each watch has ``start``, ``finish`` (later calls have no effect), and ``remark``: why something is missing, in one
-line. An error of a watch never ends the script.
+A watch observes the steps between its ``start`` and its ``finish``; later calls of ``finish`` have no effect. Its
+``remark`` says in one line why it could not observe something. An error of a watch never ends the script.
 """
 
 from __future__ import annotations
@@ -21,37 +21,39 @@ from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, describe_error, get_first_line
 from mamf.profiling.classes import MODULE_PREFIX
-from mamf.profiling.profile import PEAK, DtypeRow, MemoryRow, fold_name
+from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module_name
 
 _PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
-_MAX_ENTRIES = 1_000_000
-#: The number of modules in the table of allocations.
-_MAX_MODULES = 10
+_MAX_HISTORY_ENTRIES = 1_000_000
+#: Maximum number of modules in the table that says which modules allocated the peak memory.
+_MAX_MODULE_ROWS = 10
 
 
 class MemoryWatch:
-    """Counts the bytes of parameters, gradients and optimizer state right after an optimizer step, when all exist.
+    """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz. If modules run
-    within ``record_span`` (see ModuleRanges), rows say which of them allocated most of the peak.
+    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If
+    ModuleRanges runs modules within ``record_module_span``, ``rows`` say which modules allocated most of the peak.
+
+    ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz.
     """
 
     def __init__(self, snapshot: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
-        #: The spans in which modules ran: begin and end in ns, and name.
-        self.spans: list[tuple[int, int, str]] = []
+        #: One entry per forward pass of a module: begin and end in ns since the epoch, and the module's name.
+        self.module_spans: list[tuple[int, int, str]] = []
         self._bytes: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False
 
     @contextmanager
-    def record_span(self, name: str) -> Iterator[None]:
+    def record_module_span(self, name: str) -> Iterator[None]:
         start = time.time_ns()
         try:
             yield
         finally:
-            self.spans.append((start, time.time_ns(), name))
+            self.module_spans.append((start, time.time_ns(), name))
 
     def start(self) -> None:
         import torch
@@ -60,13 +62,13 @@ class MemoryWatch:
         if not torch.cuda.is_available():
             self.remark = "no memory snapshot: torch keeps the history of allocations on CUDA devices only"
             return
-        with self._explain_errors():
+        with self._record_error_in_remark():
             torch.cuda.reset_peak_memory_stats()
-            torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES)
+            torch.cuda.memory._record_memory_history(max_entries=_MAX_HISTORY_ENTRIES)
 
     def record_step(self, optimizer: Any) -> None:
         if self._is_running:
-            self._bytes[id(optimizer)] = count_bytes(optimizer)
+            self._bytes[id(optimizer)] = count_optimizer_bytes(optimizer)
 
     def finish(self) -> None:
         import torch
@@ -76,22 +78,25 @@ class MemoryWatch:
         self._is_running = False
         self.rows = tuple(_make_memory_rows(sum(self._bytes.values(), Counter())))
         if not self.remark:
-            with self._explain_errors():
+            with self._record_error_in_remark():
                 torch.cuda.memory._dump_snapshot(str(self._snapshot))
                 history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
                 torch.cuda.memory._record_memory_history(enabled=None)
-                self.rows += tuple(make_rows_by_module(history, self.spans))
+                self.rows += tuple(make_memory_rows_by_module(history, self.module_spans))
 
     @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
+    def _record_error_in_remark(self) -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError) as error:
             self.remark = f"no memory snapshot: {get_first_line(error)}"
 
 
-def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Count bytes by device and kind. Each tensor counts once, a sharded tensor by its local part."""
+def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
+    """Count the bytes of an optimizer's parameters, gradients and state, by device and by these three kinds.
+
+    Each tensor counts once. A sharded tensor counts with the part that is on this rank.
+    """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     by_kind = {
         _PARAMETERS: parameters,
@@ -107,7 +112,11 @@ def count_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
 
 
 def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
-    """Yield the parts of peak memory on the device; without a device that reports its peak, those on the CPU."""
+    """Yield rows for parameters, gradients, optimizer state, the rest of the peak memory, and the peak.
+
+    The rows are those of the current CUDA device. Without one, they are those of the CPU, and the peak is None.
+    ``count``: bytes by device and kind.
+    """
     import torch
 
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
@@ -115,14 +124,16 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _STATE)}
     yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
     yield MemoryRow("the rest", max(0, peak - sum(known.values())) if peak else None)
-    yield MemoryRow(PEAK, peak or None)
+    yield MemoryRow(PEAK_MEMORY, peak or None)
 
 
-def make_rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tuple[int, int, str]]) -> list[MemoryRow]:
-    """Return the memory that is allocated at the peak by the module that ran when it was allocated, largest first.
+def make_memory_rows_by_module(
+    history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
+) -> list[MemoryRow]:
+    """Return how much of the memory at its peak each module allocated in its forward pass, largest first.
 
-    ``history``: torch's record of a device, with times in us. ``spans``: begin, end and name of modules, in ns on the
-    same clock.
+    ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: begin and end of forward
+    passes in ns on the same clock as the history, and the module's name.
     """
     total, peak, place = 0, 0, 0
     for index, entry in enumerate(history):
@@ -136,18 +147,21 @@ def make_rows_by_module(history: Sequence[Mapping[str, Any]], spans: Iterable[tu
         elif entry["action"] == "free_requested":
             live.pop(entry["addr"], None)
     nbytes: Counter[str] = Counter()
-    within, waiting = list[tuple[int, int, str]](), deque(sorted(spans))
+    within, waiting = list[tuple[int, int, str]](), deque(sorted(module_spans))
     for entry in sorted(live.values(), key=itemgetter("time_us")):
         now = entry["time_us"] * 1000
         while waiting and waiting[0][0] <= now:
             within.append(waiting.popleft())
         within = [each for each in within if each[1] >= now]
-        nbytes[f"in {fold_name(within[-1][2])}" if within else "in no module"] += entry["size"]
-    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULES)]
+        nbytes[f"in {fold_module_name(within[-1][2])}" if within else "in no module"] += entry["size"]
+    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULE_ROWS)]
 
 
 class DtypeWatch:
-    """Counts the dtypes of parameters, gradients, layer outputs, logits and losses, to show what autocast lowers."""
+    """A watch that counts the dtypes of parameters, gradients, layer outputs, logits and losses.
+
+    The counts show which tensors autocast computes in a dtype of lower precision.
+    """
 
     def __init__(self) -> None:
         self.remark = ""
@@ -163,65 +177,65 @@ class DtypeWatch:
         self._is_running = True
         for each in _list_eager_modules():
             if not any(True for _ in each.children()):
-                self._cleanup.callback(each.register_forward_hook(self._count_output).remove)
-        # The first argument: the logits of a loss function, and the loss that a backward pass starts from.
+                self._cleanup.callback(each.register_forward_hook(self._count_output_dtype).remove)
+        # The first argument of cross_entropy is the logits, and that of backward is the loss.
         for owner, name, what in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
         ):
-            usual = getattr(owner, name)
-            setattr(owner, name, self._count_first_argument(usual, what))
-            self._cleanup.callback(setattr, owner, name, usual)
+            original = getattr(owner, name)
+            setattr(owner, name, self._count_dtype_of_first_argument(original, what))
+            self._cleanup.callback(setattr, owner, name, original)
 
     def record_step(self, optimizer: Any) -> None:
         if self._is_running and id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             for each in (each for group in optimizer.param_groups for each in group["params"]):
-                self._count_dtype(_PARAMETERS, each)
-                self._count_dtype(_GRADIENTS, each.grad)
+                self._count_dtypes_of_tensors(_PARAMETERS, each)
+                self._count_dtypes_of_tensors(_GRADIENTS, each.grad)
 
     def finish(self) -> None:
         self._is_running = False
         self._cleanup.close()
         self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
 
-    def _count_output(self, module: Any, inputs: Any, output: Any) -> None:
-        self._count_dtype(f"outputs of {type(module).__name__}", output)
+    def _count_output_dtype(self, module: Any, inputs: Any, output: Any) -> None:
+        self._count_dtypes_of_tensors(f"outputs of {type(module).__name__}", output)
 
-    def _count_first_argument(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
-        @functools.wraps(usual)
+    def _count_dtype_of_first_argument(self, original: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(original)
         def count_and_call(first: Any, *others: Any, **named: Any) -> Any:
-            self._count_dtype(what, first)
-            return usual(first, *others, **named)
+            self._count_dtypes_of_tensors(what, first)
+            return original(first, *others, **named)
 
         return count_and_call
 
-    def _count_dtype(self, what: str, value: Any) -> None:
+    def _count_dtypes_of_tensors(self, what: str, value: Any) -> None:
         if hasattr(value, "dtype"):
             self._counts[what, str(value.dtype).removeprefix("torch.")] += 1
         elif isinstance(value, (tuple, list)):
             for each in value:
-                self._count_dtype(what, each)
+                self._count_dtypes_of_tensors(what, each)
 
 
 class ModuleRanges:
-    """Puts a range around the forward pass of each module, within a window of the vendor's profiler.
+    """A watch that puts a named range around the forward pass of each module, for a profiler that reads ranges.
 
-    ``opened``: returns the backend, or another object that makes ranges. ``start`` calls it, and no earlier, because
-    the script may choose its device first.
+    ``open_backend``: returns the backend, or another object with ``profiler_window`` and ``profiler_range``. ``start``
+    calls it, and ``__init__`` does not, because the script may choose its device in between.
     """
 
-    def __init__(self, opened: Callable[[], Any]) -> None:
+    def __init__(self, open_backend: Callable[[], Any]) -> None:
         self.remark = ""
-        self._open_backend = opened
+        self._open_backend = open_backend
         self._backend: Any = None
         self._cleanup = ExitStack()
-        self._open_ranges = _OpenRanges()
-        #: Names of modules, as paths from the outermost module that was called.
+        self._open_ranges = _OpenRangesByThread()
+        #: Name of each module: its path from the outermost module that the script called, and its type.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     def start(self) -> None:
-        with self._stop_on_error():
+        with self._end_ranges_on_error():
             self._backend = backend = self._open_backend()
             if backend.profiler_range("a module") is None:
                 raise UnavailableError(f"{backend.info.name} ({backend.name}) has no profiler that reads ranges")
@@ -231,29 +245,29 @@ class ModuleRanges:
                 self._cleanup.callback(each.register_forward_hook(self._close_range, always_call=True).remove)
 
     def finish(self) -> None:
-        with self._stop_on_error():
+        with self._end_ranges_on_error():
             while self._open_ranges.ranges:
                 self._open_ranges.ranges.pop()[1].__exit__(None, None, None)
             self._cleanup.close()
 
     @contextmanager
-    def _stop_on_error(self) -> Iterator[None]:
+    def _end_ranges_on_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             self.remark = f"no ranges by module: {describe_error(error)}"
-            self._open_ranges = _OpenRanges()
+            self._open_ranges = _OpenRangesByThread()
             self._cleanup.close()
 
     def _open_range(self, module: Any, *_: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # put no ranges in compiled code
+        if torch.compiler.is_compiling():  # torch.compile would compile the range into the module's code
             return
-        with self._stop_on_error():
-            own = self._backend.profiler_range(self._get_name(module))
-            own.__enter__()
-            self._open_ranges.ranges.append((module, own))
+        with self._end_ranges_on_error():
+            module_range = self._backend.profiler_range(self._get_module_name(module))
+            module_range.__enter__()
+            self._open_ranges.ranges.append((module, module_range))
 
     def _close_range(self, module: Any, *_: object) -> None:
         import torch
@@ -262,10 +276,10 @@ class ModuleRanges:
             return
         ranges = self._open_ranges.ranges
         if ranges and ranges[-1][0] is module:
-            with self._stop_on_error():
+            with self._end_ranges_on_error():
                 ranges.pop()[1].__exit__(None, None, None)
 
-    def _get_name(self, module: Any) -> str:
+    def _get_module_name(self, module: Any) -> str:
         """Return a module's name, such as ``model.layers.0.mlp: LlamaMLP``."""
         if module not in self._names:
             for name, each in module.named_modules():
@@ -274,19 +288,23 @@ class ModuleRanges:
         return self._names[module]
 
 
-def make_trace_ranges() -> SimpleNamespace:
-    """Make an object that ModuleRanges uses in place of a backend, to put ranges into the trace of torch.profiler."""
+def make_trace_range_provider() -> SimpleNamespace:
+    """Make an object that ModuleRanges uses in place of a backend. It puts ranges into the trace of torch.profiler."""
     from torch.profiler import record_function
 
-    return make_ranges(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
+    return make_range_provider(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
 
 
-def make_ranges(enter: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
-    """Make an object that ModuleRanges uses in place of a backend. ``enter``: makes a range with a name."""
-    return SimpleNamespace(profiler_window=nullcontext, profiler_range=enter)
+def make_range_provider(make_range: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
+    """Make an object that ModuleRanges uses in place of a backend.
+
+    ``make_range``: makes the context manager of a range from the range's name.
+    """
+    return SimpleNamespace(profiler_window=nullcontext, profiler_range=make_range)
 
 
-# Compiled modules are left out. Hooks in them, or on all modules at once, would make torch compile in profiled steps.
+# Modules that torch.compile compiled are left out, and each other module gets hooks of its own. A hook on a compiled
+# module, or a global hook on all modules, would make torch compile them again within the profiled steps.
 def _list_eager_modules() -> list[Any]:
     import torch
 
@@ -296,8 +314,12 @@ def _list_eager_modules() -> list[Any]:
     return [each for each in modules if each not in parts and not isinstance(each, torch.fx.GraphModule)]
 
 
-class _OpenRanges(threading.local):
-    """The open ranges of each thread, because checkpointed modules run again in the thread of the backward pass."""
+class _OpenRangesByThread(threading.local):
+    """The ranges that are open, separate for each thread.
+
+    Modules with activation checkpointing run their forward pass again in the thread of the backward pass, while ranges
+    may be open in the main thread.
+    """
 
     def __init__(self) -> None:
         self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

@@ -10,9 +10,9 @@ from mamf.measurement import group_pairs
 from mamf.profiling.classes import (
     COMMUNICATION,
     classify_event,
-    classify_name,
-    compute_shares,
-    parse_kernel_name,
+    classify_kernel_name,
+    compute_class_seconds,
+    split_kernel_name,
 )
 from mamf.profiling.traces import Event, Trace, find_busy_intervals
 
@@ -50,8 +50,8 @@ def rows_of(name):
     ],
 )
 def test_a_name_is_read(name, function, arguments):
-    found = parse_kernel_name(name)
-    assert (found.function, found.arguments) == (function, arguments)
+    found = split_kernel_name(name)
+    assert (found.qualified_function, found.template_arguments) == (function, arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_name_is_read(name, function, arguments):
     ],
 )
 def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected):
-    assert classify_name(name) == expected
+    assert classify_kernel_name(name) == expected
 
 
 # --- names of real kernels
@@ -80,7 +80,7 @@ def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected)
 def test_99_percent_of_labeled_names_are_right():
     """Labels are the classes of the operations that launched them in public traces."""
     rows = rows_of("kernel_names.csv")
-    wrong = [row["name"] for row in rows if classify_name(row["name"]) != row["class"]]
+    wrong = [row["name"] for row in rows if classify_kernel_name(row["name"]) != row["class"]]
     assert len(rows) == 358
     assert sum(bool(row["held_out"]) for row in rows) == 98
     assert len(wrong) <= 0.01 * len(rows), wrong
@@ -95,8 +95,8 @@ def under(kernel, *callers):
     parent = None
     for name in callers:
         kind, name = ("annotation", name[1:-1]) if name.startswith("[") else ("operation", name)
-        parent = Event(name, kind, 0, 1, parent=parent)
-    return Event(kernel, "kernel", 0, 1, parent=parent)
+        parent = Event(name, kind, 0, 1, caller=parent)
+    return Event(kernel, "kernel", 0, 1, caller=parent)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_the_operation_decides(event, expected):
     ],
 )
 def test_the_backward_is_of_the_class_of_the_forward(caller, expected):
-    product = Event("aten::bmm", "operation", 0, 1, parent=caller)
-    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward=product)
-    assert classify_event(Event("aten::bmm", "operation", 3, 4, parent=node)) == expected
+    product = Event("aten::bmm", "operation", 0, 1, caller=caller)
+    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward_operation=product)
+    assert classify_event(Event("aten::bmm", "operation", 3, 4, caller=node)) == expected
 
 
 # --- traces
@@ -147,7 +147,7 @@ def written(path, *events, **head):
 
 def seconds(trace):
     by_class = group_pairs((classify_event(each.event), (each.start, each.end)) for each in find_busy_intervals(trace))
-    return {name: share.visible for name, share in compute_shares(by_class).items()}
+    return {name: share.visible for name, share in compute_class_seconds(by_class).items()}
 
 
 def test_waiting_by_gloo_is_communication():

@@ -8,34 +8,34 @@ import pytest
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.profiling.counters import ncu
 from mamf.profiling.counters.ncu import (
-    CYCLES,
-    DRAM_READ,
-    L2_HIT,
-    METRICS,
-    NANOSECONDS,
-    TENSOR,
-    Counts,
+    DRAM_BYTES_READ,
+    DURATION_NANOSECONDS,
+    ELAPSED_CYCLES,
+    L2_HIT_PERCENT,
+    NCU_METRICS,
+    TENSOR_PERCENT,
     DeviceKernel,
-    find_bound,
+    LaunchCounts,
     find_kernel_bound,
-    make_counts,
+    find_launch_bound,
+    make_launch_counts,
     shorten_kernel_name,
 )
 
 DATA = Path(__file__).parent / "data"
 RECORDED = (DATA / "ncu.csv").read_text()
-KERNELS = ncu.read_kernels(RECORDED)
+KERNELS = ncu.parse_kernel_counters(RECORDED)
 #: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small product three times.
 MM, FLASH, CUDNN, *BACKWARD, ADD, SMALL, SMALL_AGAIN, SMALL_ONCE_MORE = KERNELS
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
 def counts(*kernels, cycles=None):
-    return Counts("torch.mm", MatmulProblem(), SHAPE, kernels, cycles or (sum(each.cycles for each in kernels),))
+    return LaunchCounts("torch.mm", MatmulProblem(), SHAPE, kernels, cycles or (sum(each.cycles for each in kernels),))
 
 
 def made(**metrics):
-    return DeviceKernel("made", "(1, 1, 1)", "(1, 1, 1)", {CYCLES: 1e5, NANOSECONDS: 1e5, **metrics})
+    return DeviceKernel("made", "(1, 1, 1)", "(1, 1, 1)", {ELAPSED_CYCLES: 1e5, DURATION_NANOSECONDS: 1e5, **metrics})
 
 
 # -- what ncu prints -------------------------------------------------------------------------------------------------
@@ -48,40 +48,45 @@ def test_figures_are_read_from_among_messages():
         "(2, 66, 1)",
         "(384, 1, 1)",
     )
-    assert (MM.cycles, MM.seconds, MM.metrics[TENSOR]) == (285342.0, pytest.approx(175.168e-6), 90.30)
+    assert (MM.cycles, MM.seconds, MM.metrics[TENSOR_PERCENT]) == (285342.0, pytest.approx(175.168e-6), 90.30)
     assert MM.dram_bytes == 149_646_080 + 28_192_512
     assert MM.limiters == ("registers", "shared memory")
-    assert not [name for each in KERNELS for name in METRICS if each.metrics[name] is None]
-    assert ncu.read_kernels(RECORDED.replace('"285,342"', '"n/a"'))[0].cycles is None
+    assert not [name for each in KERNELS for name in NCU_METRICS if each.metrics[name] is None]
+    assert ncu.parse_kernel_counters(RECORDED.replace('"285,342"', '"n/a"'))[0].cycles is None
 
 
 def test_what_the_program_prints_is_no_figure():
     printed = f'torch.mm 4096\n{{"preparing_seconds": 1.5}}\n"quoted", and more\n{RECORDED}"ID"\n"1","2"\n==ERROR== x\n'
-    assert ncu.read_kernels(printed) == KERNELS
-    assert ncu.read_kernels("") == ncu.read_kernels("no csv\n") == ncu.read_kernels('"a"\n') == []
-    assert ncu.read_kernels(RECORDED[: len(RECORDED) // 2])[:4] == KERNELS[:4]
+    assert ncu.parse_kernel_counters(printed) == KERNELS
+    assert (
+        ncu.parse_kernel_counters("")
+        == ncu.parse_kernel_counters("no csv\n")
+        == ncu.parse_kernel_counters('"a"\n')
+        == []
+    )
+    assert ncu.parse_kernel_counters(RECORDED[: len(RECORDED) // 2])[:4] == KERNELS[:4]
 
 
 def test_why_nothing_was_counted():
     crash = "==ERROR== The application returned an error code (11).\n"
     assert (
-        ncu.explain_failure(crash, "mamf: it broke\n")
+        ncu.explain_missing_counts(crash, "mamf: it broke\n")
         == "mamf: it broke / The application returned an error code (11)."
     )
-    assert ncu.explain_failure("", "") == "ncu counted no kernel and does not say why"
+    assert ncu.explain_missing_counts("", "") == "ncu counted no kernel and does not say why"
 
 
 # -- launches and sums -----------------------------------------------------------------------------------------------
 
 
 def launched(kernels, count):
-    return make_counts("torch.mm", MatmulProblem(), SHAPE, kernels, count)
+    return make_launch_counts("torch.mm", MatmulProblem(), SHAPE, kernels, count)
 
 
 def test_launches_of_the_same_kernels_are_told_apart_and_their_median_taken():
     found = launched([SMALL, SMALL_AGAIN, SMALL_ONCE_MORE], 3)
     assert found.cycles == (6680, 6460, 6740)
-    assert (found.total.cycles, found.total.metrics[L2_HIT]) == (6680, 59.75)
+    assert (found.total.cycles, found.total.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
     assert [each.name for each in launched([*BACKWARD, *BACKWARD], 2).kernels] == [each.name for each in BACKWARD]
 
 
@@ -98,9 +103,9 @@ def test_a_launch_of_several_kernels_is_their_sum():
     assert total.cycles == sum(each.cycles for each in BACKWARD) == 1_442_759
     assert total.seconds == pytest.approx(794.784e-6)
     assert total.dram_bytes == 202_002_432 + 61_282_048
-    assert TENSOR not in total.metrics
+    assert TENSOR_PERCENT not in total.metrics
     assert counts(MM).total is MM
-    lacking = replace(MM, metrics={**MM.metrics, DRAM_READ: None})
+    lacking = replace(MM, metrics={**MM.metrics, DRAM_BYTES_READ: None})
     assert counts(MM, lacking).total.dram_bytes is None
 
 
@@ -134,12 +139,12 @@ def test_what_bounds_kernels_of_an_h200(kernel, by, why):
 
 def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     backward = counts(*BACKWARD)
-    found = find_bound(backward, burst_seconds=800e-6)
+    found = find_launch_bound(backward, burst_seconds=800e-6)
     assert found.by == "latency"
     assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.why
-    waiting = find_bound(backward, burst_seconds=2e-3)
+    waiting = find_launch_bound(backward, burst_seconds=2e-3)
     assert (waiting.by, waiting.why) == (
         "launch",
         "its 5 kernels run for 40% of the 2000 us that a launch takes",
     )
-    assert find_bound(counts(MM)).why == "90.3 % of its peak"
+    assert find_launch_bound(counts(MM)).why == "90.3 % of its peak"

@@ -13,7 +13,7 @@ from mamf.engine.launching import launch_in_profiler_window
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.ncu import Ncu, Output, run_program
+from mamf.profiling.counters.ncu import Ncu, ProgramOutput, run_and_capture_output
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 RECORDED = (Path(__file__).parent / "data" / "ncu.csv").read_text().splitlines(keepends=True)
@@ -60,10 +60,10 @@ def counted(monkeypatch):
         said = answers.get(name, printed([0]))
         if isinstance(said, BaseException):
             raise said
-        return said if isinstance(said, Output) else Output(said, "")
+        return said if isinstance(said, ProgramOutput) else ProgramOutput(said, "")
 
     monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
-    monkeypatch.setattr(ncu, "run_program", answer)
+    monkeypatch.setattr(ncu, "run_and_capture_output", answer)
     return SimpleNamespace(commands=commands, answers=answers)
 
 
@@ -146,7 +146,7 @@ def test_without_permission_the_burst_is_there_and_the_remedy_told(run, counted,
 
 
 def test_a_kernel_that_crashes_is_a_row_without_counts(run, counted):
-    counted.answers[MM] = Output(CRASH, "mamf: it broke\n")
+    counted.answers[MM] = ProgramOutput(CRASH, "mamf: it broke\n")
     code, out, _ = run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm: not counted: mamf: it broke / The application returned an error code (139)." in out
@@ -206,7 +206,7 @@ def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, mo
     lines += ["subprocess.run(program, check=True)", "print(pathlib.Path('printed.csv').read_text())"]
     script.write_text("\n".join([f"#!{sys.executable} -S", *lines]))
     script.chmod(0o755)
-    monkeypatch.setattr(ncu, "run_program", run_program)
+    monkeypatch.setattr(ncu, "run_and_capture_output", run_and_capture_output)
     code, out, _ = run("counters", MM, *DEVICE[:2], "--ncu", "./ncu", *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm: bound by tensor pipe: 90.3 % of its peak" in out
@@ -221,7 +221,7 @@ def test_an_interrupt_ends_the_profiler_and_what_it_started(monkeypatch):
 
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_program([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        run_and_capture_output([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     (process,) = started
     assert process.returncode is not None
     assert process.returncode != 0

@@ -16,15 +16,17 @@ def product(begun, *callers, a=(64, 32), b=(32, 50), name="aten::mm", forward=No
     """A kernel of 1 s, launched by a product within ranges of modules, the outermost first; and all of these."""
     events, parent = [], None
     for caller in callers:
-        parent = Event(f"{MODULE_PREFIX}{caller}", "annotation", begun, begun + 1, parent=parent)
+        parent = Event(f"{MODULE_PREFIX}{caller}", "annotation", begun, begun + 1, caller=parent)
         events.append(parent)
     if forward:
         parent = Event(
-            "autograd::engine::evaluate_function: MmBackward0", "operation", begun, begun + 1, forward=forward
+            "autograd::engine::evaluate_function: MmBackward0", "operation", begun, begun + 1, forward_operation=forward
         )
         events.append(parent)
-    operation = Event(name, "operation", begun, begun + 1, parent=parent, dimensions=[a, b], dtypes=BFLOAT16)
-    return [*events, operation, Event("nvjet", "kernel", begun, begun + 1, parent=operation)]
+    operation = Event(
+        name, "operation", begun, begun + 1, caller=parent, argument_shapes=[a, b], argument_dtypes=BFLOAT16
+    )
+    return [*events, operation, Event("nvjet", "kernel", begun, begun + 1, caller=operation)]
 
 
 def unknown(dtype):
@@ -60,12 +62,12 @@ def test_modules_of_several_models_keep_apart_and_wrappers_have_no_name():
 
 def test_flop_under_autocast_are_of_the_dtype_that_is_multiplied():
     operation, kernel = product(0)
-    cast = {"dimensions": [(64, 32), (50, 32)], "dtypes": ["float"] * 2}
+    cast = {"argument_shapes": [(64, 32), (50, 32)], "argument_dtypes": ["float"] * 2}
     linear = Event("aten::linear", "operation", 0, 1, **cast)
-    copy = Event("copy", "kernel", 0, 1, parent=Event("aten::to", "operation", 0, 1, parent=linear))
-    for of_float32 in (linear, Event("aten::linear", "operation", 0, 1, parent=linear, **cast)):
-        inner = replace(operation, parent=of_float32)
-        profile = profiled([linear, inner, copy, replace(kernel, parent=inner)])
+    copy = Event("copy", "kernel", 0, 1, caller=Event("aten::to", "operation", 0, 1, caller=linear))
+    for of_float32 in (linear, Event("aten::linear", "operation", 0, 1, caller=linear, **cast)):
+        inner = replace(operation, caller=of_float32)
+        profile = profiled([linear, inner, copy, replace(kernel, caller=inner)])
         assert {row.name: row.flop for row in profile.classes if row.flop} == {"matmul": {"bfloat16": FLOP}}
 
 
@@ -80,9 +82,9 @@ def test_flop_under_autocast_are_of_the_dtype_that_is_multiplied():
 )
 def test_kernels_say_whether_float32_is_multiplied_in_tf32(name, dtype):
     operation, kernel = product(0)
-    operation = replace(operation, dtypes=["float"] * 2)
-    split = Event("void cublasLt::splitKreduce_kernel<32>", "kernel", 0, 1, parent=operation)
-    profile = profiled([operation, replace(kernel, name=name, parent=operation), split])
+    operation = replace(operation, argument_dtypes=["float"] * 2)
+    split = Event("void cublasLt::splitKreduce_kernel<32>", "kernel", 0, 1, caller=operation)
+    profile = profiled([operation, replace(kernel, name=name, caller=operation), split])
     assert {row.name: row.flop for row in profile.classes if row.flop} == {"matmul": {dtype: FLOP}}
 
 

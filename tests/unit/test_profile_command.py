@@ -13,7 +13,7 @@ from mamf.contribution import known_ceilings
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.log import read_profile_or_none
-from mamf.profiling.traces import merge_intervals, sum_lengths
+from mamf.profiling.traces import merge_intervals, sum_interval_seconds
 
 TRAINING = """
 import sys, torch
@@ -101,7 +101,7 @@ def seconds_of_products(trace):
 
     products = times("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
     others = [*times("aten::scaled_dot_product_attention", "aten::copy_", "aten::clone", "aten::add_")]
-    return sum_lengths(merge_intervals([*products, *others])) - sum_lengths(merge_intervals(others))
+    return sum_interval_seconds(merge_intervals([*products, *others])) - sum_interval_seconds(merge_intervals(others))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class CountingCuda:
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [HISTORY]})
-        monkeypatch.setattr("mamf.profiling.running.synchronize", lambda: None)
+        monkeypatch.setattr("mamf.profiling.running.wait_for_device", lambda: None)
 
     def record(self, enabled="all", max_entries=0):
         self.calls.append(f"history {enabled}")
@@ -93,7 +93,7 @@ def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_p
     watch.start()
     watch.record_step(optimizer)
     watch.record_step(optimizer)
-    watch.spans += [(14_000, 18_000, "layers.0.mlp: Mlp"), (9_000, 18_000, "layers.0: Block")]
+    watch.module_spans += [(14_000, 18_000, "layers.0.mlp: Mlp"), (9_000, 18_000, "layers.0: Block")]
     watch.finish()
     watch.finish()
     assert cuda.calls == ["reset", "history all", "history None"]

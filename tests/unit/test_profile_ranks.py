@@ -8,7 +8,7 @@ from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.measurement import IDLE
 from mamf.profiling.classes import COMMUNICATION
-from mamf.profiling.log import get_rank_log, make_ranks_document, read_rank_logs, write_profile
+from mamf.profiling.log import get_rank_log_path, make_ranks_document, read_rank_logs, write_profile
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.report.formats import FORMATS
 
@@ -31,7 +31,7 @@ RANKS = {0: ("train.py", rank(80, 20, 0, 5)), 1: ("train.py", rank(95, 3, 2, 9))
 def written(folder, ranks=RANKS):
     folder.mkdir(exist_ok=True)
     for number, (script, profile) in ranks.items():
-        write_profile(get_rank_log(folder, number), "mamf profile", script, profile)
+        write_profile(get_rank_log_path(folder, number), "mamf profile", script, profile)
     return folder
 
 
@@ -55,7 +55,7 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
 
 def test_a_rank_without_a_profile_is_named(tmp_path):
     folder = written(tmp_path, {0: RANKS[0], 2: RANKS[2]})
-    get_rank_log(folder, 1).write_text('{"record": "header"}\n')
+    get_rank_log_path(folder, 1).write_text('{"record": "header"}\n')
     (folder / "rank-x.jsonl").write_text("nonsense")
     text = FORMATS["table"](make_ranks_document(read_rank_logs(folder), 5), None)
     assert [rank for rank in range(5) if f"no profile of rank {rank}: is the folder shared" in text] == [1, 3, 4]

@@ -13,15 +13,15 @@ from rendering import render_profile
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE, Rate
-from mamf.profiling.classes import CLASSES, COMMUNICATION, compute_shares
-from mamf.profiling.flops import count_flop
+from mamf.profiling.classes import COMMUNICATION, WORK_CLASSES, compute_class_seconds
+from mamf.profiling.flops import count_operation_flop
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import make_profile
-from mamf.profiling.traces import Event, Trace, find_gaps, merge_intervals, read_trace, sum_lengths
+from mamf.profiling.traces import Event, Trace, find_gaps, merge_intervals, read_trace, sum_interval_seconds
 
 STEP = 60
 TICKS = st.integers(0, STEP)
-EVENTS = st.lists(st.tuples(st.sampled_from(CLASSES), TICKS, TICKS), max_size=10)
+EVENTS = st.lists(st.tuples(st.sampled_from(WORK_CLASSES), TICKS, TICKS), max_size=10)
 
 
 def grouped(events):
@@ -37,9 +37,9 @@ def grouped(events):
 
 @given(EVENTS.map(grouped))
 def test_each_instant_counts_for_one_class_and_for_communication_last(by_class):
-    found = compute_shares(by_class)
+    found = compute_class_seconds(by_class)
     covered = merge_intervals(interval for intervals in by_class.values() for interval in intervals)
-    assert sum(share.visible for share in found.values()) + sum_lengths(find_gaps(covered, 0, STEP)) == STEP
+    assert sum(share.visible for share in found.values()) + sum_interval_seconds(find_gaps(covered, 0, STEP)) == STEP
     ticks = {name: {tick for low, high in each for tick in range(low, high)} for name, each in by_class.items()}
     for name, share in found.items():
         assert share.visible + share.hidden == len(ticks[name])
@@ -53,7 +53,7 @@ def test_each_instant_counts_for_one_class_and_for_communication_last(by_class):
 
 
 def operation(name, *dimensions, dtypes=(), values=()):
-    return Event(name, "operation", 0, 1, dimensions=dimensions, dtypes=dtypes, values=values)
+    return Event(name, "operation", 0, 1, argument_shapes=dimensions, argument_dtypes=dtypes, argument_values=values)
 
 
 ATTENTION = ([2, 4, 128, 64], [2, 2, 128, 64], [2, 2, 128, 64])
@@ -85,7 +85,7 @@ ON_CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
     ],
 )
 def test_flop_follow_from_the_recorded_shapes(name, dimensions, values, expected):
-    assert count_flop(operation(f"aten::{name}", *dimensions, values=values)) == expected
+    assert count_operation_flop(operation(f"aten::{name}", *dimensions, values=values)) == expected
 
 
 # --- traces
@@ -137,8 +137,8 @@ def at(flops):
     )
 
 
-def profile_from(tmp_path, trace, ceiling_of=unknown):
-    return make_profile(read_trace(written(tmp_path / "trace.json", trace)), ceiling_of)
+def profile_from(tmp_path, trace, find_ceiling=unknown):
+    return make_profile(read_trace(written(tmp_path / "trace.json", trace)), find_ceiling)
 
 
 def test_a_trace_of_a_device(tmp_path):
@@ -195,7 +195,7 @@ def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
     packed.write_bytes(gzip.compress(bytes(17 << 20)))
     with pytest.raises(UsageError, match="larger than 16 MiB unpacked"):
         read_trace(packed)
-    monkeypatch.setattr("mamf.profiling.traces._MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("mamf.profiling.traces._MAX_TRACE_BYTES", 1 << 20)
     plain.write_bytes(bytes(1 << 21))
     with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
         read_trace(plain)
@@ -228,7 +228,7 @@ def test_other_files_are_refused_in_one_line(tmp_path, text):
 def test_the_cpu_counts_each_operation_without_those_it_calls():
     outer = Event("aten::scaled_dot_product_attention", "operation", 0, 10)
     copy = Event("aten::copy_", "operation", 12, 16)
-    inner = Event("aten::bmm", "operation", 2, 5, parent=outer)
+    inner = Event("aten::bmm", "operation", 2, 5, caller=outer)
     profile = make_profile(Trace((outer, inner, copy), 0, 20, 2), unknown)
     assert [(row.name, row.visible, row.calls) for row in profile.classes] == [
         ("attention", 10, 1),

@@ -170,7 +170,7 @@ class Commands:
     def _choose_kernels_to_count(self) -> list[str]:
         """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
         from mamf.logs.run_log import read_run_log
-        from mamf.profiling.counters.ncu import find_ncu, make_options
+        from mamf.profiling.counters.ncu import find_ncu, make_run_options
 
         try:
             if unavailable := self.backend.without_counters():
@@ -186,7 +186,7 @@ class Commands:
         most = max(rows, key=lambda row: row.amount)
         same = [row for row in rows if (row.problem, row.shape) == (most.problem, most.shape)]
         names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED]]
-        return [*names, *make_options(most.problem, most.shape)]
+        return [*names, *make_run_options(most.problem, most.shape)]
 
     def _make_step_command(self) -> list[str]:
         """Return the command that runs training steps of GPT-2 small. On a CPU the model has only two layers."""

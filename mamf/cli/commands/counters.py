@@ -95,9 +95,9 @@ class CountersSession(Session):
             say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_complete(self) -> bool:
-        from mamf.profiling.counters.counting import find_uncounted
+        from mamf.profiling.counters.counting import find_uncounted_rows
 
-        return super().is_complete() and not find_uncounted(self.measured_run.rows, self.counted)
+        return super().is_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted)
 
     def choose_exit_code(self, code: int) -> int:
         return code or (0 if self.counted else _NOTHING_COUNTED)

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 def _profile_launches(options: argparse.Namespace) -> int:
     """Profile launches of the single row that the options describe; return the exit code."""
     from mamf.plugins.discovery import open_backend
-    from mamf.profiling.counters.ncu import make_options
+    from mamf.profiling.counters.ncu import make_run_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
     request = request_of(Model(), options)
@@ -86,7 +86,7 @@ def _profile_launches(options: argparse.Namespace) -> int:
     watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
     watched += ["--memory", str(options.memory)] if options.memory else []
     device = ["--backend", backend.name, "--device", str(backend.index)]
-    launch = ["-m", "mamf", "run", kernel, *make_options(problem, shape), *device, "--no-verify"]
+    launch = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device, "--no-verify"]
     steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
     return run_command(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
 

@@ -29,7 +29,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
-    from mamf.profiling.profile import CeilingOf, Profile
+    from mamf.profiling.profile import FindCeiling, Profile
     from mamf.profiling.running import Program
 
 EXAMPLES = """examples:
@@ -141,13 +141,13 @@ def _choose_output_path(options: argparse.Namespace, option: str) -> Path | None
 
     Raises UsageError before the script runs for hours. The path is absolute because a script may change its folder.
     """
-    from mamf.profiling.log import get_rank_log
+    from mamf.profiling.log import get_rank_log_path
     from mamf.profiling.running import get_rank
 
     path: Path | None = getattr(options, option)
     if path is not None and option == "output" and options.ranks == "all":
         make_folder(path, "; choose another folder for --output")
-        path = get_rank_log(path, get_rank())
+        path = get_rank_log_path(path, get_rank())
     elif path is None or get_rank():
         return None
     if path.exists():
@@ -177,13 +177,23 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
     from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
     from mamf.profiling.profile import make_profile
-    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, make_ranges, make_trace_ranges
+    from mamf.profiling.watches import (
+        DtypeWatch,
+        MemoryWatch,
+        ModuleRanges,
+        make_range_provider,
+        make_trace_range_provider,
+    )
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
     ranges = ModuleRanges(lambda: resolve_backend(_name_device(options))) if options.nvtx else None
-    spans = ModuleRanges(lambda: make_ranges(memory.record_span)) if memory else None
-    watches = [each for each in (spans, memory, dtypes, ranges, ModuleRanges(make_trace_ranges)) if each is not None]
+    module_spans = ModuleRanges(lambda: make_range_provider(memory.record_module_span)) if memory else None
+    watches = [
+        each
+        for each in (module_spans, memory, dtypes, ranges, ModuleRanges(make_trace_range_provider))
+        if each is not None
+    ]
     profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
     if running.get_rank() and options.ranks == "first":  # this rank only has to end when the first one does
         return running.profile_program(program, profiler, options.calls)
@@ -200,7 +210,7 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
             return  # a process that the script forked has printed its profile
         if trace is None:
             raise NothingProfiledError(profiler.explain_no_profile(options.calls), code)
-        with running.restore_device(), contextlib.redirect_stdout(terminal):
+        with running.keep_current_device(), contextlib.redirect_stdout(terminal):
             profile = make_profile(
                 trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
             )
@@ -238,7 +248,7 @@ def _write_and_print(options: argparse.Namespace, name: str, profile: Profile) -
         stdout().flush()
 
 
-def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> CeilingOf:
+def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> FindCeiling:
     """Return a function that returns the sustained ceiling of a dtype, for MAMFU. Training is a sustained load.
 
     The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if

@@ -1,1 +1,1 @@
-"""Hardware counters of single kernels: what ran, for how many cycles, and what bounds it."""
+"""Read and report the hardware counters of single kernels: what ran, for how many cycles, and what bounds it."""

@@ -1,4 +1,4 @@
-"""Measures kernels, and lets ncu count each row after it is written to the log."""
+"""Measure kernels for ``mamf counters``, and let ncu read the hardware counters of each after its row is in the log."""
 
 from __future__ import annotations
 
@@ -8,38 +8,41 @@ from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import Record
 from mamf.measurement import Measurement
-from mamf.profiling.counters.ncu import CountedStep, Ncu, get_step, record_counts
+from mamf.profiling.counters.ncu import Ncu, StepKey, encode_counts, make_step_key
 
 
 class CountingStrategy(RowsStrategy):
-    """Measures the rows of a plan and counts each. ``counted``: the steps that already have counts."""
+    """A strategy that measures each kernel and shape of a plan, then reads the hardware counters of that launch.
 
-    def __init__(self, setup: Setup, counted: set[CountedStep], ncu: Ncu) -> None:
+    ``counted``: the kernels and shapes whose counters an earlier run has already read.
+    """
+
+    def __init__(self, setup: Setup, counted: set[StepKey], ncu: Ncu) -> None:
         super().__init__(setup)
         self.counted, self.ncu = counted, ncu
 
     @property
     def skipped_count(self) -> int:
-        return super().skipped_count + len(find_uncounted(self.setup.rows, self.counted))
+        return super().skipped_count + len(find_uncounted_rows(self.setup.rows, self.counted))
 
-    def results(self) -> Iterator[Measurement | Record]:
-        for row in find_uncounted(self.setup.rows, self.counted):
+    def yield_results(self) -> Iterator[Measurement | Record]:
+        for row in find_uncounted_rows(self.setup.rows, self.counted):
             yield self._count_row(row)
-        for found in super().results():
+        for found in super().yield_results():
             yield found
             if isinstance(found, Measurement) and found.ok:
                 yield self._count_row(found)
 
     def _count_row(self, row: Measurement) -> Record:
-        """Count the kernel of a row, under the name that the user gave."""
+        """Let ncu read the counters of the kernel and shape of a row, and return them as a record for the log."""
         self.setup.on_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
         if counts.ok:
-            self.counted.add(get_step(counts))
-        return Record("counters", record_counts(counts))
+            self.counted.add(make_step_key(counts))
+        return Record("counters", encode_counts(counts))
 
 
-def find_uncounted(rows: Sequence[Measurement], counted: set[CountedStep]) -> list[Measurement]:
-    """Return the measured rows that have no counts yet."""
-    return [row for row in rows if row.ok and not row.is_reference and get_step(row) not in counted]
+def find_uncounted_rows(rows: Sequence[Measurement], counted: set[StepKey]) -> list[Measurement]:
+    """Return the successfully measured rows whose kernel and shape are not in ``counted``, without reference rows."""
+    return [row for row in rows if row.ok and not row.is_reference and make_step_key(row) not in counted]

@@ -1,7 +1,8 @@
-"""Hardware counters of a kernel: runs ``mamf run`` under NVIDIA's ncu, reads its CSV, adds up the device kernels.
+"""Read the hardware counters of a kernel with NVIDIA's profiler ncu, and find what bounds the kernel's speed.
 
-The CSV has one line per metric, among ncu's own messages (``==PROF==``) and the output of the program. Numbers have
-thousands separators even in base units. A metric that the device does not have is ``n/a``.
+mamf runs ``mamf run`` under ncu, reads the CSV that ncu prints, and adds up the counters of all device kernels that one
+launch of a kernel runs. The CSV has one line per metric, between ncu's own messages (``==PROF==``) and the output of
+``mamf run``. Its numbers have thousands separators, and a metric that the device does not have is ``n/a``.
 """
 
 from __future__ import annotations
@@ -24,45 +25,59 @@ from mamf.logs.run_log import MALFORMED_ERRORS, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 
-CYCLES = "gpc__cycles_elapsed.max"
-NANOSECONDS = "gpu__time_duration.sum"
-TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
-UNITS_BUSY = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
-MEMORY_PIPES = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
-L2 = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
-DRAM = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
-DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-L2_HIT, L1_HIT = "lts__t_sector_hit_rate.pct", "l1tex__t_sector_hit_rate.pct"
-REGISTERS, SHARED_MEMORY = "launch__registers_per_thread", "launch__shared_mem_per_block"
-BLOCKS, THREADS_OF_BLOCK = "launch__grid_size", "launch__block_size"
-WAVES = "launch__waves_per_multiprocessor"
-WARPS, MAX_WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct"
-INSTRUCTIONS = "smsp__inst_executed.sum"
-#: How many blocks of a kernel fit on a compute unit, by resource. The smallest number limits the occupancy.
-OCCUPANCY_LIMITS = {
+ELAPSED_CYCLES = "gpc__cycles_elapsed.max"
+DURATION_NANOSECONDS = "gpu__time_duration.sum"
+TENSOR_PERCENT = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+COMPUTE_UNITS_PERCENT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY_PIPES_PERCENT = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+L2_PERCENT = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
+DRAM_PERCENT = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+DRAM_BYTES_READ, DRAM_BYTES_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+L2_HIT_PERCENT, L1_HIT_PERCENT = "lts__t_sector_hit_rate.pct", "l1tex__t_sector_hit_rate.pct"
+REGISTERS_PER_THREAD, SHARED_BYTES_PER_BLOCK = "launch__registers_per_thread", "launch__shared_mem_per_block"
+BLOCK_COUNT, THREADS_PER_BLOCK = "launch__grid_size", "launch__block_size"
+WAVES_PER_COMPUTE_UNIT = "launch__waves_per_multiprocessor"
+ACTIVE_WARPS_PERCENT, POSSIBLE_WARPS_PERCENT = (
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "sm__maximum_warps_per_active_cycle_pct",
+)
+INSTRUCTION_COUNT = "smsp__inst_executed.sum"
+#: Names of the metrics that say how many blocks of a kernel fit on a compute unit, by the resource that blocks need.
+#: The resource with the smallest number limits the occupancy.
+OCCUPANCY_LIMIT_METRICS = {
     "registers": "launch__occupancy_limit_registers",
     "shared memory": "launch__occupancy_limit_shared_mem",
     "warps": "launch__occupancy_limit_warps",
     "blocks": "launch__occupancy_limit_blocks",
 }
-#: Metrics that add up over the kernels of a launch.
-SUMMED = (CYCLES, NANOSECONDS, DRAM_READ, DRAM_WRITTEN, INSTRUCTIONS)
-METRICS = (
-    *SUMMED,
-    *(TENSOR, UNITS_BUSY, MEMORY_PIPES, L2, DRAM),
-    *(L2_HIT, L1_HIT, REGISTERS, SHARED_MEMORY, BLOCKS, THREADS_OF_BLOCK, WAVES, WARPS, MAX_WARPS),
-    *OCCUPANCY_LIMITS.values(),
+#: Metrics whose values may be added over the device kernels of a launch.
+SUMMED_METRICS = (ELAPSED_CYCLES, DURATION_NANOSECONDS, DRAM_BYTES_READ, DRAM_BYTES_WRITTEN, INSTRUCTION_COUNT)
+NCU_METRICS = (
+    *SUMMED_METRICS,
+    *(TENSOR_PERCENT, COMPUTE_UNITS_PERCENT, MEMORY_PIPES_PERCENT, L2_PERCENT, DRAM_PERCENT),
+    *(
+        L2_HIT_PERCENT,
+        L1_HIT_PERCENT,
+        REGISTERS_PER_THREAD,
+        SHARED_BYTES_PER_BLOCK,
+        BLOCK_COUNT,
+        THREADS_PER_BLOCK,
+        WAVES_PER_COMPUTE_UNIT,
+        ACTIVE_WARPS_PERCENT,
+        POSSIBLE_WARPS_PERCENT,
+    ),
+    *OCCUPANCY_LIMIT_METRICS.values(),
 )
-#: A kernel on a shape of a problem.
-CountedStep = tuple[str, Any, Any]
+#: What identifies counters in a log: the kernel's name, the problem and the shape.
+StepKey = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """The counters of one kernel on the device.
+    """The hardware counters of one kernel that ran on the device.
 
-    ``grid``, ``block``: as ncu prints them, such as ``(2, 66, 1)``. ``metrics``: by ncu's names, in ncu's base units;
-    None for a metric that the device does not have.
+    - ``grid``, ``block``: the sizes of grid and block as ncu prints them, such as ``(2, 66, 1)``.
+    - ``metrics``: values in ncu's base units, by ncu's name of the metric; None if the device does not have the metric.
     """
 
     name: str
@@ -72,37 +87,38 @@ class DeviceKernel:
 
     @property
     def cycles(self) -> float | None:
-        return self.metrics.get(CYCLES)
+        return self.metrics.get(ELAPSED_CYCLES)
 
     @property
     def seconds(self) -> float | None:
-        nanoseconds = self.metrics.get(NANOSECONDS)
+        nanoseconds = self.metrics.get(DURATION_NANOSECONDS)
         return None if nanoseconds is None else nanoseconds * 1e-9
 
     @property
     def dram_bytes(self) -> float | None:
-        """The bytes read from and written to device memory."""
-        return _sum_or_none([self.metrics.get(DRAM_READ), self.metrics.get(DRAM_WRITTEN)])
+        """Bytes that the kernel read from and wrote to device memory; None if one of the two is unknown."""
+        return _sum_or_none([self.metrics.get(DRAM_BYTES_READ), self.metrics.get(DRAM_BYTES_WRITTEN)])
 
     @property
     def dram_rate(self) -> float | None:
-        """The traffic of device memory in bytes per second."""
+        """Bytes that the kernel read from and wrote to device memory per second; None if unknown."""
         return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
 
     @property
     def limiters(self) -> tuple[str, ...]:
-        """The resources that limit how many blocks fit on a compute unit."""
-        room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMITS.items()}
+        """The resources, such as registers, that limit how many blocks of the kernel fit on a compute unit."""
+        room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMIT_METRICS.items()}
         known = {name: blocks for name, blocks in room.items() if blocks is not None}
         return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
 
 
 @dataclass(frozen=True)
-class Counts:
-    """The counters of a kernel on one shape.
+class LaunchCounts:
+    """The hardware counters of the launches of a kernel with one shape.
 
-    ``kernels``: the device kernels of a launch; each metric is the median over launches. ``cycles``: one number per
-    launch, the sum over its device kernels. ``reason``: why nothing was counted, if so.
+    - ``kernels``: the device kernels that a launch runs. Each metric is the median over the counted launches.
+    - ``cycles``: the elapsed cycles of each counted launch, summed over its device kernels.
+    - ``reason``: why there are no counters; empty if there are.
     """
 
     kernel: str
@@ -122,10 +138,13 @@ class Counts:
 
     @property
     def total(self) -> DeviceKernel:
-        """All device kernels of a launch as one. Metrics that cannot be added, such as percentages, are missing."""
+        """The sum of all device kernels of a launch. It lacks metrics that cannot be added, such as percentages.
+
+        If a launch runs only one device kernel, this is that kernel with all its metrics.
+        """
         if len(self.kernels) == 1:
             return self.kernels[0]
-        summed = {name: _sum_or_none([each.metrics.get(name) for each in self.kernels]) for name in SUMMED}
+        summed = {name: _sum_or_none([each.metrics.get(name) for each in self.kernels]) for name in SUMMED_METRICS}
         return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
 
 
@@ -134,17 +153,23 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def make_counts(kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int) -> Counts:
-    """Make the counts of a kernel from the device kernels of several launches, in the order they ran."""
+def make_launch_counts(
+    kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int
+) -> LaunchCounts:
+    """Make the counts of a kernel from the device kernels that several equal launches ran.
+
+    ``kernels``: all device kernels in the order in which they ran. ``launches``: the number of launches. If the
+    launches did not run the same device kernels, the counts have a reason and no counters.
+    """
     per_launch, rest = divmod(len(kernels), launches)
     found = [kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)]
     if rest or len({tuple(each.name for each in launch) for launch in found}) != 1:
         reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
-        return Counts(kernel, problem, shape, reason=reason)
+        return LaunchCounts(kernel, problem, shape, reason=reason)
     cycles = [_sum_or_none([each.cycles for each in launch]) for launch in found]
     known = tuple(each for each in cycles if each)
     medians = tuple(_make_median_kernel(same) for same in zip(*found, strict=True))
-    return Counts(kernel, problem, shape, medians, known if len(known) == launches else ())
+    return LaunchCounts(kernel, problem, shape, medians, known if len(known) == launches else ())
 
 
 def _make_median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
@@ -155,11 +180,11 @@ def _make_median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
     return DeviceKernel(first.name, first.grid, first.block, medians)
 
 
-def get_step(row: Counts | Measurement) -> CountedStep:
+def make_step_key(row: LaunchCounts | Measurement) -> StepKey:
     return row.kernel, row.problem, row.shape
 
 
-def record_counts(counts: Counts) -> dict[str, Any]:
+def encode_counts(counts: LaunchCounts) -> dict[str, Any]:
     operation = get_operation(counts.problem.operation)
     return {
         "operation": operation.name,
@@ -173,19 +198,22 @@ def record_counts(counts: Counts) -> dict[str, Any]:
     }
 
 
-def read_counts(log: RunLog) -> dict[CountedStep, Counts]:
-    """Return the last counts of each step in a log. Raises RunLogError for an invalid record of counters."""
+def read_counts(log: RunLog) -> dict[StepKey, LaunchCounts]:
+    """Return the latest counts of each kernel, problem and shape in a log.
+
+    Raises RunLogError for an invalid record of counters.
+    """
     try:
-        return {get_step(counts): counts for counts in map(_read_counts_record, log.counter_records)}
+        return {make_step_key(counts): counts for counts in map(_decode_counts, log.counter_records)}
     except MALFORMED_ERRORS as error:
         raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 
-def _read_counts_record(record: Mapping[str, Any]) -> Counts:
+def _decode_counts(record: Mapping[str, Any]) -> LaunchCounts:
     operation = get_operation(record["operation"], record)
     if any(cycles <= 0 for cycles in record["cycles"]):
         raise ValueError("the cycles of a launch must be above 0")
-    return Counts(
+    return LaunchCounts(
         record["kernel"],
         operation.problem_from_record(record["problem"]),
         operation.shape_from_record(record["shape"]),
@@ -198,17 +226,20 @@ def _read_counts_record(record: Mapping[str, Any]) -> Counts:
 # -- what bounds a kernel ----------------------------------------------------------------------------------------------
 
 
-#: A part of the device bounds a kernel if it is busy for at least this percentage of its peak.
+#: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
+#: part's peak.
 BUSY_PERCENT = 60.0
-# Starting and ending a kernel takes about this long. A shorter kernel is bound by it.
-_SHORT_SECONDS = 5e-6
-# With fewer waves of blocks than this, most of the device has nothing to do.
-_FEW_WAVES = 0.5
-# If kernels run for less than this share of the launch's time in burst, the gaps between them bound the launch.
+# Seconds that starting and ending a kernel takes. The launch bounds a kernel that runs for less time.
+_MIN_KERNEL_SECONDS = 5e-6
+# If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
+_MIN_WAVES = 0.5
+# If the device kernels run for less than this share of a launch's time in burst (launches back to back for a fraction
+# of a second), the gaps between kernels bound the launch.
 _MIN_RUNNING_SHARE = 0.7
-# If the longest kernel takes at least this share of a launch's cycles, its bound is reported as the launch's bound.
+# If the longest device kernel takes at least this share of a launch's cycles, the report does not name the kernel with
+# its bound, because the bound applies to the launch as a whole.
 _WHOLE_LAUNCH_SHARE = 0.98
-_MAX_NAME_LENGTH = 48
+_MAX_KERNEL_NAME_LENGTH = 48
 
 TENSOR_PIPE, OTHER_PIPES, MEMORY, L2_CACHE, ON_CHIP = "tensor pipe", "other pipes", "memory", "L2", "L1 and shared"
 LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
@@ -216,16 +247,20 @@ LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
 
 @dataclass(frozen=True)
 class Bound:
-    """What bounds a launch. ``by``: one of the names above. ``why``: the figures that show it, in one line."""
+    """What bounds the speed of a launch.
+
+    ``by``: the part of the device or the reason, one of the names above, such as TENSOR_PIPE or LATENCY. ``why``: the
+    figures that show the bound, in one line.
+    """
 
     by: str
     why: str
 
 
-def find_bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
-    """Find what bounds a launch: the gaps between its kernels, else the bound of the longest kernel.
+def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) -> Bound:
+    """Return what bounds a launch: the gaps between its device kernels or, if these are short, what bounds the longest.
 
-    ``burst_seconds``: the time of a launch in burst, without the profiler.
+    ``burst_seconds``: the seconds from one launch to the next in burst, measured without ncu; None if unknown.
     """
     total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
     if burst_seconds and total.seconds and total.seconds < _MIN_RUNNING_SHARE * burst_seconds:
@@ -240,7 +275,7 @@ def find_bound(counts: Counts, burst_seconds: float | None = None) -> Bound:
 
 
 def find_kernel_bound(kernel: DeviceKernel) -> Bound:
-    """Find what bounds one kernel of the device."""
+    """Return what bounds one device kernel: its busiest part of the device, too little work to fill it, or latency."""
     known = {name: percent for name, percent in compute_busy_percent(kernel).items() if percent is not None}
     if not known:
         return Bound(UNKNOWN, "the device has no counters of its pipes and memory")
@@ -248,13 +283,13 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     if known[busiest] >= BUSY_PERCENT:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
     text, metrics = f"no part is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
-    waves, blocks, seconds = metrics.get(WAVES), metrics.get(BLOCKS), kernel.seconds
-    if waves is not None and waves < _FEW_WAVES:
+    waves, blocks, seconds = metrics.get(WAVES_PER_COMPUTE_UNIT), metrics.get(BLOCK_COUNT), kernel.seconds
+    if waves is not None and waves < _MIN_WAVES:
         size = "" if blocks is None else f", {blocks:.0f} blocks"
         return Bound(LAUNCH, f"too little work: {waves:.2g} waves{size}; {text}")
-    if seconds is not None and seconds < _SHORT_SECONDS:
+    if seconds is not None and seconds < _MIN_KERNEL_SECONDS:
         return Bound(LAUNCH, f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
-    active, possible = metrics.get(WARPS), metrics.get(MAX_WARPS)
+    active, possible = metrics.get(ACTIVE_WARPS_PERCENT), metrics.get(POSSIBLE_WARPS_PERCENT)
     if active is not None and possible is not None:
         by = f", limited by its {' and '.join(kernel.limiters)}" if possible < 100 else ""
         text += f"; active warps {active:.3g} %, possible {possible:.3g} %{by}"
@@ -262,13 +297,19 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
 
 
 def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
-    """Return how busy each part of the device is, in percent of its peak.
+    """Return how busy a kernel keeps each part of the device, in percent of the part's peak; None if unknown.
 
-    Work that several counters see is given for the most specific part only.
+    If counters of two parts count the same work, only the more specific part has a percentage.
     """
     get = kernel.metrics.get
-    tensor, units, dram, l2, pipes = get(TENSOR), get(UNITS_BUSY), get(DRAM), get(L2), get(MEMORY_PIPES)
-    # Traffic that fills the memory also fills the L2.
+    tensor, units, dram, l2, pipes = (
+        get(TENSOR_PERCENT),
+        get(COMPUTE_UNITS_PERCENT),
+        get(DRAM_PERCENT),
+        get(L2_PERCENT),
+        get(MEMORY_PIPES_PERCENT),
+    )
+    # All traffic of device memory passes through the L2, so a busy memory keeps the L2 busy too.
     is_of_memory = dram is not None and dram >= BUSY_PERCENT
     is_of_others = {each for each in (tensor, dram, l2) if each is not None}
     return {
@@ -281,34 +322,35 @@ def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
 
 
 def shorten_kernel_name(name: str) -> str:
-    """Shorten a kernel's name, which may have a thousand characters.
-
-    Drops template arguments, parameters and namespaces, and cuts off what is still too long.
-    """
+    """Return a kernel's name without template arguments, parameters and namespaces, cut off after 48 characters."""
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
-    return (bare.rpartition("::")[2] or name)[:_MAX_NAME_LENGTH]
+    return (bare.rpartition("::")[2] or name)[:_MAX_KERNEL_NAME_LENGTH]
 
 
-#: Without --clock-control ncu would lock the clock. mamf never changes the machine, and counts kernels at their clock.
+#: Options of ncu for all kernels. Without ``--clock-control none`` ncu would lock the device's clock, but mamf never
+#: changes settings of the machine, and counts kernels at the clock at which they run.
 _COMMON_OPTIONS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
-_NO_PERMISSION = "ERR_NVGPUCTRPERM"
-_MESSAGE, _ERROR = "==", "==ERROR=="
-_ALTERNATIVES = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
+_NO_PERMISSION_ERROR = "ERR_NVGPUCTRPERM"
+_NCU_MESSAGE_PREFIX, _NCU_ERROR_PREFIX = "==", "==ERROR=="
+_WITHOUT_COUNTERS = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
 _HOW_TO_PERMIT = (
-    f"the driver does not let this user read counters ({_NO_PERMISSION}): run as root, load its module with "
-    f"NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; {_ALTERNATIVES}"
+    f"the driver does not let this user read counters ({_NO_PERMISSION_ERROR}): run as root, load its module with "
+    f"NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; {_WITHOUT_COUNTERS}"
 )
 
 
-class Output(NamedTuple):
+class ProgramOutput(NamedTuple):
     stdout: str
     stderr: str
 
 
 @dataclass(frozen=True)
 class Ncu:
-    """Runs ncu. ``path``: its program. ``backend``, ``device``: as the user gave them. ``launches``: how many to count
-    of each kernel.
+    """A caller of NVIDIA's profiler ncu.
+
+    - ``path``: the path of the program ncu.
+    - ``backend``, ``device``: the backend's name and the device's number, as the user gave them.
+    - ``launches``: the number of launches of each kernel to count.
     """
 
     path: str
@@ -317,26 +359,27 @@ class Ncu:
     launches: int
 
     def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
-        """Return the command line that counts a kernel. ``kernel``: the name that the user gave."""
+        """Return the command line of ncu that counts a kernel. ``kernel``: the kernel's name as the user gave it."""
         device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
-        program = [sys.executable, "-m", "mamf", "run", kernel, *make_options(problem, shape), *device]
-        return [self.path, *_COMMON_OPTIONS, "--metrics", ",".join(METRICS), *program]
+        program = [sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device]
+        return [self.path, *_COMMON_OPTIONS, "--metrics", ",".join(NCU_METRICS), *program]
 
-    def count(self, kernel: str, row: Measurement) -> Counts:
-        """Count the kernel of a row. If that fails, the counts are empty and have a reason.
+    def count(self, kernel: str, row: Measurement) -> LaunchCounts:
+        """Run ncu and return the counts of the kernel, problem and shape of a row.
 
-        Raises UnavailableError if no kernel can be counted on this machine.
+        ``kernel``: the kernel's name as the user gave it. If ncu fails, the counts have a reason and no counters.
+        Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
         """
-        output = run_program(self.make_command(kernel, row.problem, row.shape))
-        if _NO_PERMISSION in "".join(output):
+        output = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
+        if _NO_PERMISSION_ERROR in "".join(output):
             raise UnavailableError(_HOW_TO_PERMIT)
-        kernels = read_kernels(output.stdout)
-        if not kernels or any(line.startswith(_ERROR) for line in "\n".join(output).splitlines()):
-            return Counts(row.kernel, row.problem, row.shape, reason=explain_failure(*output))
-        return make_counts(row.kernel, row.problem, row.shape, kernels, self.launches)
+        kernels = parse_kernel_counters(output.stdout)
+        if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in "\n".join(output).splitlines()):
+            return LaunchCounts(row.kernel, row.problem, row.shape, reason=explain_missing_counts(*output))
+        return make_launch_counts(row.kernel, row.problem, row.shape, kernels, self.launches)
 
 
-def make_options(problem: Any, shape: Any) -> list[str]:
+def make_run_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
     operation = get_operation(problem.operation)
     fields = {name: value for name, value in operation.problem_record(problem).items() if name != "dtype"}
@@ -345,28 +388,36 @@ def make_options(problem: Any, shape: Any) -> list[str]:
 
 
 def find_ncu(name: str | None) -> str:
-    """Return the path of ncu. Raises UnavailableError if it is not installed."""
+    """Return the path of the program ncu. ``name``: a path or name from the user; None: search for ``ncu`` in PATH.
+
+    Raises UnavailableError if there is no such program.
+    """
     path = shutil.which(name or "ncu")
     if path is None:
         what = f"{name} is not an executable program" if name else "ncu, which reads the counters, is not on PATH"
         raise UnavailableError(
             f"{what}: install NVIDIA Nsight Compute (part of the CUDA toolkit), or give its path with --ncu; "
-            f"{_ALTERNATIVES}"
+            f"{_WITHOUT_COUNTERS}"
         )
     return path
 
 
-def explain_failure(output: str, errors: str) -> str:
-    """Say in one line why ncu counted nothing: the error of the profiled program, else ncu's own error."""
-    program_errors = [line for line in errors.splitlines() if line.strip() and not line.startswith(_MESSAGE)]
+def explain_missing_counts(output: str, errors: str) -> str:
+    """Return one line that says why ncu counted nothing: the last error of the profiled program, and ncu's first error.
+
+    ``output``, ``errors``: what ncu and the program wrote to stdout and stderr.
+    """
+    program_errors = [line for line in errors.splitlines() if line.strip() and not line.startswith(_NCU_MESSAGE_PREFIX)]
     ncu_errors = [
-        line.removeprefix(_ERROR).strip() for line in f"{output}\n{errors}".splitlines() if line.startswith(_ERROR)
+        line.removeprefix(_NCU_ERROR_PREFIX).strip()
+        for line in f"{output}\n{errors}".splitlines()
+        if line.startswith(_NCU_ERROR_PREFIX)
     ]
     return " / ".join([*program_errors[-1:], *ncu_errors[:1]]) or "ncu counted no kernel and does not say why"
 
 
-def read_kernels(output: str) -> list[DeviceKernel]:
-    """Read the kernels that ncu counted, in the order they ran; empty if it printed no CSV."""
+def parse_kernel_counters(output: str) -> list[DeviceKernel]:
+    """Read the device kernels in the output of ncu, in the order in which they ran; empty if it contains no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     header = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     head, *rows = [*csv.reader(lines[header:])] or [[]]
@@ -380,7 +431,7 @@ def read_kernels(output: str) -> list[DeviceKernel]:
 
 
 def parse_number(text: str) -> float | None:
-    """Read a number with thousands separators; None for any other text."""
+    """Return the finite number in a text, which may have thousands separators; None for any other text."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -388,13 +439,13 @@ def parse_number(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def run_program(command: Sequence[str]) -> Output:
-    """Run a program and return what it printed. An interrupt kills it and the processes that it started.
+def run_and_capture_output(command: Sequence[str]) -> ProgramOutput:
+    """Run a program until it ends, and return what it wrote to stdout and stderr.
 
-    Raises UnavailableError if it cannot be started.
+    An interrupt kills the program and the processes that it started. Raises UnavailableError if it cannot be started.
     """
     try:
-        # ncu gets a new session, so that Ctrl-C reaches only this process. It then kills ncu and its processes.
+        # Give the program a session of its own, so that Ctrl-C reaches only mamf, which then kills that session.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
@@ -402,14 +453,14 @@ def run_program(command: Sequence[str]) -> Output:
         raise UnavailableError(f"cannot run {command[0]}: {error.strerror}") from None
     with process:
         try:
-            return Output(*process.communicate())
+            return ProgramOutput(*process.communicate())
         except BaseException:
             _kill_session(process)
             raise
 
 
 def _kill_session(process: subprocess.Popen[str]) -> None:
-    """Kill the process and the processes that it started."""
+    """Kill a process and all processes in its session; on systems without sessions, only the process."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,7 @@
-"""The report of hardware counters: a row per kernel, rows for its device kernels if it has several, and its bound."""
+"""Make the report of ``mamf counters``: one row per kernel with its hardware counters and what bounds its speed.
+
+A launch of a kernel may run several device kernels. Each of these then has a row of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import TERA, Measurement
 from mamf.operations.unknown import get_operation
 from mamf.profiling.counters.ncu import (
-    BLOCKS,
-    INSTRUCTIONS,
-    L1_HIT,
-    L2_HIT,
-    MAX_WARPS,
-    REGISTERS,
-    SHARED_MEMORY,
-    TENSOR,
-    WARPS,
+    ACTIVE_WARPS_PERCENT,
+    BLOCK_COUNT,
+    INSTRUCTION_COUNT,
+    L1_HIT_PERCENT,
+    L2_HIT_PERCENT,
+    POSSIBLE_WARPS_PERCENT,
+    REGISTERS_PER_THREAD,
+    SHARED_BYTES_PER_BLOCK,
+    TENSOR_PERCENT,
     Bound,
-    Counts,
     DeviceKernel,
-    find_bound,
-    get_step,
+    LaunchCounts,
+    find_launch_bound,
+    make_step_key,
     read_counts,
     shorten_kernel_name,
 )
@@ -41,17 +44,22 @@ from mamf.report.document import (
 from mamf.report.shares import problem_title
 
 
-class Line(NamedTuple):
-    """A line of the table: a launch, or one of its device kernels.
+class CounterLine(NamedTuple):
+    """One line of the table of counters: that of a launch, or that of one device kernel of a launch.
 
-    ``kernel``: the counters; for a launch, the sums over its device kernels. ``launch``: all counts of a launch,
-    None in the line of a device kernel. ``base``: the cycles of the first launch, to which others are relative.
+    - ``row``: the measurement of the launch.
+    - ``kernel``: the counters of the device kernel; for a launch, their sums over its device kernels.
+    - ``is_launch``: whether this is the line of a launch.
+    - ``launch``: all counts of the launch; None in the line of a device kernel, or if nothing was counted.
+    - ``base``: the cycles of the first launch in the table, to which the table compares the cycles of all launches.
+    - ``reason``: why nothing was counted; empty if it was.
+    - ``bound``: what bounds the launch; None in the line of a device kernel, or if nothing was counted.
     """
 
     row: Measurement
     kernel: DeviceKernel
     is_launch: bool = True
-    launch: Counts | None = None
+    launch: LaunchCounts | None = None
     base: float | None = None
     reason: str = ""
     bound: Bound | None = None
@@ -66,56 +74,64 @@ class Line(NamedTuple):
 
 
 def make_counters_document(log: RunLog) -> Document:
-    """Make the report of a log with counters. Raises RunLogError for an invalid record of counters."""
+    """Make the report of the hardware counters in a log. Raises RunLogError for an invalid record of counters."""
     counts = read_counts(log)
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
-    for row in {get_step(row): row for row in log.measurements if not row.is_reference}.values():
+    for row in {make_step_key(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
     tables = [_make_table(rows, counts) for rows in groups.values()]
     title = Lines([f"hardware counters from ncu on {machine_line(log.header)}"])
-    answers = Answer([line for table in tables for line in _make_answers(table)])
+    answers = Answer([line for table in tables for line in _yield_answers(table)])
     data = {"header": log.header, "summary": log.summary}
     return Document("Hardware counters", [title, *tables, Lines([end_line(log.summary)]), answers], data)
 
 
-def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, Counts]) -> Table[Line]:
-    """Make the table of all kernels on a shape and problem. It shows device kernels if a launch has several."""
-    cycles = (counts.median_cycles for row in rows if (counts := counted.get(get_step(row))))
+def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
+    """Make the table of the kernels that ran one problem with one shape.
+
+    ``rows``: their measurements. ``counted``: counts by kernel, problem and shape. The printed table shows the device
+    kernels of a launch only if it has several; csv and json always have them.
+    """
+    cycles = (counts.median_cycles for row in rows if (counts := counted.get(make_step_key(row))))
     base = next(filter(None, cycles), None)
-    lines = [line for row in rows for line in _make_lines(row, counted.get(get_step(row)), base)]
+    lines = [line for row in rows for line in _yield_counter_lines(row, counted.get(make_step_key(row)), base)]
     return Table(
         _make_columns(lines),
         lines,
         title=f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
-        shown=[line for line in lines if line.is_launch or len(counted[get_step(line.row)].kernels) > 1],
+        shown=[line for line in lines if line.is_launch or len(counted[make_step_key(line.row)].kernels) > 1],
         remarks=lambda line: [line.verdict] if line.is_launch else [],
         label=attrgetter("row.kernel"),
     )
 
 
-def _make_lines(row: Measurement, counts: Counts | None, base: float | None) -> Iterator[Line]:
+def _yield_counter_lines(row: Measurement, counts: LaunchCounts | None, base: float | None) -> Iterator[CounterLine]:
     if counts is None or not counts.ok:
         reason = row.reason or (counts.reason if counts else "the run ended earlier")
-        yield Line(row, DeviceKernel("", "", "", {}), reason=f"{'not counted' if row.ok else row.status}: {reason}")
+        yield CounterLine(
+            row, DeviceKernel("", "", "", {}), reason=f"{'not counted' if row.ok else row.status}: {reason}"
+        )
         return
-    yield Line(row, counts.total, True, counts, base, bound=find_bound(counts, row.seconds if row.ok else None))
+    yield CounterLine(
+        row, counts.total, True, counts, base, bound=find_launch_bound(counts, row.seconds if row.ok else None)
+    )
     for kernel in counts.kernels:
-        yield Line(row, kernel, False)
+        yield CounterLine(row, kernel, False)
 
 
-def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
-    """Return the columns. csv and json have all metrics, by ncu's names."""
+def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
+    """Return the columns of the table of counters. csv and json have all metrics, under the names of ncu."""
     operation = get_operation(lines[0].row.operation)
     further_metrics = dict.fromkeys(
         name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS
     )
 
-    def get_rate(line: Line) -> float | None:
+    def get_rate(line: CounterLine) -> float | None:
         return line.row.best_rate if line.is_launch and line.row.ok else None
 
     return [
-        Column("", "kernel", _format_name, left=True, shortest=28),
+        Column("", "kernel", _format_kernel_name, left=True, shortest=28),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
         Column(
             "",
@@ -140,44 +156,52 @@ def _make_columns(lines: Sequence[Line]) -> list[Column[Line]]:
         Column("block", "", attrgetter("kernel.block")),
         Column("seconds", "us", attrgetter("kernel.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
         Column("dram_bytes_per_second", "DRAM TB/s", attrgetter("kernel.dram_rate"), lambda it: f"{it / TERA:.3g}", 4),
-        *(Column(name, title, _make_reader(name), form, rank) for name, (title, form, rank) in _METRIC_COLUMNS.items()),
+        *(
+            Column(name, title, _make_metric_reader(name), form, rank)
+            for name, (title, form, rank) in _METRIC_COLUMNS.items()
+        ),
         Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
         Column("limited_by", "limited by", lambda line: ", ".join(line.kernel.limiters) or None, str, 6, left=True),
-        *(Column(name, "", _make_reader(name)) for name in further_metrics),
+        *(Column(name, "", _make_metric_reader(name)) for name in further_metrics),
         Column("", "ran", _describe_device_kernels, importance=9, left=True),
     ]
 
 
-#: Title, format and importance of the metrics in the printed table.
+#: For each metric in the printed table: the column's title, the function that formats its values, and its importance
+#: (a narrow terminal drops the columns with the highest numbers first).
 _METRIC_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
-    TENSOR: ("tensor %", "{:.1f}".format, 2),
-    L2_HIT: ("L2 hit %", "{:.0f}".format, 5),
-    L1_HIT: ("L1 hit %", "{:.0f}".format, 5),
-    WARPS: ("warps %", "{:.1f}".format, 5),
-    MAX_WARPS: ("possible", "{:.1f}".format, 6),
-    REGISTERS: ("registers", "{:.0f}".format, 7),
-    SHARED_MEMORY: ("shared KiB", lambda nbytes: f"{nbytes / 1024:.1f}", 7),
-    BLOCKS: ("blocks", "{:,.0f}".format, 7),
-    INSTRUCTIONS: ("Minst", lambda count: f"{count / 1e6:.4g}", 8),
+    TENSOR_PERCENT: ("tensor %", "{:.1f}".format, 2),
+    L2_HIT_PERCENT: ("L2 hit %", "{:.0f}".format, 5),
+    L1_HIT_PERCENT: ("L1 hit %", "{:.0f}".format, 5),
+    ACTIVE_WARPS_PERCENT: ("warps %", "{:.1f}".format, 5),
+    POSSIBLE_WARPS_PERCENT: ("possible", "{:.1f}".format, 6),
+    REGISTERS_PER_THREAD: ("registers", "{:.0f}".format, 7),
+    SHARED_BYTES_PER_BLOCK: ("shared KiB", lambda nbytes: f"{nbytes / 1024:.1f}", 7),
+    BLOCK_COUNT: ("blocks", "{:,.0f}".format, 7),
+    INSTRUCTION_COUNT: ("Minst", lambda count: f"{count / 1e6:.4g}", 8),
 }
 
 
-def _make_reader(name: str) -> Callable[[Line], float | None]:
+def _make_metric_reader(name: str) -> Callable[[CounterLine], float | None]:
     return lambda line: line.kernel.metrics.get(name)
 
 
-def _format_name(line: Line) -> str:
+def _format_kernel_name(line: CounterLine) -> str:
     return line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.kernel.name)}"
 
 
-def _describe_device_kernels(line: Line) -> str | None:
-    """Return the device kernels that a launch ran; None in the line of a device kernel."""
+def _describe_device_kernels(line: CounterLine) -> str | None:
+    """Return the names of the device kernels that a launch ran, or None in the line of a device kernel."""
     is_one = line.launch is not None and len(line.launch.kernels) == 1
     return (shorten_kernel_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
 
 
-def _make_answers(table: Table[Line]) -> Iterator[str]:
-    """Yield the names of the kernel with the fewest cycles and of the fastest in burst; for one kernel, its bound."""
+def _yield_answers(table: Table[CounterLine]) -> Iterator[str]:
+    """Yield the conclusions of a table of counters, one line each.
+
+    If several kernels were counted, say which has the fewest cycles and which is fastest in burst. Otherwise say what
+    bounds each kernel.
+    """
     launches = [line for line in table.rows if line.is_launch]
     ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
     if len(ranked) > 1:

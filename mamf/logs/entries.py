@@ -43,13 +43,11 @@ from mamf.statistics import (
     compute_student_t_quantile,
 )
 
-#: The chance that a comparison of equal runs reports any regression: half of it for single rows, half for all rows
-#: together.
+#: The chance that comparing equal runs reports a regression: half for single rows, half for all rows together.
 FALSE_ALARM_CHANCE = 0.01
 #: A loss of all rows together counts as a regression if it exceeds this share of the tolerance for single rows.
 POOLED_TOLERANCE_SHARE = 0.25
-#: The largest exponent whose exponential is a finite float. Exponents are limited to it because a manipulated log may
-#: state any error.
+#: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 # If the pause between two runs is longer than _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
@@ -70,10 +68,10 @@ _SUSTAINED_RUN_SHIFT = 0.0012
 
 
 def compute_decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
-    """Return the error of a rate from this number of visits (separate measurements of a row), for deciding about
-    differences.
+    """Return the error of a rate for deciding whether it differs from another rate.
 
-    It is at least as large, and has tails as heavy, as the errors between equal runs in results/.
+    ``visits``: the number of separate measurements behind the rate. The error has the heavy tails of errors between
+    runs.
     """
     is_sustained = regime == SUSTAINED
     own = max(known.own, _POWER_STATE_ERROR / math.sqrt(visits) if is_sustained else 1e-6)
@@ -100,9 +98,8 @@ SEPARATE_RUNS = RunDesign("separate visits", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0
 
 
 def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
-    """Find the order of the runs of sides A and B from the start times and durations in their logs.
-
-    Only alternating runs average out the drift of the card.
+    """Find the order of the runs of sides A and B from start times and durations. Only alternating runs average out
+    drift.
     """
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_RUN_GAP for (before, _), (after, _) in pairwise(runs)):
@@ -127,8 +124,7 @@ class PooledRows(NamedTuple):
 
     - ``rows``: the number of rows. ``ratio``: the weighted geometric mean of B/A over these rows.
     - ``deviation``, ``degrees``: the standard deviation of the logarithm of the ratio, and its degrees of freedom.
-    - ``chance``: the chance of a false alarm.
-    - ``by_temperature``: the relative difference that the different temperatures of A and B may explain.
+    - ``chance``: the chance of a false alarm. ``by_temperature``: as in RowChange.
     """
 
     regime: str
@@ -175,10 +171,9 @@ class PooledRows(NamedTuple):
 class RowChange(NamedTuple):
     """The change of the rate of one row from A to B, as input for pooling rows.
 
-    - ``logarithm``: the logarithm of B/A.
+    - ``logarithm``: the logarithm of B/A. ``seconds``: seconds per launch.
     - ``common``: the standard deviation of the shift that all rows of a run share. ``own``: the standard deviation of
       the error of this row alone, with ``degrees`` of freedom.
-    - ``seconds``: seconds per launch.
     - ``rates``: the rates of the single runs of A and of B.
     - ``by_temperature``: the relative difference that the different temperatures of A and B may explain.
     """
@@ -375,9 +370,8 @@ def _make_compared_row(row: Measurement) -> ComparedRow:
 
 
 def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement]) -> ComparedRow:
-    """Return a copy with error, temperature and used cycles from ``visits``, the measurements that the rate combines.
-
-    All visits must be from one run.
+    """Return a copy with error, temperature and used cycles from ``visits``, the measurements in one run that gave its
+    rate.
     """
     return replace(
         entry,
@@ -429,10 +423,8 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
 
 
 def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
-    """Combine all measurements of one step to one compared row.
-
-    It uses only the repeated measurements (phase ``confirm``) if there are any, otherwise the first measurement. If the
-    result of any measurement was wrong, the row is wrong.
+    """Combine all measurements of one step to one compared row: only the repeated ones (phase ``confirm``) if there are
+    any, otherwise the first one. If the result of any measurement was wrong, the row is wrong.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
     fresh = [row for row in visits if row.phase == CONFIRM_PHASE]

@@ -129,7 +129,7 @@ def _state(row: Measurement) -> tuple[str, str]:
 def _kind(row: Measurement) -> str:
     if row.operation != "matmul":
         return row.operation
-    return "library products" if "mm" in row.kernel or "cublas" in row.kernel else "other products"
+    return "library matmuls" if "mm" in row.kernel or "cublas" in row.kernel else "other matmuls"
 
 
 def _length(seconds: float) -> str:

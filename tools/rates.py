@@ -353,10 +353,10 @@ class Guards:
         """Draw every visit that the guard's strategy asks for."""
         card, setup = self.card, Setup(self.plan, self.backend, [("drawn", SimulatedAttention())])
         strategy = GuardStrategy(setup, baseline, self.tolerance)
-        strategy.run = _Run()  # type: ignore[assignment]
+        strategy.runner = _Run()  # type: ignore[assignment]
         level, drift = chooser.gauss(0, card.run), chooser.uniform(-_DRIFT, _DRIFT)
         states = {shape: chooser.random() < odds[shape] for shape in self.shapes}
-        steps, row = strategy.steps(), None
+        steps, row = strategy.yield_steps(), None
         with contextlib.suppress(StopIteration):
             for number in itertools.count():
                 if not isinstance(asked := steps.send(row), Step):
@@ -491,7 +491,7 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
-        found.append(count_checked(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).results())))
+        found.append(count_checked(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).yield_results())))
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
     error = math.sqrt(math.fsum(each * (1 - each) for each in stated))

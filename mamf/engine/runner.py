@@ -1,7 +1,8 @@
-"""Measures the steps of a strategy one after another, and remembers launches that crash the process.
+"""Measure the steps of a strategy one after another, and remember launches that crash the process.
 
-A strategy is a generator: it yields a step and receives the row, or None if the budget has ended. The runner handles
-the budget, memory, the rows of an interrupted run, and failures before the first shape.
+A strategy decides what a run measures next. It is a generator: it yields a step (one kernel, problem, shape and regime)
+and receives the row that answers the step, or None if the run's time budget has ended. The runner cares for the budget,
+the operands' memory, the rows of an interrupted run, and failures before the first shape.
 """
 
 from __future__ import annotations
@@ -35,41 +36,48 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import wrap_errors_of
 
-_MAX_CRASHES = 3
-#: A kernel, with the name that it was requested by.
+_MAX_CRASHES_OF_KERNEL = 3
+#: The name by which the user requested a kernel, and the kernel.
 NamedKernel = tuple[str, AnyKernel]
 
 
 @dataclass
 class Crashes:
-    """The launches on one device that crashed their process.
+    """The memory of which launches on one device crashed their process, so that a resumed run does not repeat them.
 
-    ``fatal_rows``: the rows of such launches. ``set_pending_row``: called before each launch with the row to log if the
-    launch ends the process, and with None after the launch.
+    - ``fatal_rows``: the rows of launches that ended their process or made the device unusable.
+    - ``set_pending_row``: called before each measurement with the row that the log gets if a launch ends the process,
+      and with None after the measurement.
     """
 
     fatal_rows: Sequence[Measurement] = ()
     set_pending_row: Callable[[Measurement | None], None] = lambda row: None
 
-    def explain_skip(self, asked: Measurement) -> str:
-        """Return why a step must not be launched again, or an empty string if it may be launched."""
-        of_kernel = [row for row in self.fatal_rows if row.kernel == asked.kernel]
-        same = next((row.reason for row in of_kernel if row.step == asked.step), "")
+    def explain_why_not_to_launch(self, failed_row: Measurement) -> str:
+        """Return why the kernel of ``failed_row`` must not be launched on its shape: the kernel crashed there, or it
+        crashed the process too often on other shapes. Return an empty string if it may be launched.
+        """
+        of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
+        same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
-        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_CRASHES else "")
+        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_CRASHES_OF_KERNEL else "")
 
 
 _CRASHES_BY_BACKEND: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
 def get_crashes(backend: Backend) -> Crashes:
-    """Return the Crashes of an opened device."""
+    """Return the memory of launches that crashed (``Crashes``) of an opened device; it is created on first use."""
     return _CRASHES_BY_BACKEND.setdefault(backend, Crashes())
 
 
 class Step(NamedTuple):
-    """One measurement to make. ``rule``: has no deadline; the runner adds it. ``is_reported``: False if the strategy
-    adds something to the row and then yields it itself.
+    """One measurement that a strategy asks the runner to make.
+
+    - ``rule``: when to stop taking samples. It has no deadline; the runner adds the end of the run's budget.
+    - ``phase``, ``round``, ``is_reference``: fields of the row (see Measurement).
+    - ``is_reported``: True if the runner yields the row to the log; False if the strategy adds something to the row and
+      then yields the row itself.
     """
 
     kernel: AnyKernel
@@ -83,36 +91,41 @@ class Step(NamedTuple):
     is_reported: bool = True
 
 
-#: What a strategy yields: steps to measure, and rows to report unchanged.
+#: A strategy's generator: it yields steps to measure, and rows that the runner yields to the log unchanged. It receives
+#: the row of each step, or None if the budget has ended.
 Steps = Generator[Step | Measurement, Measurement | None, None]
 
 
 @dataclass
 class Runner:
-    """One run on an opened backend.
+    """One run on an opened device, which measures the steps of a strategy.
 
-    - ``budget_seconds``: the time limit. It cuts a measurement short, except the first row that is not a reference.
-    - ``earlier_rows``: the rows of an interrupted run, in order. The runner returns them instead of measuring again.
-    - ``clocks``: chooses the rows whose true clock is measured.
+    - ``budget_seconds``: the time limit of the run. It cuts any measurement short except the first row that is not a
+      reference (a row that only serves for comparison).
+    - ``earlier_rows``: the rows of an interrupted run, in order. They answer steps, which are then not measured again.
+    - ``on_phase``: called before each phase with a description of the phase.
+    - ``clock_choice``: decides for which rows the true clock is measured.
     """
 
     backend: Backend
     budget_seconds: float | None = None
     earlier_rows: Collection[Measurement] = ()
     on_phase: Callable[[str], None] = lambda text: None
-    clocks: ClockChoice = field(default_factory=ClockChoice)
+    clock_choice: ClockChoice = field(default_factory=ClockChoice)
     #: The number of steps that were skipped because the budget ended.
     skipped_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.begun = self.now()
-        self.deadline = None if self.budget_seconds is None else self.begun + self.budget_seconds
+        self.start_time = self.now()
+        self.deadline = None if self.budget_seconds is None else self.start_time + self.budget_seconds
         self._unused_rows = deque(self.earlier_rows)
         self._pools: dict[object, OperandPool] = {}
-        self._has_figure = self._has_tried = False
+        self._has_measured_row = self._has_tried_step = False
 
     def run_steps(self, steps: Steps) -> Iterator[Measurement]:
-        """Yield each row that is measured. Closing the generator discards the measurement in progress."""
+        """Measure the steps that a strategy yields, and yield the rows for the log. Closing the returned generator
+        discards the measurement in progress.
+        """
         try:
             asked = next(steps)
             while True:
@@ -120,7 +133,8 @@ class Runner:
                     yield asked
                     asked = steps.send(None)
                     continue
-                # A row of the interrupted run answers any step of the row's phase, even a step for another candidate.
+                # The next row of the interrupted run answers any step of that row's phase, even if the step asks for
+                # another shape or kernel.
                 is_replayed = bool(self._unused_rows) and self._unused_rows[0].phase == asked.phase
                 row = self._unused_rows.popleft() if is_replayed else None
                 if row is None:
@@ -141,38 +155,45 @@ class Runner:
 
     @property
     def is_replaying(self) -> bool:
-        """Return whether rows of an interrupted run answer the next steps."""
+        """True while rows of an interrupted run are left, which answer the next steps."""
         return bool(self._unused_rows)
 
     def is_budget_over(self) -> bool:
-        """Whether the budget has ended and a step was tried, because preparing can take longer than the budget."""
-        return self.deadline is not None and self._has_tried and self.now() >= self.deadline
+        """Return whether the run's budget has ended. It never ends before the first step, so that a run measures
+        something even if its preparation takes longer than its budget.
+        """
+        return self.deadline is not None and self._has_tried_step and self.now() >= self.deadline
 
     def has_next_step(
         self,
         regime: Regime,
         phase: str,
-        until: float,
-        number: int = 0,
+        end_time: float,
+        round_number: int = 0,
         is_due: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Whether a phase has another step. While rows of an interrupted run remain, they decide; after that, the
-        remaining time decides.
+        """Return whether a phase of a search has another step. While rows of an interrupted run remain, these rows
+        decide, because the interrupted run had ended the phase at that row; later the time decides.
 
-        ``number``: the round. ``is_due``: the phase must not yet end because of time. ``problem``: the problem of the
-        phase, in a run with several.
+        - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
+        - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
+        - ``is_due``: True if the phase must have this step even after ``end_time``.
+        - ``problem``: the problem of the phase, in a run with several problems.
         """
         if self._unused_rows:
-            held = self._unused_rows[0]
-            is_of_phase = (held.regime, held.phase) == (regime.name, phase) and problem in (None, held.problem)
-            return is_of_phase and (not number or held.round <= number)
+            next_row = self._unused_rows[0]
+            is_of_phase = (next_row.regime, next_row.phase) == (regime.name, phase) and problem in (
+                None,
+                next_row.problem,
+            )
+            return is_of_phase and (not round_number or next_row.round <= round_number)
         if self.is_budget_over():
             self.skipped_count += 1
-        return not self.skipped_count and (is_due or self.now() < until)
+        return not self.skipped_count and (is_due or self.now() < end_time)
 
     def start_regime(self, regime: Regime) -> Regime:
-        """Start a regime and return it. Raises DeviceError if the device fails."""
+        """Let a regime prepare itself before its first shape, and return it. Raise DeviceError if the device fails."""
         try:
             regime.start()
         except get_plugin_errors() as error:
@@ -181,9 +202,10 @@ class Runner:
             ) from error
         return regime
 
-    def preallocate_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
-        """Allocate one buffer per operand, large enough for all later steps, because the device would cool while
-        buffers grow between visits. Shapes that do not fit fail later, as rows. Raises DeviceError if the device fails.
+    def allocate_largest_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+        """Allocate one buffer per operand that is large enough for all later steps, because the device would cool while
+        a buffer grows between two measurements. ``needed``: the buffers of each step, by operand. If they do not fit in
+        memory, the rows of large shapes fail later. Raise DeviceError if the device fails.
         """
         self.on_phase("allocating operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
@@ -200,14 +222,14 @@ class Runner:
         self.backend.release_memory()
 
     def get_operand_pool(self, problem: Problem) -> OperandPool:
-        """Return the operand pool shared by problems with the same operation, data and seed."""
+        """Return the pool of operand buffers for a problem. Problems with equal operation, data and seed share one."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
             self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
         return self._pools[key]
 
     def release_pools(self) -> None:
-        """Release all operands."""
+        """Release the memory of all operands of this run."""
         for pool in self._pools.values():
             pool.release()
         self._pools.clear()
@@ -219,24 +241,28 @@ class Runner:
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def _measure_step(self, step: Step) -> Measurement | None:
-        """Measure a step. Returns None if the budget ended first. Raises DeviceLostError."""
+        """Measure a step and return its row, or None if the run's budget ended first. Raise DeviceLostError if the
+        device no longer answers.
+        """
         if self.is_budget_over():
             self.skipped_count += 1
             return None
-        self._has_tried = self._has_tried or not step.is_reference
+        self._has_tried_step = self._has_tried_step or not step.is_reference
         kernel, problem = step.kernel, step.problem
         require_work(problem, step.shape)
         limit = find_rate_limit(kernel, self.backend.info, problem, step.shape)
-        # The first row has no deadline. Otherwise a run with a very short budget would never get past it, however often
-        # it is resumed. A visit of fixed length has no deadline either, because a part of it would not count.
-        deadline = self.deadline if self._has_figure and not step.regime.fixed_visit_seconds else None
+        # The first row has no deadline. Otherwise a run with a very short budget would never complete that row, however
+        # often it is resumed. A measurement of fixed length has no deadline either, because a part of it is useless.
+        deadline = self.deadline if self._has_measured_row and not step.regime.fixed_visit_seconds else None
         rule = replace(step.rule, deadline=deadline)
         failed, crashes = make_failed_row(step), get_crashes(self.backend)
-        if reason := crashes.explain_skip(failed):
+        if reason := crashes.explain_why_not_to_launch(failed):
             return replace(failed, reason=reason)
         crashes.set_pending_row(replace(failed, reason=CRASHED))
         try:
-            wants_clock = self.clocks.make_clock_test(step.phase, step.regime.name, problem, step.shape, kernel.name)
+            wants_clock = self.clock_choice.make_clock_test(
+                step.phase, step.regime.name, problem, step.shape, kernel.name
+            )
             row = measure(
                 kernel, problem, step.shape, step.regime, self.get_operand_pool(problem), rule, limit, wants_clock
             )
@@ -244,15 +270,15 @@ class Runner:
         finally:
             crashes.set_pending_row(None)
         if row.status == "failed":
-            self._require_device(replace(failed, reason=f"{LOST} ({row.reason})"))
+            self._require_answering_device(replace(failed, reason=f"{LOST} ({row.reason})"))
         if is_cut_short(row, step.regime, deadline, self.now()):
             self.skipped_count += 1
             return None
-        self._has_figure = self._has_figure or (row.ok and not step.is_reference)
+        self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
-    def _require_device(self, lost: Measurement) -> None:
-        """Raise DeviceLostError with the row ``lost`` if the device no longer answers."""
+    def _require_answering_device(self, lost: Measurement) -> None:
+        """Raise DeviceLostError if the device no longer answers. ``lost``: the row that the log then gets."""
         try:
             self.backend.synchronize()
             self.backend.wait(self.backend.mark())
@@ -264,9 +290,9 @@ class Runner:
 
 @dataclass
 class Setup:
-    """A plan on an opened device.
+    """A plan of a run, the opened device that measures it, and the rows so far.
 
-    - ``kernels``: the plan's kernels, in its order.
+    - ``kernels``: the plan's kernels, in the order of the plan, each with the name by which it was requested.
     - ``rows``: all rows so far, including those of an interrupted run. The driver adds each row that a strategy yields.
     - ``on_phase``: called before each phase with a description of the phase.
     """
@@ -279,46 +305,50 @@ class Setup:
 
     @property
     def kernel_objects(self) -> list[Any]:
-        """The kernels without their names."""
+        """The plan's kernels in the order of the plan, without the names by which they were requested."""
         return [kernel for _, kernel in self.kernels]
 
     @property
     def remaining_steps(self) -> list[StepKey]:
-        """The steps of the plan that no row answers yet, with kernels named as requested."""
+        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. Kernels
+        have the names by which they were requested.
+        """
         return self.plan.steps(self.answered_rows)
 
     @property
     def answered_rows(self) -> dict[StepKey, Measurement]:
-        """The rows that answer steps of the plan, by step."""
+        """The rows that answer steps of the plan, by step (regime, problem, shape and kernel)."""
         requested = {kernel.name: name for name, kernel in self.kernels}
         found = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
-                library = row.kernel.partition("[")[0]  # the row may name an algorithm
+                library = row.kernel.partition("[")[0]  # Drop the algorithm that the row's kernel may name in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
                 found[row.step._replace(kernel=name)] = row
         return found
 
     @property
     def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:
-        """The ceilings that the rows confirm, by problem and regime."""
+        """The ceilings (highest rates that repeated measurements confirm) of this run's rows, by problem and regime."""
         return confirm_plan_ceilings(self.plan, self.rows, self.backend.info, self.kernel_objects[0].name)
 
 
 class Strategy(Protocol):
-    """Chooses the steps of a run one after another, and has them measured."""
+    """The part of a run that chooses what to measure next, and yields what the log records."""
 
     @property
     def skipped_count(self) -> int:
-        """The number of steps that were skipped because the budget ended. Known once ``results`` has ended."""
+        """The number of steps that were skipped because the budget ended. It is final once ``yield_results`` ends."""
 
-    def results(self) -> Iterator[Measurement | Record]:
-        """Yield what the log of the run records. Closing the iterator discards the measurement in progress."""
+    def yield_results(self) -> Iterator[Measurement | Record]:
+        """Measure the run's steps, and yield the rows and other records of its log. Closing the returned iterator
+        discards the measurement in progress.
+        """
 
 
 class PlanStrategy(ABC):
-    """A strategy for a plan. The runner measures its ``steps``. ``replayed``: the rows of an interrupted run, in order,
-    which answer its steps again.
+    """A strategy that measures a plan: a ``Runner`` measures the steps that its ``yield_steps`` yields. ``replayed``:
+    the rows of an interrupted run, in order, which answer the first steps.
     """
 
     def __init__(self, setup: Setup, replayed: Iterable[Measurement] = ()) -> None:
@@ -327,21 +357,23 @@ class PlanStrategy(ABC):
 
     @property
     def skipped_count(self) -> int:
-        return self.run.skipped_count
+        return self.runner.skipped_count
 
-    def results(self) -> Iterator[Measurement | Record]:
-        self.run = Runner(
+    def yield_results(self) -> Iterator[Measurement | Record]:
+        self.runner = Runner(
             self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.from_plan(self.plan)
         )
-        yield from self.run.run_steps(self.steps())
+        yield from self.runner.run_steps(self.yield_steps())
 
     @abstractmethod
-    def steps(self) -> Steps:
-        """Yield the steps that the runner (``self.run``) measures."""
+    def yield_steps(self) -> Steps:
+        """Yield the steps that ``self.runner`` measures, one after another. Each ``yield`` of a step returns its row,
+        or None if the run's budget has ended.
+        """
 
 
 def make_failed_row(step: Step) -> Measurement:
-    """Return a row with the status ``failed`` for a step; the caller adds the reason."""
+    """Return a row with the status ``failed`` and no reason for a step. The caller adds the reason."""
     kernel, regime = step.kernel.name, step.regime
     return Measurement(
         step.shape,
@@ -357,7 +389,9 @@ def make_failed_row(step: Step) -> Measurement:
 
 
 def require_work(problem: Problem, shape: Any) -> None:
-    """Raise PluginError if an operation counts no work for a shape: its rows would have no rate."""
+    """Raise PluginError if the problem's operation counts no FLOP and bytes for a shape, because a row of that shape
+    would have no rate.
+    """
     label = f"operation {problem.operation}"
     with wrap_errors_of(label, f"the work of {shape}"):
         amount = problem.work(shape).amount

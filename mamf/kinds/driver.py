@@ -110,7 +110,7 @@ class Run(Setup):
         return driven
 
     def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
-        for found in strategy.results():
+        for found in strategy.yield_results():
             if isinstance(found, Measurement):
                 self.rows.append(found)
                 yield found
@@ -124,7 +124,7 @@ class Run(Setup):
             begun, is_idle = read_clock_seconds(self.backend), False
             status, reason = "interrupted", "by the caller"
             try:
-                for found in strategy.results():
+                for found in strategy.yield_results():
                     with self.signals.shield_from_signals():
                         self._write_record(found)
                     if isinstance(found, Measurement):

@@ -111,7 +111,12 @@ class OverlapProblem(DeclaredProblem):
     def work(self, shape: OverlapShape) -> Work:
         problem, counted = self.get_counted_work(shape)
         own: Work = problem.work(counted)
-        return replace(own, convention=f"{self.other if self.timed == OTHER else PRODUCTS}: {own.convention}")
+        return replace(own, convention=f"{self.work_names[0]}: {own.convention}")
+
+    @property
+    def work_names(self) -> tuple[str, str]:
+        """The names of the work that the rate counts and of the work that runs at the same time."""
+        return (self.other, "matmul") if self.timed == OTHER else ("matmul", self.other)
 
     def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         problem, counted = self.get_counted_work(shape)
@@ -194,10 +199,16 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
         return make_operation(counted.operation).fastest_possible(info, counted, size if shape else None)
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
-        timed, beside = (PRODUCTS, problem.other) if problem.timed == PRODUCTS else (problem.other, PRODUCTS)
+        timed, beside = problem.work_names
         ranks = f"{problem.ranks} ranks" if problem.is_collective else ""
         blocks = f"{problem.blocks} blocks" if problem.blocks else ""
-        company = f"beside {beside}" if not problem.alone else f"alone (for {beside})" if timed == PRODUCTS else "alone"
+        company = (
+            f"beside {beside}"
+            if not problem.alone
+            else f"alone (for {beside})"
+            if problem.timed == PRODUCTS
+            else "alone"
+        )
         return [f"{timed} {company}", *filter(None, (ranks, blocks))]
 
     def axis(self, shape: OverlapShape) -> float:

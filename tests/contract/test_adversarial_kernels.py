@@ -442,7 +442,7 @@ def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
     known = {}
     launch_and_remember = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
     checked = rehearsed(launch_and_remember, cpu, AttentionProblem("float32", direction), ATTENTION)
-    checked.prepare_check()
+    checked.change_operands_and_poison()
     checked.launches[0]()
     with pytest.raises(WrongResultError):
         checked.verify()

@@ -94,7 +94,7 @@ def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
     backend = SimulatedBackend()
     ceiling = ceiling_of(backend, regime)
     ceilings = {("bfloat16", regime): ceiling}
-    rows = list(swept(backend, plan_of(regimes=(regime,)), ceilings).results())
+    rows = list(swept(backend, plan_of(regimes=(regime,)), ceilings).yield_results())
     units = backend.world.compute_units * backend.world.flop_per_cycle_per_unit
     peak = units / backend._compute_flop_per_cycle(REFERENCE)
     for row in (row for row in rows if not row.is_reference):
@@ -105,7 +105,7 @@ def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
 
 def test_the_reference_is_measured_before_and_after_every_row():
     backend = SimulatedBackend()
-    rows = list(swept(backend, plan_of(), {("bfloat16", "burst"): ceiling_of(backend)}).results())
+    rows = list(swept(backend, plan_of(), {("bfloat16", "burst"): ceiling_of(backend)}).yield_results())
     assert [row.is_reference for row in rows] == [True] + [True, False] * 4
     visits = [row.best_rate for row in rows if row.is_reference]
     measured = [row for row in rows if not row.is_reference]
@@ -121,7 +121,7 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     with pytest.raises(IncomparableError, match="find"):
         require_usable_ceiling(dataclasses.replace(burst, device="NVIDIA H200"), backend)
     half = plan_of(problems=(AttentionProblem("float16"),))
-    rows = list(swept(backend, half, {("bfloat16", "burst"): burst}).results())
+    rows = list(swept(backend, half, {("bfloat16", "burst"): burst}).yield_results())
     assert all(compute_mamfu(row, {("bfloat16", "burst"): burst}) is None for row in rows)
     assert not any(row.is_reference for row in rows)
 

@@ -58,7 +58,7 @@ def status(kernel, collective):
     checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0)))
     try:
         checked.warm_up_and_verify(backend)
-        checked.prepare_check()
+        checked.change_operands_and_poison()
         checked.launches[0]()
         checked.verify()
     except WrongResultError:

@@ -26,7 +26,7 @@ class Scripted:
     given: list
     skipped_count: int = 0
 
-    def results(self):
+    def yield_results(self):
         for each in self.given:
             if isinstance(each, BaseException):
                 raise each

@@ -166,9 +166,9 @@ def test_a_ceiling_survives_the_log(regime):
 class Find(Setup):
     """A find in virtual time, with the rows that it yields."""
 
-    def results(self):
+    def yield_results(self):
         self.strategy = FindStrategy(self)
-        for row in self.strategy.results():
+        for row in self.strategy.yield_results():
             self.rows.append(row)
             yield row
 
@@ -191,7 +191,7 @@ def find_of(backend=None, kernels=None, held=(), seed=0, **fields):
 
 
 def found(find):
-    return list(find.results())
+    return list(find.yield_results())
 
 
 def highest(physics=PHYSICS, longest_k=SIZES[-1]):
@@ -432,7 +432,7 @@ def test_shapes_that_fail_neither_end_the_find_nor_win(backend, fault):
 def test_a_candidate_that_begins_to_fail_is_not_confirmed(backend):
     find = find_of(backend, seed=1)
     seen = []
-    for row in find.results():
+    for row in find.yield_results():
         if row.phase == "confirm" and row.shape not in seen:
             seen.append(row.shape)
             if len(seen) == 2:

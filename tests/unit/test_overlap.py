@@ -31,7 +31,7 @@ def rows_of(other, shape, device=None, pair=None, seconds=0.3, **options):
     problem = OverlapProblem(other, ranks=2)
     cells = [(problem, OverlapShape.parse(shape))]
     run = OverlapStrategy(device or TwoQueues(), pair or SimulatedPair(), cells, seconds, **options)
-    return {(row.problem.timed, row.problem.alone): row for row in run.results()}
+    return {(row.problem.timed, row.problem.alone): row for row in run.yield_results()}
 
 
 def kept(rows, timed):
@@ -99,7 +99,7 @@ def test_works_that_never_overlap_give_no_figure():
     run = OverlapStrategy(
         device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6
     )
-    assert {row.reason for row in run.results()} == {
+    assert {row.reason for row in run.yield_results()} == {
         "the device does not run matmul and the other work at the same time"
     }
     assert device.now() < 4
@@ -146,7 +146,7 @@ def test_a_failure_on_another_rank_counts_for_all():
 def test_the_budget_leaves_out_whole_pairs():
     cells = [(OverlapProblem(each), OverlapShape.parse(f"{LARGE}+64MiB")) for each in ("to_host", "to_device")]
     run = OverlapStrategy(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
-    assert len(list(run.results())) == run.skipped_count == 4
+    assert len(list(run.yield_results())) == run.skipped_count == 4
 
 
 def pair_of(rows):

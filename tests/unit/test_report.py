@@ -37,7 +37,7 @@ HEADER = {
 @pytest.fixture
 def rows(backend):
     backend.faults[PLAN.shapes[0]] = "wrong_result"
-    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).results())
+    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).yield_results())
 
 
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):

@@ -44,7 +44,7 @@ def header(plan=PLAN):
 def rows():
     backend = SimulatedBackend()
     backend.faults[PLAN.shapes[1]] = "wrong_result"
-    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).results())
+    return list(OneKernelStrategy(setup_of(PLAN, [SimulatedMatmul()], backend)).yield_results())
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def strategy(backend, plan, rows=()):
 
 
 def run(backend, plan, rows=()):
-    return list(strategy(backend, plan, rows).results())
+    return list(strategy(backend, plan, rows).yield_results())
 
 
 def shapes_of(plan):
@@ -93,7 +93,7 @@ def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
 
 def test_a_budget_that_ends_while_the_run_prepares_still_gives_a_row(backend):
     sweep = strategy(backend, plan_of(GRID[:2], budget_seconds=1e-9))
-    (row,) = sweep.results()
+    (row,) = sweep.yield_results()
     assert (row.ok, sweep.skipped_count) == (True, 1)
 
 
@@ -106,7 +106,7 @@ def test_under_a_budget_all_problems_have_a_row_of_a_kernel_before_any_has_the_n
     kernels = [SimulatedMatmul(), Second()]
     problems = (MatmulProblem("bfloat16"), MatmulProblem("float16"))
     plan = dataclasses.replace(plan, problems=problems, kernels=tuple(kernel.name for kernel in kernels))
-    rows = list(RowsStrategy(setup_of(plan, kernels, backend, ())).results())
+    rows = list(RowsStrategy(setup_of(plan, kernels, backend, ())).yield_results())
     assert [row.problem.dtype for row in rows] == ["bfloat16", "float16"] * 4
     assert [row.kernel for row in rows] == [kernel.name for kernel in kernels for _ in problems] * 2
 
@@ -118,7 +118,7 @@ def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
     plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
     sweep = strategy(slow, plan)
-    (row,) = sweep.results()
+    (row,) = sweep.yield_results()
     assert row.ok and len(row.samples) >= 3
     assert sweep.skipped_count == 1
     (another,) = run(slow, plan, [row])

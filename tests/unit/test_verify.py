@@ -31,7 +31,7 @@ def verified(physics, seed=0, budget=0.2):
     device = SimulatedBackend(physics=physics, seed=seed)
     kernel = SimulatedMatmul()
     plan = make_verify_plan(device, {"mamf.testing:SimulatedMatmul": kernel}, budget, ["bfloat16"])
-    return list(VerifyStrategy(setup_of(plan, [kernel], device)).results())
+    return list(VerifyStrategy(setup_of(plan, [kernel], device)).yield_results())
 
 
 # -- in virtual time ---------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
     plan = make_verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], number=7)
     begun = device.now()
-    rows = list(VerifyStrategy(setup_of(plan, kernels, device)).results())
+    rows = list(VerifyStrategy(setup_of(plan, kernels, device)).yield_results())
     assert 12 <= device.now() - begun < 15
     assert {(row.regime, row.kernel): row.round for row in rows} == {
         (regime, kernel.name): 7 for regime in ("spaced", "loaded") for kernel in kernels

@@ -311,11 +311,11 @@ def test_three_ends_of_one_kernel_say_nothing_of_another():
         return Measurement(MatmulShape(m, 1, 1), kernel, MatmulProblem(), "burst", "median", "failed", reason)
 
     crashes = Crashes([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
-    assert crashes.explain_skip(row("a", 1)) == "crashed the process (SIGBUS)"
-    assert crashes.explain_skip(row("a", 3)) == crashes.explain_skip(row("b", 1)) == ""
+    assert crashes.explain_why_not_to_launch(row("a", 1)) == "crashed the process (SIGBUS)"
+    assert crashes.explain_why_not_to_launch(row("a", 3)) == crashes.explain_why_not_to_launch(row("b", 1)) == ""
     crashes.fatal_rows = [*crashes.fatal_rows, row("a", 3, "lost the device (no reason)")]
-    assert crashes.explain_skip(row("a", 4)) == "ended the process three times: not launched"
-    assert crashes.explain_skip(row("b", 4)) == ""
+    assert crashes.explain_why_not_to_launch(row("a", 4)) == "ended the process three times: not launched"
+    assert crashes.explain_why_not_to_launch(row("b", 4)) == ""
 
 
 def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkeypatch):

@@ -120,12 +120,12 @@ def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[M
     from mamf.node.group import gather_all, join_group
 
     if place is None:
-        yield from run.results()
+        yield from run.yield_results()
         return
     with join_group(place, run.backend, _PATIENCE_SECONDS):
         run.gather_from_ranks = gather_all
         run.pairs, run.seconds, run.budget_seconds = gather_all((run.pairs, run.seconds, run.budget_seconds))[0]
-        yield from run.results()
+        yield from run.yield_results()
 
 
 @dataclass
@@ -140,7 +140,7 @@ class _RankRun:
     def skipped_count(self) -> int:
         return self.run.skipped_count
 
-    def results(self) -> Iterator[Measurement]:
+    def yield_results(self) -> Iterator[Measurement]:
         return (row for row in measure_as_rank(self.run, self.place) if row.step not in self.logged_steps)
 
 

@@ -1,15 +1,17 @@
-"""The regimes: when to rest, flush, launch and stop.
+"""The regimes: ways in which mamf rests the device, flushes its cache, launches a kernel and stops.
 
-Under matmul a power-limited accelerator has two repeatable states, and a plain loop measures an uncontrolled mix of
-both (docs/measuring.md has the evidence). So every figure names its regime:
+Under matmul load, a power-limited accelerator has two repeatable states, and a plain loop of launches measures an
+uncontrolled mix of the two (docs/measuring.md has the evidence). So every figure names the regime that measured it:
 
-- **burst**: rest until the requested clock is back at its maximum, then launch a train that ends before the slow power
-  controller (20 to 50 ms) reacts. A fast controller lowers the true clock within some 10 us, in bursts too.
+- **burst**: rest until the requested clock is back at its maximum, then launch a train (a few launches) that ends
+  before the slow power controller (20 to 50 ms) reacts. A fast power controller lowers the true clock within some 10
+  us, so it does so in burst too.
 - **sustained**: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s.
-- **classic**: run mamf-finder's published loop, for comparison with its tables.
-- **spaced** and **loaded**: check the whole output of each launch instead of measuring a rate.
+- **classic**: run mamf-finder's published loop, for comparison with the tables that mamf-finder's author published.
+- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate.
 
-One regime object serves a whole run, because earlier launches decide how long the next shape must rest or soak.
+One regime object serves a whole run, because the launches so far decide how long the device must rest, or be loaded to
+warm up, before the next shape.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from mamf.plans import require_regime
 
 __all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "get_regime_class"]
 
-_CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustained, Classic, Spaced, Loaded)}
+_REGIME_CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustained, Classic, Spaced, Loaded)}
 
 
 def get_regime_class(name: str) -> type[Regime]:
-    """Return the class of a regime. Raises UnknownNameError."""
+    """Return the class of the regime ``name``. Raise UnknownNameError if there is none."""
     require_regime(name)
-    return _CLASSES[name]
+    return _REGIME_CLASSES[name]

@@ -1,4 +1,10 @@
-"""What all regimes share: the stopping rule, the samples and the interface."""
+"""Define what the regimes (the ways in which mamf rests, launches and times a kernel) share: when to stop, the samples,
+the interface ``Regime``, and the verification of timed launches (``CheckedKernel``).
+
+A *mark* is a device event that takes the time. An *idle mark* is a mark that waits for all queues of the device. A
+*flush* evicts the cache. To *poison* an output is to overwrite it with wrong values before a launch. A *visit* is one
+measurement of one kernel on one shape.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +24,27 @@ from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_figure, compute_interval
 
 Launch = Callable[[], object]
-# Every clock, even a coarse one, advances within this many rounds of launches.
-_MANY_ROUNDS = 20
-#: Seconds of a row without a time limit: the 150 launches and flushes of classic usually take less.
+# Even a coarse clock advances within this many rounds of launches, so a clock that does not is broken.
+_ROUNDS_PER_CLOCK_CHECK = 20
+#: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
+#: take less.
 _USUAL_ROW_SECONDS = 1.0
 #: This many flushes keep the device busy for longer than the host needs to place two marks.
 _FLUSHES_AHEAD = 16
-#: The number of flushes queued ahead of each pair of marks that measures the gap between two marks. A slow host needs
-#: the largest number.
-_FLUSHES_OF_PAIRS = (2, _FLUSHES_AHEAD, _FLUSHES_AHEAD, _FLUSHES_AHEAD, 128)
+#: The numbers of cache flushes queued ahead of each pair of marks by which mamf measures the time between two marks. A
+#: slow host needs the largest number.
+_FLUSHES_AHEAD_OF_PAIRS = (2, _FLUSHES_AHEAD, _FLUSHES_AHEAD, _FLUSHES_AHEAD, 128)
 
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When a measurement has enough samples.
+    """A rule that says when a measurement has enough samples.
 
-    - ``precision``: the half-width to reach of the figure's 95 % interval within the visit, as a share of the figure.
+    - ``precision``: the measurement stops if half the width of the 95 % interval of its mean or median, from the
+      scatter of the samples, is at most this share of the mean or median.
     - ``seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
     - ``max_samples``: the measurement stops here even if the interval is still too wide.
-    - ``deadline``: backend time (``Backend.now``) at which the budget of the run ends.
+    - ``deadline``: the backend time (``Backend.now``) at which the time budget of the run ends; None: no budget.
     """
 
     precision: float = 0.003
@@ -46,7 +54,7 @@ class StoppingRule:
     deadline: float | None = None
 
     def is_budget_over(self, now: float) -> bool:
-        """Whether the run's budget has ended."""
+        """Return whether the time budget of the run has ended at backend time ``now``."""
         return self.deadline is not None and now >= self.deadline
 
     def should_stop(
@@ -57,7 +65,9 @@ class StoppingRule:
         is_representative: bool = True,
         figure: str = "median",
     ) -> bool:
-        """Return whether to stop sampling. The precision counts only if the samples are representative."""
+        """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``. The rule's
+        precision counts only if the samples ``is_representative``. ``figure``: ``mean`` or ``median``.
+        """
         if self.is_budget_over(now):
             return True
         if len(samples) < self.min_samples:
@@ -72,10 +82,13 @@ class StoppingRule:
 
 @dataclass
 class Samples:
-    """The samples of a visit, in seconds per launch, and the sensor readings taken during it.
+    """The samples of one measurement, and the sensor readings taken during it.
 
-    ``clock_hz``: the true clock during the launches, if measured. ``timer_overhead``: seconds that the timer adds to a
-    launch, already subtracted from each sample. ``details``: further findings.
+    - ``seconds``: the samples, each in seconds per launch. ``launches``: the number of launches that they come from.
+    - ``watts``: the mean power from an energy counter; None if there is none.
+    - ``clock_hz``: the mean clock of the compute units during the launches; None if not measured.
+    - ``timer_overhead``: seconds that the timer adds to a launch, already subtracted from each sample.
+    - ``remarks``, ``details``: remarks for the row, and further findings by name.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -93,13 +106,13 @@ class Samples:
 
 
 class Regime(ABC):
-    """How samples are taken on one backend.
+    """A way to rest the device, launch a kernel and time it, on one opened device. One object serves a whole run.
 
-    - ``best_by``: the statistic that ranks rows.
-    - ``rotates_operands``: whether launches rotate over several operand sets.
-    - ``must_rewrite_output``: whether C is overwritten before each launch.
-    - ``default_seconds``: the time limit per shape; None: no limit. ``usual_seconds``: the time limit of a row of a
-      plan.
+    - ``best_by``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
+    - ``rotates_operands``: True if launches rotate over several sets of operands, so that none stays in the cache.
+    - ``must_rewrite_output``: True if the output is overwritten before each launch.
+    - ``default_seconds``: the time limit of a row in a sweep of an operation whose kernels are measured one at a time,
+      such as matmul; None: no limit. ``usual_seconds``: the time limit of a row in any other run; None: no limit.
     - ``warmup_seconds``: device seconds of load before the first row.
     """
 
@@ -114,33 +127,33 @@ class Regime(ABC):
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._last_clock = 0.0
-        #: Host seconds of the latest visit, including rest and settling.
+        #: Host seconds of the latest measurement, including the rest before it and the time until the device settled.
         self.last_visit_seconds = 0.0
 
     @classmethod
     def make_from_plan(cls, backend: Backend, plan: Plan) -> Regime:
-        """Make the regime that measures the rows of a plan."""
+        """Make the regime that measures the rows of a plan on an opened device."""
         return cls(backend)
 
     @classmethod
     def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
-        """Return the longest time that sampling a row of a plan takes, in seconds."""
+        """Return the longest time, in seconds, that the timed launches of one row of a plan take."""
         return plan.seconds or cls.usual_seconds or _USUAL_ROW_SECONDS
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
-        """Estimate the seconds that the rows of a plan take, without preparing and verifying each. ``launches``: the
-        seconds of one launch of each row.
+        """Estimate the seconds that the rows of a plan take, without the time to prepare and verify their kernels.
+        ``launches``: the seconds of one launch of each row.
         """
         return cls.warmup_seconds + len(launches) * cls.max_row_seconds(backend, plan)
 
     @classmethod
     def count_sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
-        """Return the number of operand sets that the launches of a shape use."""
+        """Return the number of operand sets over which the launches of a shape rotate; 1 if they do not rotate."""
         return count_operand_sets(problem, shape, cache_bytes) if cls.rotates_operands else 1
 
     def start(self) -> None:
-        """Prepare the regime. The runner calls this once, before the first shape."""
+        """Prepare the regime before its first shape. The runner calls this once."""
 
     def find_repeatability(self, problem: Problem) -> Repeatability | None:
         """Return how much repeated runs of a problem differ on this device, or None if that is unknown."""
@@ -148,97 +161,108 @@ class Regime(ABC):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        """The seconds that a visit takes, if it cannot be cut short; else 0."""
+        """The seconds that one measurement of a shape takes, if it cannot be cut short; 0 if it can."""
         return 0.0
 
     @property
-    def caveat(self) -> str:
-        """Why rows of this regime cannot be trusted fully on this device; empty if they can."""
+    def row_remark(self) -> str:
+        """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
     def explain_too_long(self, seconds: float) -> str | None:
-        """Return why a launch of ``seconds`` is too long for this regime, or None."""
+        """Return why a launch that takes ``seconds`` is too long for this regime; None if it is not."""
         return None
 
     def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
-        """Keep the device loaded until the next kernel is ready, if the regime needs that.
+        """Queue launches that keep the device loaded until the host has prepared the next kernel, if the regime needs
+        that.
 
-        Called after each measurement with its launches and the ``seconds`` that each takes, while the kernel's settings
-        still apply, because they are repeated here.
+        This is called after each measurement with its ``launches`` and the ``seconds`` that each takes. The kernel's
+        settings must still apply, because the launches are repeated here.
         """
 
     def make_confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
-        """Return the regime that confirms a ceiling.
+        """Return the regime whose measurements confirm a ceiling (the highest rate of a device).
 
-        ``chosen``: the conditions when the ceiling was chosen. ``seconds``: the time available for each visit.
+        ``chosen``: the clock and other conditions when the candidate for the ceiling was chosen. ``seconds``: the time
+        available for each measurement.
         """
         return self
 
     def sample_and_verify(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        """Take samples, then verify the whole output of the last launches. Sets ``last_visit_seconds``."""
+        """Take samples, then verify the whole output of the last launches, and return the samples. Store the time that
+        this took in ``last_visit_seconds``. ``estimate``: host seconds per launch.
+        """
         begun = self.backend.now()
         taken = self.sample(checked, rule, estimate)
-        taken.remarks += [self.caveat] if self.caveat else []
-        self.refuse_unseen_work(checked, min(taken.seconds, default=0.0))
+        taken.remarks += [self.row_remark] if self.row_remark else []
+        self.require_no_unseen_work(checked, min(taken.seconds, default=0.0))
         checked.verify(whole=True)
         self.last_visit_seconds = self.backend.now() - begun
         return taken
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
-        """Measure the mean clock of the compute units in hertz, with separate launches of about ``seconds`` each. None
-        if this regime or device cannot.
+        """Measure the mean clock of the compute units in hertz, with additional launches, each of about ``seconds``.
+        Return None if this regime or device cannot measure it.
         """
         return None
 
     @abstractmethod
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        """Sample a verified kernel until the rule is satisfied, and verify the last timed launches.
-
-        ``estimate``: host seconds per launch. Raises WrongResultError.
+        """Take samples of a verified kernel until ``rule`` says stop, verify the last timed launches, and return the
+        samples. ``estimate``: host seconds per launch. Raise WrongResultError if an output is wrong.
         """
 
     def launch_timed(self, launch: Launch) -> tuple[object, object]:
-        """Queue a launch between two marks, and return the marks."""
+        """Queue a launch between two marks (device events that take the time), and return both marks."""
         start = self.backend.mark()
         launch()
         self.backend.submit()
         return start, self.backend.mark()
 
     def queue_idle_mark(self, after: object) -> object:
-        """Queue an idle mark (``Backend.idle_mark``). None if the device has none, or if it has already reached the
-        mark ``after``.
+        """Queue a mark that waits for all queues of the device (``Backend.idle_mark``), and return it. Return None if
+        the device has no such marks, or if it has already reached the earlier mark ``after``.
         """
         return self.backend.idle_mark(after) if self.backend.has_idle_marks else None
 
     def queue_marks_behind_flushes(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
-        """Queue a mark and an idle mark (or None) behind flushes, which keep the device busy until both are queued."""
+        """Queue a number of cache flushes, then a mark and an idle mark (which waits for all queues of the device), and
+        return both; the idle mark is None on a device without it. The flushes keep the device busy until the host has
+        queued both marks.
+        """
         for _ in range(flushes):
             self.backend.flush_cache()
         mark = self.backend.mark()
         return mark, self.queue_idle_mark(mark)
 
     def synchronize(self, checked: CheckedKernel, end: object, idle: object) -> None:
-        """Wait for the device, and note the gap from ``end``, the mark after the last launch, to ``idle``, the idle
-        mark queued after that, or None.
+        """Wait for the device. Store in ``checked.idle_mark_gaps`` the seconds from ``end``, the mark after the last
+        launch, to ``idle``, the mark after it that waits for all queues of the device (None: store nothing).
         """
         self.backend.synchronize()
         if idle is not None:
-            checked.gaps.append(self.backend.seconds_between(end, idle))
+            checked.idle_mark_gaps.append(self.backend.seconds_between(end, idle))
 
-    def refuse_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
-        """Raise WrongResultError if the device worked past the end marks of launches that took ``seconds``: work in a
-        queue that the marks do not wait for.
+    def require_no_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
+        """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
+        each, because the kernel works in a queue that its end mark does not wait for.
 
-        The median of the gaps counts, because another process delays only some marks. A longer gap than before the
-        visit may be due to new streams (on an H100 it then varies from 4 to 12 us), so it is compared with gaps
-        measured now between marks without a launch: with the largest of _MEDIANS medians.
+        The evidence is the gap: the time from the end mark to a mark that waits for all queues. Its median counts,
+        because another process delays only some marks. New streams also lengthen the gap (on an H100 it then varies
+        from 4 to 12 us). So a gap that is longer than before the measurement is compared with gaps that are measured
+        now, without a launch: with the largest of _GAP_MEDIANS medians of these.
         """
-        gap, allowed = statistics.median(checked.gaps or [0.0]), max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds)
-        # There are no gaps if the device has no idle marks, or if it always reached the end before they were queued.
-        if not checked.gaps or gap - (usual := self._idle_mark_seconds[0]) <= allowed:
+        gap, allowed = (
+            statistics.median(checked.idle_mark_gaps or [0.0]),
+            max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds),
+        )
+        # There are no gaps on a device without idle marks, or if it always reached the end mark before the host had
+        # queued the idle mark.
+        if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
-        flushes = [_FLUSHES_AHEAD] * min(len(checked.gaps), _PAIRS_IN_MEDIAN)
-        pairs = [list(self._measure_gaps(flushes)) for _ in range(_MEDIANS)]
+        flushes = [_FLUSHES_AHEAD] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
+        pairs = [list(self._measure_mark_gaps(flushes)) for _ in range(_GAP_MEDIANS)]
         medians = [statistics.median(seconds for seconds, _ in each) for each in pairs if each]
         unseen = gap - min(max(medians, default=usual), usual + _MAX_NEW_GAP_SECONDS)
         if unseen > allowed:
@@ -248,9 +272,10 @@ class Regime(ABC):
             )
             raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
-    def _measure_gaps(self, flushes: Iterable[int]) -> Iterator[tuple[float, float]]:
-        """Queue a mark and an idle mark with no launch in front, once for each number of flushes. Yield the device
-        seconds between the two and the host seconds to queue both, unless the host was too slow.
+    def _measure_mark_gaps(self, flushes: Iterable[int]) -> Iterator[tuple[float, float]]:
+        """Queue a mark and an idle mark without a launch ahead of them, once behind each number of cache flushes in
+        ``flushes``. Yield the device seconds from mark to idle mark and the host seconds to queue both, unless the
+        device was idle before the host had queued both.
         """
         for count in flushes:
             begun = self.backend.now()
@@ -261,23 +286,22 @@ class Regime(ABC):
                 yield self.backend.seconds_between(mark, idle), queueing
 
     @cached_property
-    def _idle_mark_seconds(self) -> tuple[float, float]:
-        """The minimum device seconds, over several pairs, from a mark to an idle mark on an otherwise idle device; and
-        the host seconds that it takes to queue both.
+    def _idle_mark_gap_and_queueing_seconds(self) -> tuple[float, float]:
+        """The device seconds from a mark to a mark that waits for all queues, on an otherwise idle device (the minimum
+        of several pairs); and the host seconds to queue such a pair.
         """
-        pairs = list(self._measure_gaps(_FLUSHES_OF_PAIRS)) or [(0.0, 0.0)]
+        pairs = list(self._measure_mark_gaps(_FLUSHES_AHEAD_OF_PAIRS)) or [(0.0, 0.0)]
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
     def require_clock_advances(self, rounds: int) -> None:
-        """Call this before each round of a loop that ends by time, with the number of the round from 0.
-
-        Raises PluginError if the clock did not advance for many rounds: the loop would never end.
+        """Raise PluginError if the backend's clock has not advanced for many rounds of a loop that ends by time: that
+        loop would never end. Each round calls this with its number, ``rounds``, which starts at 0.
         """
-        if rounds % _MANY_ROUNDS:
+        if rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
         before, self._last_clock = self._last_clock, self.backend.now()
         if rounds and before == self._last_clock:
-            fault = f"its clock stood still for {_MANY_ROUNDS} rounds of launches"
+            fault = f"its clock stood still for {_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             raise PluginError(f"backend {self.backend.name} is broken: {fault}")
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
@@ -285,20 +309,22 @@ class Regime(ABC):
         return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
 
 
-#: If checked launches take this many times as long as unchecked launches, the unchecked launches skip work.
-_EQUAL_WORK = 2.0
-#: This many checked launches are not all slow by chance.
-_MIN_CHECKED = 4
-#: A device may work this long after the end mark of an honest launch: seconds, and a share of the launch.
+#: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this
+#: many times as long as the other launches, the other launches skip work.
+_MAX_CHECKED_RATIO = 2.0
+#: With at least this many checked launches, they are not all slow by chance.
+_MIN_CHECKED_LAUNCHES = 4
+#: A device may still work for this long after the end mark of a launch, as seconds and as a share of the launch's time.
+#: If it works longer than both, the kernel works in a queue that is not timed.
 _MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
-#: New streams of the process make the gap between marks longer, but not by more than this.
+#: New streams of the process lengthen the time from a mark to a mark that waits for all queues, by at most this.
 _MAX_NEW_GAP_SECONDS = 20e-6
-#: The number of medians that show how long the gap is without a launch, and the maximum number of gaps in each.
-_MEDIANS, _PAIRS_IN_MEDIAN = 8, 5
+#: To find out how long that time is without a launch, mamf takes this many medians of at most this many gaps each.
+_GAP_MEDIANS, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
 class WrongResultError(MamfError):
-    """A launch gave a wrong result or changed its operands."""
+    """The error that a launch gave a wrong result or changed its operands. ``verdict`` says how."""
 
     exit_code = 1
 
@@ -308,7 +334,7 @@ class WrongResultError(MamfError):
 
 
 def describe_wrong_result(verdict: Verdict) -> str:
-    """Say in one line why a result is wrong."""
+    """Format the reason why a verdict's result is wrong, in one line."""
     if "changed operands" in verdict.details:
         return f"a launch changed its operands: {verdict.details['changed operands']}"
     if verdict.reason:
@@ -317,18 +343,17 @@ def describe_wrong_result(verdict: Verdict) -> str:
 
 
 def compute_skipped_work_ratio(checked: Sequence[float], others: Sequence[float]) -> float:
-    """Return how many times longer the checked launches took than the others, or 0 if that does not show skipped work.
-
-    Both are given as seconds per launch.
+    """Return how many times longer the checked launches (whose operands were just changed and whose output is verified)
+    took than the ``others``, or 0 if that does not show that the others skip work. Both lists are seconds per launch.
     """
-    if len(checked) < _MIN_CHECKED or not others:
+    if len(checked) < _MIN_CHECKED_LAUNCHES or not others:
         return 0.0
     times = min(checked) / max(statistics.median(others), 1e-9)
-    return times if times > _EQUAL_WORK else 0.0
+    return times if times > _MAX_CHECKED_RATIO else 0.0
 
 
-def refuse_skipped_work(times: float) -> None:
-    """Raise WrongResultError unless ``times``, from ``compute_skipped_work_ratio``, is 0."""
+def require_no_skipped_work(times: float) -> None:
+    """Raise WrongResultError if ``times``, from ``compute_skipped_work_ratio``, shows that launches skip work."""
     if times:
         reason = (
             f"launches take {times:.3g} times as long after their operands change: the other launches skip the work"
@@ -337,16 +362,17 @@ def refuse_skipped_work(times: float) -> None:
 
 
 class CheckedKernel:
-    """A prepared kernel. Its ``launches`` keep their results until these are verified. ``verdict``: the worst verdict
-    so far.
+    """A prepared kernel whose ``launches`` keep what they return until mamf has verified it. There is one launch for
+    each set of operands. ``verdict``: the verdict with the largest error so far.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
-        #: Device seconds from the end mark of the last launch of each train, or of the visit, to an idle mark.
-        self.gaps: list[float] = []
+        #: Device seconds from the mark after the last launch of each group of launches to a mark that waits for all
+        #: queues of the device.
+        self.idle_mark_gaps: list[float] = []
         self.launches: Sequence[Callable[[], object]] = tuple(
             map(self._make_remembering_launch, range(len(prepared.launches)))
         )
@@ -364,7 +390,7 @@ class CheckedKernel:
         launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 
         def launch_and_remember() -> object:
-            returned[index] = None  # its memory is free for this launch
+            returned[index] = None  # Free the memory of the earlier result for this launch.
             result = returned[index] = launch()
             launched.add(index)
             return result
@@ -372,39 +398,42 @@ class CheckedKernel:
         return launch_and_remember
 
     def warm_up_and_verify(self, backend: Backend) -> float:
-        """Launch and verify every operand set. Returns the host seconds of the last launch.
-
-        Raises WrongResultError, and whatever a launch raises.
+        """Launch the kernel once with each set of operands, verify the whole outputs, and return the host seconds of
+        the last launch. Raise WrongResultError if an output is wrong, and whatever a launch raises.
         """
-        self.prepare_check()
+        self.change_operands_and_poison()
         seconds = [self.time_launch(index, backend) for index in range(len(self.launches))]
         self.verify(whole=True)
         self.require_unchanged_operands()
         return seconds[-1]
 
     def time_launch(self, index: int, backend: Backend) -> float:
-        """Launch one operand set, wait for the device, and return the host seconds that this took."""
+        """Launch the kernel with the operand set ``index``, wait for the device, and return the host seconds that this
+        took.
+        """
         begun = backend.now()
         self.launches[index]()
         backend.submit()
         backend.synchronize()
         return backend.now() - begun
 
-    def prepare_check(self) -> None:
-        """Change the operands if the kernel can, and poison the outputs: only later launches can give right results."""
+    def change_operands_and_poison(self) -> None:
+        """Change the operands, if the kernel can, and poison the outputs (overwrite them with wrong values), so that
+        only later launches can leave right results.
+        """
         if self.prepared.change_operands is not None:
             self.prepared.change_operands()
         self.poison()
 
     def poison(self) -> None:
-        """Overwrite every output with wrong values, and forget all launches so far."""
+        """Overwrite every output with wrong values, and forget what launches have returned so far."""
         self.prepared.poison(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
 
     def verify(self, whole: bool = False) -> None:
-        """Compare the output of each set's last launch with its reference: sampled entries, and if ``whole`` all of
-        them. Raises WrongResultError.
+        """Compare the output of the last launch with each set of operands with its reference: some elements, and if
+        ``whole`` all of them. Raise WrongResultError if an output is wrong.
         """
         checks = [self.prepared.verify]
         if whole and self.prepared.verify_whole is not None:
@@ -415,22 +444,24 @@ class CheckedKernel:
 
     def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            located = self._locate_error(index)  # before require_unchanged_operands undoes the change of operands
-            self.require_unchanged_operands()  # raises first, because it explains more
+            located = self._locate_error(index)  # Locate it first: the next line may undo the change of the operands.
+            self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         worst = max(verdict, self.verdict, key=lambda each: each.error)
         self.verdict = replace(worst, details={**self.verdict.details, **verdict.details})
 
     def _locate_error(self, index: int) -> Mapping[str, str]:
-        """Return where the output of a set is wrong, if the kernel can locate it."""
+        """Return where the output with the operand set ``index`` is wrong, as a detail of the row; empty if the kernel
+        cannot locate it.
+        """
         try:
             wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
-        except get_plugin_errors():  # the result is wrong in any case
+        except get_plugin_errors():  # The result is wrong in any case, so only its location stays unknown.
             wrong = None
         return {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
 
     def require_unchanged_operands(self) -> None:
-        """Raise WrongResultError if launches changed operands. The error names them."""
+        """Raise WrongResultError, which names the operands, if launches have changed any of their operands."""
         changed = self.prepared.changed_operands()
         if changed:
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

@@ -1,4 +1,4 @@
-"""Classic: mamf-finder's published loop."""
+"""Measure in the regime `classic`: with the loop that mamf-finder published, for comparison with its tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from mamf.plans import CLASSIC_WARMUP_SECONDS, Plan, SweepOptions
 
 
 class Classic(Regime):
-    """mamf-finder's loop, for comparison with its tables. The clock depends on the launches that came before.
+    """The regime that repeats mamf-finder's published loop. The device's clock is not controlled: it depends on earlier
+    launches.
 
-    Warm up for 30 s once. Then, for each shape, queue warm-up launches and timed launches, each after a 256 MiB flush
-    and a rewrite of C.
+    A run first warms the device up for 30 s. Then each shape gets warm-up launches and timed launches; before each
+    launch, mamf overwrites 256 MiB to flush the cache, and overwrites the output C.
     """
 
     name = "classic"
@@ -59,12 +60,12 @@ class Classic(Regime):
         backend, begun = self.backend, self.backend.now()
         marks: list[tuple[object, object]] = []
         taken = Samples()
-        checked.prepare_check()
+        checked.change_operands_and_poison()
         launches = self.warmup_launches + self.timed_launches
         for count in range(1, launches + 1):
             if count == launches:
-                checked.prepare_check()
-            marks.append(self._flush_and_launch(checked))
+                checked.change_operands_and_poison()
+            marks.append(self._flush_and_queue_launch(checked))
             if count > self.max_queued_launches:
                 backend.wait(marks[count - self.max_queued_launches][1])
             now = backend.now()
@@ -77,13 +78,13 @@ class Classic(Regime):
         checked.verify()
         if len(marks) < launches:
             taken.remarks.append(f"cut short after {len(marks)} launches")
-        # If the loop was cut short, keep the last launches: they are the warmest.
+        # If the loop was cut short, use its last launches, at which the device was warmest.
         timed = marks[min(self.warmup_launches, max(0, len(marks) - rule.min_samples)) :]
         taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
         taken.launches = len(taken.seconds)
         return taken
 
-    def _flush_and_launch(self, checked: CheckedKernel) -> tuple[object, object]:
+    def _flush_and_queue_launch(self, checked: CheckedKernel) -> tuple[object, object]:
         self.backend.flush_cache(self.flush_bytes)
         if checked.rewrite_output is not None:
             checked.rewrite_output()

@@ -1,4 +1,9 @@
-"""Sustained: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s."""
+"""Measure in the regime `sustained`: launch back to back over rotating sets of operands until clock and power settle,
+then measure for at least 2 s.
+
+A *visit* is one measurement of one kernel on one shape. It consists of *blocks*: launches that are timed together. A
+*tick* is a change of the device's energy counter.
+"""
 
 from __future__ import annotations
 
@@ -18,48 +23,58 @@ from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_relative_slope
 
 #: A device whose clock is at least this share of its maximum counts as not throttled.
-_UNTHROTTLED = 0.98
-#: The time between two readings of the energy counter, and the longest between two of its ticks.
+_MIN_UNTHROTTLED_SHARE = 0.98
+#: Seconds between two readings of the energy counter, and the longest time between two of its changes.
 _POLL_SECONDS, _MAX_TICK_SECONDS = 0.001, 0.12
-#: Wait for a tick for at most this many times the length of the last block.
-_BLOCKS_TO_WAIT = 1.6
-#: Swings of the power controller in a visit after a rest: at least one to settle and one to measure.
-_MIN_SWINGS = 2
+#: The longest time to wait for a change of the energy counter, in lengths of the last block of launches.
+_MAX_BLOCKS_TO_WAIT = 1.6
+#: The minimum number of oscillation periods of the power controller in a visit after a rest: one during which it
+#: settles, and one that is measured.
+_MIN_SWINGS_PER_VISIT = 2
 
 
-class Tick(NamedTuple):
-    """The moment at which the energy counter changed, and its new value."""
+class EnergyTick(NamedTuple):
+    """One change of the device's energy counter: the backend time at which it changed, in seconds, and its new value in
+    joules.
+    """
 
     seconds: float
     joules: float
 
 
 class LaunchBlock(NamedTuple):
-    """Consecutive launches that are timed together. ``seconds``: the mean of a launch. ``tick``: a tick of the energy
-    counter, if one was requested and seen. ``is_in_visit``: whether the block was queued after the visit began.
+    """One block: consecutive launches that are timed together.
+
+    - ``seconds``: the mean seconds of a launch. ``launches``: the number of launches.
+    - ``reading``: what the sensors reported while the device was busy; None if it has no sensors.
+    - ``tick``: a change of the energy counter, if the caller asked for one and it was seen.
+    - ``was_queued_in_visit``: True if the block was queued after the measured part of the visit began.
     """
 
     seconds: float
     launches: int
     reading: Reading | None
-    tick: Tick | None
-    is_in_visit: bool
+    tick: EnergyTick | None
+    was_queued_in_visit: bool
 
 
 class PowerReset(NamedTuple):
-    """How a visit starts that resets the power controller: the seconds of rest, then of load until it has settled."""
+    """The start of a visit that restarts the power controller: seconds of rest, then seconds of load until the power
+    controller has settled.
+    """
 
     rest_seconds: float
     settling_seconds: float
 
 
 class Sustained(Regime):
-    """The rate at the power limit: MSMF, total work divided by total time. A sample is the mean of a block of launches.
-    All blocks of a visit have the same number of launches, and nothing runs between them.
+    """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
+    by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
+    nothing runs between them.
 
     ``power_reset``: the rest and the settling before each visit; None: no rest between visits. While a device is
-    loaded, its power controller can stay in one of several states, and their rates differ by up to 1.3 %. After a rest
-    it chooses a state again, so the mean of several visits with rests is repeatable; the rate in one state is not.
+    loaded, its power controller can stay in one of several states, whose rates differ by up to 1.3 %. After a rest it
+    chooses a state again. So the mean of several visits with rests is repeatable, and the rate in one state is not.
     """
 
     name = "sustained"
@@ -67,7 +82,7 @@ class Sustained(Regime):
     rotates_operands = True
     default_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # A row is one visit. The visits to the ceiling's matmul before and after it take the same time again.
+    # A row takes one visit. The short visits to the ceiling's matmul before and after it take additional time.
     usual_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
@@ -76,7 +91,8 @@ class Sustained(Regime):
     min_settled_blocks: ClassVar[int] = 3
     max_settled_slope: ClassVar[float] = 0.01
     max_settling_seconds: ClassVar[float] = 20.0
-    #: The most launches that a bridge queues: a vendor's queue has room for about a thousand.
+    #: The maximum number of launches that ``keep_device_loaded`` queues, because a vendor's queue has room for about a
+    #: thousand.
     max_bridge_launches: ClassVar[int] = 500
 
     def __init__(
@@ -103,23 +119,25 @@ class Sustained(Regime):
         return known or find_calibration(self.backend.name, AFTER_REST if self.power_reset else self.name, problem)
 
     @property
-    def caveat(self) -> str:
+    def row_remark(self) -> str:
         return self.backend.sustained_traits.remark
 
     @classmethod
     def compute_min_reset_visit_seconds(cls, backend: Backend) -> float:
-        """Return the seconds of the shortest visit after a rest; 0 if this device's power controller never restarts."""
+        """Return the seconds of the shortest visit with a rest before it; 0 if the power controller of this device does
+        not restart after a rest.
+        """
         traits = backend.sustained_traits
         return (
-            cls._compute_reset_visit_seconds(backend, _MIN_SWINGS * traits.swing_seconds)
+            cls._compute_reset_visit_seconds(backend, _MIN_SWINGS_PER_VISIT * traits.swing_seconds)
             if traits.rest_seconds
             else 0.0
         )
 
     @classmethod
     def _compute_reset_visit_seconds(cls, backend: Backend, loaded: float) -> float:
-        """Return the seconds of a visit after a rest, with ``loaded`` seconds of settling and measuring, which take up
-        to three blocks longer.
+        """Return the seconds of a visit with a rest before it, of which the device is loaded for ``loaded`` seconds to
+        settle and to measure. Settling and measuring take up to three blocks of launches longer than that.
         """
         return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
 
@@ -130,10 +148,10 @@ class Sustained(Regime):
         return self._compute_reset_visit_seconds(self.backend, self.power_reset.settling_seconds + self.visit_seconds)
 
     def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
-        """Queue launches that keep the device loaded while the host prepares the next kernel.
+        """Queue launches, each of ``seconds``, that keep the device loaded while the host prepares the next kernel.
 
-        After tens of milliseconds of idling, the power controller oscillates for seconds, and measurements during that
-        time are up to 1 % off (docs/measuring.md).
+        If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
+        during these seconds are up to 1 % off (docs/measuring.md).
         """
         if self.power_reset or self.backend.timer == "host clock":
             return
@@ -143,12 +161,12 @@ class Sustained(Regime):
             self.backend.submit()
 
     def make_confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
-        """Return a regime with a rest before each visit if the device was throttled when the ceiling was chosen, or
-        does not report its clock; otherwise return this regime. Each visit after a rest spans as many whole periods of
-        the power controller as fit into ``seconds``.
+        """Return the regime whose visits confirm a ceiling. If the device was throttled when the candidate was chosen
+        (conditions ``chosen``), or does not report its clock, it has a rest before each visit, and each visit spans as
+        many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise it is this regime.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
-        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _UNTHROTTLED * maximum
+        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _MIN_UNTHROTTLED_SHARE * maximum
         if not is_held_back or not traits.rest_seconds:
             return self
         swing = traits.swing_seconds
@@ -156,7 +174,7 @@ class Sustained(Regime):
             seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
             traits.restart_seconds + self.min_visit_seconds,
         )
-        swings = max(_MIN_SWINGS, int(loaded / swing + 1e-9))
+        swings = max(_MIN_SWINGS_PER_VISIT, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
         return Sustained(
             self.backend, measured * swing, power_reset=PowerReset(traits.rest_seconds, (swings - measured) * swing)
@@ -171,9 +189,9 @@ class Sustained(Regime):
         taken = Samples()
         with disable_garbage_collection():
             blocks = _BlockQueue(self, checked)
-            if not self._settle(blocks, rule):
+            if not self._run_until_settled(blocks, rule):
                 taken.remarks.append("clock and power had not settled")
-            self._measure(blocks, rule, taken)
+            self._take_block_samples(blocks, rule, taken)
             self.synchronize(checked, *self._queue_last_marks())
         taken.clock_hz = blocks.compute_clock_hz()
         checked.verify()
@@ -182,8 +200,9 @@ class Sustained(Regime):
         return taken
 
     def _queue_last_marks(self) -> tuple[object, object]:
-        """Return a mark and an idle mark after the last launch. If this queue is already empty they follow flushes,
-        because another queue may still be busy.
+        """Queue a mark and an idle mark (which waits for all queues of the device) after the last launch, and return
+        both. If the device has already finished the last launch, queue cache flushes ahead of the marks, because
+        another queue may still be busy.
         """
         mark, idle = self.queue_marks_behind_flushes(0)
         return (
@@ -193,24 +212,28 @@ class Sustained(Regime):
     def _is_cold(self) -> bool:
         return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
 
-    def _settle(self, blocks: _BlockQueue, rule: StoppingRule) -> bool:
-        """Run until the rate no longer drifts. Returns False if that takes too long or the budget ends."""
+    def _run_until_settled(self, blocks: _BlockQueue, rule: StoppingRule) -> bool:
+        """Run blocks of launches until their rate no longer drifts. Return False if that takes too long or the budget
+        of the run ends first.
+        """
         traits = self.backend.sustained_traits
         shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
         if self.power_reset:
             shortest = self.power_reset.settling_seconds
         begun = self.backend.now()
-        recent: deque[float] = deque(maxlen=self.settled_block_count)
+        recent_block_seconds: deque[float] = deque(maxlen=self.settled_block_count)
         for block in blocks:
-            # Skip the first blocks: they are short, and the pause before them affects their clock.
+            # Ignore the first blocks: they are short, and their clock still depends on the pause before them.
             if block.seconds * block.launches >= self.block_seconds / 2:
-                recent.append(block.seconds)
+                recent_block_seconds.append(block.seconds)
             elapsed = self.backend.now() - begun
             is_flat = (
-                len(recent) >= self.min_settled_blocks and abs(compute_relative_slope(recent)) <= self.max_settled_slope
+                len(recent_block_seconds) >= self.min_settled_blocks
+                and abs(compute_relative_slope(recent_block_seconds)) <= self.max_settled_slope
             )
-            # If the power controller alternates between clocks, so few blocks are never flat. But a visit after a rest
-            # covers whole periods, so it need not be flat.
+            # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. It
+            # must not wait for a flat rate: if the power controller alternates between clocks, few blocks never show
+            # one.
             if elapsed >= shortest and (is_flat or self.power_reset is not None):
                 return True
             is_too_long = elapsed >= shortest + self.max_settling_seconds
@@ -218,17 +241,17 @@ class Sustained(Regime):
                 break
         return False
 
-    def _measure(self, blocks: _BlockQueue, rule: StoppingRule, taken: Samples) -> None:
+    def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, taken: Samples) -> None:
         blocks.begin_visit()
-        begun, ticks = self.backend.now(), list[Tick]()
+        begun, ticks = self.backend.now(), list[EnergyTick]()
         for block in blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # Search for the first tick, and for all that may be the visit's last, but only in every second block,
-            # because the host may fall behind during a search.
+            # Wait for the first change (tick) of the energy counter and, near the end of the visit, for each later one,
+            # because the last one counts. Wait in every second block only, because the host may fall behind meanwhile.
             is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
-            if not block.is_in_visit:  # queued before the visit began
+            if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.
                 begun = now
                 continue
             taken.seconds.append(block.seconds)
@@ -242,91 +265,100 @@ class Sustained(Regime):
         taken.watts = compute_mean_watts(ticks)
         blocks.end_visit()
 
-    def wait_for_tick(self, longest: float) -> Tick | None:
-        """Wait until the energy counter changes, and return the tick. None if there is no counter or it does not change
-        within ``longest`` seconds.
+    def wait_for_tick(self, longest: float) -> EnergyTick | None:
+        """Wait until the energy counter changes, and return when it changed and its new value. Return None if there is
+        no energy counter, or if it does not change within ``longest`` seconds.
         """
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         while before is not None and before.joules is not None and self.backend.now() - begun < longest:
             self.backend.sleep(_POLL_SECONDS)
             after = self.read_sensors(energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:
-                return Tick(self.backend.now(), after.joules)
+                return EnergyTick(self.backend.now(), after.joules)
         return None
 
 
 class _BlockQueue:
-    """Endless blocks of back-to-back launches. The next block is queued before the host waits for the last one."""
+    """An endless iterator of blocks of back-to-back launches. It queues the next block before it waits for the end of
+    the last one, so that the device never idles.
+    """
 
     def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:
         self._regime, self._checked = regime, checked
         self._size = 1
-        self._is_visit = False
+        self._is_in_visit = False
         self._must_poison = True
-        #: The clock stamps at both ends of the visit.
-        self._begin_stamp: object | None = None
-        self._end_stamp: object | None = None
-        #: Whether to find a tick of the energy counter while the next block runs.
+        #: The readings of the device's clock counter at the beginning and at the end of the measured part of the visit.
+        self._visit_begin_stamp: object | None = None
+        self._visit_end_stamp: object | None = None
+        #: True if the host should wait for a change of the energy counter while the next block runs.
         self.must_find_tick = False
-        self._queued = self._run()
+        self._queued = self._run_blocks()
 
     def end_visit(self) -> None:
-        """Queue a clock stamp, if the device has stamps."""
+        """End the measured part of the visit: queue a reading of the device's clock counter, if it has one."""
         stamps = self._regime.backend.stamps
-        self._end_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
+        self._visit_end_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
 
     def compute_clock_hz(self) -> float | None:
-        """Return the mean clock of the compute units during a finished visit, in hertz; None without stamps."""
+        """Return the mean clock of the compute units during the measured part of the finished visit, in hertz; None if
+        the device has no clock counter.
+        """
         stamps = self._regime.backend.stamps
-        if isinstance(stamps, Unavailable) or self._begin_stamp is None or self._end_stamp is None:
+        if isinstance(stamps, Unavailable) or self._visit_begin_stamp is None or self._visit_end_stamp is None:
             return None
-        passed = stamps.between(self._begin_stamp, self._end_stamp)
+        passed = stamps.between(self._visit_begin_stamp, self._visit_end_stamp)
         return passed and passed.clock_hz
 
     def begin_visit(self) -> None:
-        """Poison the outputs before the next block; from then on all blocks have the same number of launches."""
-        self._is_visit = self._must_poison = True
+        """Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
+        later blocks equally many launches.
+        """
+        self._is_in_visit = self._must_poison = True
 
     def __iter__(self) -> Iterator[LaunchBlock]:
         return self._queued
 
-    def _run(self) -> Iterator[LaunchBlock]:
+    def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued: deque[tuple[object, object, int, bool]] = deque()
         reached, lasted = backend.mark(), 0.0
         for blocks in itertools.count():
             self._regime.require_clock_advances(blocks)
             if self._must_poison:
-                self._checked.prepare_check()
-                if self._is_visit and not isinstance(backend.stamps, Unavailable):
-                    self._begin_stamp = backend.stamps.stamp()
+                self._checked.change_operands_and_poison()
+                if self._is_in_visit and not isinstance(backend.stamps, Unavailable):
+                    self._visit_begin_stamp = backend.stamps.stamp()
                 self._must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()
                 backend.submit()
             end = backend.mark()
-            queued.append((reached, end, self._size, self._is_visit))
+            queued.append((reached, end, self._size, self._is_in_visit))
             reached = end
             if len(queued) < 2:
                 continue
             reading = self._regime.read_sensors()
-            # One block is running and another is queued, so the device stays loaded while the host waits for a tick.
-            longest = min(_MAX_TICK_SECONDS, _BLOCKS_TO_WAIT * lasted)
+            # One block is running and another one is queued, so the device stays loaded while the host waits for the
+            # energy counter.
+            longest = min(_MAX_TICK_SECONDS, _MAX_BLOCKS_TO_WAIT * lasted)
             tick = self._regime.wait_for_tick(longest) if self.must_find_tick else None
-            start, end, launched, is_in_visit = queued.popleft()
+            start, end, launched, was_queued_in_visit = queued.popleft()
             backend.wait(end)
             lasted = backend.seconds_between(start, end)
             seconds = lasted / launched
-            yield LaunchBlock(seconds, launched, reading, tick, is_in_visit)
-            if not self._is_visit:
+            yield LaunchBlock(seconds, launched, reading, tick, was_queued_in_visit)
+            if not self._is_in_visit:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
                 self._size = min(max(1, fitting), 4 * self._size)
 
 
-def compute_mean_watts(ticks: Sequence[Tick]) -> float | None:
-    """Return the mean power in watts between the first and last tick of the energy counter; None for fewer than two.
+def compute_mean_watts(ticks: Sequence[EnergyTick]) -> float | None:
+    """Return the mean power in watts between the first and the last change of the energy counter (``ticks``); None if
+    there are fewer than two.
 
-    NVIDIA's counters tick every 0.1 s, so between other moments a visit of 1 s would be up to 10 % off.
+    NVIDIA's counters change every 0.1 s, so the mean power between two other moments, in a visit of 1 s, would be up to
+    10 % off.
     """
     if len(ticks) < 2:
         return None

@@ -1,9 +1,9 @@
-"""The regimes of ``mamf verify``, which check the whole output of launches: spaced, with a rest before each launch; and
-loaded, back to back at the power limit.
+"""Check the whole output of launches for ``mamf verify``, in two regimes: `spaced`, with a rest before each launch, and
+`loaded`, back to back at the power limit.
 
-The first output is verified as in any measurement. If a kernel is deterministic, later outputs are compared
-with the first one bit by bit on the device, without waiting for it; else each output is verified. Finally the operands
-include infinities, NaN and subnormal numbers.
+mamf verifies the first output as in any measurement. If a kernel is deterministic, the device compares each later
+output with the first one bit by bit, and the host need not wait for that; otherwise mamf verifies each output. Finally
+mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRul
 from mamf.kernel import Compare, Verdict, describe_wrong_cells
 from mamf.measurement import BOUND, CHECKED_LAUNCHES, CHECKED_VALUES, OTHER_BITS, WRONG_TILES
 
-# Launches whose comparisons are queued before the host reads the results.
-_LAUNCHES_PER_CHECK = 8
+# The number of launches after which the host reads whether their outputs differ from the first one.
+_LAUNCHES_PER_COMPARISON = 8
 
 
 class Spaced(Regime):
-    """One launch at a time. Each follows a rest three times as long as the launch, at most ``max_rest_seconds``."""
+    """The regime that checks one launch at a time. Each launch follows a rest that is three times as long as the
+    launch, at most ``max_rest_seconds``.
+    """
 
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
-        self.load_device(checked)
-        checked.prepare_check()
+        self.load_before_checks(checked)
+        checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify(whole=True)
@@ -36,7 +38,7 @@ class Spaced(Regime):
         while not taken.seconds or not rule.should_stop(
             taken.seconds, self.backend.now() - begun, self.backend.now(), False
         ):
-            self._check_launches(checked, taken, compare, rule, estimate)
+            self._launch_and_compare_outputs(checked, taken, compare, rule, estimate)
         if checked.prepared.verify_special is not None:
             verdict = checked.prepared.verify_special()
             if not verdict.ok:
@@ -46,21 +48,26 @@ class Spaced(Regime):
         taken.details[BOUND] = checked.verdict.tolerance
         return taken
 
-    def load_device(self, checked: CheckedKernel) -> None:
-        """Bring the device to the state in which its launches are checked."""
+    def load_before_checks(self, checked: CheckedKernel) -> None:
+        """Load the device before its first checked launch, if the regime needs that."""
 
-    def prepare_launch(self, checked: CheckedKernel, estimate: float) -> None:
-        """Rest before a checked launch of about ``estimate`` seconds."""
+    def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+        """Bring the device into the state in which the next launch, of about ``estimate`` seconds, is checked. In
+        `spaced`, that is a rest.
+        """
         self.backend.synchronize()
         self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
 
-    def _check_launches(
+    def _launch_and_compare_outputs(
         self, checked: CheckedKernel, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
     ) -> None:
-        """Launch a few times and compare the outputs. Raises WrongResultError."""
+        """Launch a few times, compare each output with the first one by ``compare`` (None: verify each output), and
+        store the times and counts in ``taken``. Raise WrongResultError if an output is wrong, or if it differs from the
+        first one although the kernel promises equal bits.
+        """
         marks, found = [], []
-        for _ in range(_LAUNCHES_PER_CHECK):
-            self.prepare_launch(checked, estimate)
+        for _ in range(_LAUNCHES_PER_COMPARISON):
+            self.prepare_checked_launch(checked, estimate)
             checked.poison()
             start, result = self.backend.mark(), checked.launches[0]()
             self.backend.submit()
@@ -68,10 +75,10 @@ class Spaced(Regime):
             found += [compare(result)] if compare else []
             if not compare or not checked.prepared.repeats_bits:
                 checked.verify(whole=True)
-        taken.add_reading(self.read_sensors())  # while the device is busy
+        taken.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
         taken.seconds = [*taken.seconds, *(self.backend.seconds_between(*each) for each in marks)][
-            -_LAUNCHES_PER_CHECK:
+            -_LAUNCHES_PER_COMPARISON:
         ]
         wrong = [each() for each in found]
         differing = [each for each in wrong if each.cells]
@@ -87,27 +94,29 @@ class Spaced(Regime):
 
 
 class Loaded(Spaced):
-    """Launch back to back. Only every ninth launch is checked, because the device cools during checks."""
+    """The regime that launches back to back. Only each ninth launch is checked, because the device cools meanwhile."""
 
     name = "loaded"
-    #: Seconds of load before the first checked launch of the run, and of each later problem.
+    #: Seconds of load before the first checked launch of the run.
     soak_seconds: ClassVar[float] = 2.0
+    #: Seconds of load before the first checked launch of each later problem.
     later_soak_seconds: ClassVar[float] = 0.1
+    #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
 
     def start(self) -> None:
         self._load_seconds_left = self.soak_seconds
 
-    def load_device(self, checked: CheckedKernel) -> None:
+    def load_before_checks(self, checked: CheckedKernel) -> None:
         begun, rounds = self.backend.now(), 0
         while self.backend.now() - begun < self._load_seconds_left:
             self.require_clock_advances(rounds)
-            self.prepare_launch(checked, 0.0)
+            self.prepare_checked_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
         self._load_seconds_left = self.later_soak_seconds
 
-    def prepare_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         for _ in range(self.unchecked_launches_per_check):
             checked.launches[0]()
         self.backend.submit()

@@ -117,7 +117,7 @@ class Confirmation:
     the backend's time.
     """
 
-    run: Runner
+    runner: Runner
     problem: Problem
     kernels: Mapping[str, AnyKernel]
     precision: float
@@ -143,11 +143,11 @@ class Confirmation:
         """
         choosing, best_first = _Phase(regime, CHOOSE_PHASE, counts.choose, chosen_by), list(candidates)
         if counts.choose:
-            self.run.on_phase(f"{regime.name}: choosing")
+            self.runner.on_phase(f"{regime.name}: choosing")
             left = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # the best first, because a slow device cannot confirm all
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
-        self.run.on_phase(f"{regime.name}: confirming")
+        self.runner.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
             confirming = _Phase(regime, CONFIRM_PHASE, counts.confirm, confirmed_by)
             yield from self._repeat_rounds(confirming, best_first)
@@ -165,10 +165,10 @@ class Confirmation:
 
     def measure_step(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
         """Measure a step, and note how long it took, to predict later ones. Returns its row."""
-        asked, is_held = self.run.now(), self.run.is_replaying
+        asked, is_held = self.runner.now(), self.runner.is_replaying
         row = yield step
         if row is not None and row.ok and not is_held:
-            regime, took = step.regime, self.run.now() - asked
+            regime, took = step.regime, self.runner.now() - asked
             self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
             aside = max(0.0, took - (regime.fixed_visit_seconds or regime.last_visit_seconds))
             shortest, longest = self._preparing.get(regime.name, (aside, aside))
@@ -179,14 +179,14 @@ class Confirmation:
         """Return whether there is time for one more choosing visit in sustained, for the launches that it leaves
         queued, and for the visits that confirm. Always True while rows of an interrupted run answer the steps.
         """
-        bridge = self.run.backend.sustained_traits.bridge_seconds
+        bridge = self.runner.backend.sustained_traits.bridge_seconds
         needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.estimate_confirm_seconds()
-        return self.run.is_replaying or self.deadline - self.run.now() >= needed
+        return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirm_seconds(self) -> float:
         """Return the minimum time, in seconds, of the visits that confirm a candidate in sustained."""
         return MIN_ROUNDS * (
-            Sustained.compute_min_reset_visit_seconds(self.run.backend)
+            Sustained.compute_min_reset_visit_seconds(self.runner.backend)
             + self._estimate_preparing_seconds(Sustained.name)
         )
 
@@ -208,7 +208,7 @@ class Confirmation:
             if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._estimate_preparing_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
-                    chosen, min(longest, (until - self.run.now()) / due - aside)
+                    chosen, min(longest, (until - self.runner.now()) / due - aside)
                 )
                 longest = phase.regime.fixed_visit_seconds
                 phase.until = until - longest - aside if longest else until
@@ -225,19 +225,19 @@ class Confirmation:
         """
         left, own = list(candidates), phase.rows
         confirmed = [] if phase.is_choosing else left[:1]
-        begun = self.run.now()
+        begun = self.runner.now()
         for number in range(1, phase.max_rounds + 1):
             due = yield from self._run_round(phase, number, left)
             if due is None:
                 return left
-            seconds_each = (self.run.now() - begun) / max(len(own), 1)
+            seconds_each = (self.runner.now() - begun) / max(len(own), 1)
             if phase.is_choosing:  # leave time for the rounds that confirm
                 phase.until = min(phase.until, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
             if not self._has_next_step(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
             left = drop_beaten_candidates(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
-            if number < phase.min_rounds and left and not self.run.is_replaying:
+            if number < phase.min_rounds and left and not self.runner.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.is_choosing else 0)
                 left = self._select_affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
@@ -270,20 +270,20 @@ class Confirmation:
         return due
 
     def _has_next_step(self, phase: _Phase, number: int, is_due: bool) -> bool:
-        return self.run.has_next_step(
+        return self.runner.has_next_step(
             phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem
         )
 
     def _compute_max_visit_seconds(self, regime: Regime, until: float, visits: int) -> float:
         if regime.name == Sustained.name:
             return self.visit_seconds  # rounds give the precision
-        return min(1.0, max(0.05, (until - self.run.now()) / max(visits, 1)))
+        return min(1.0, max(0.05, (until - self.runner.now()) / max(visits, 1)))
 
     def _select_affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
         """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
-        count = (self.deadline - self.run.now()) / max(seconds_each, 1e-9) / rounds
+        count = (self.deadline - self.runner.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: compute_median_rate(found[each].values()), reverse=True)
         return best_first[: max(1, int(min(count, len(left))))]

@@ -45,7 +45,7 @@ class SharesStrategy(RowsStrategy):
         self.found, self.searches = ceilings, searches
         self.choose_references, self.on_failure = choose_references, on_failure
 
-    def results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | Record]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
         yield from self.records
         for search in self.searches:
@@ -54,7 +54,7 @@ class SharesStrategy(RowsStrategy):
             left = budget - (self.backend.now() - begun)
             self.plan = replace(self.plan, budget_seconds=max(left, _MIN_BUDGET_SECONDS))
         self.records, self.references = (), self.choose_references(self.found)
-        yield from super().results()
+        yield from super().yield_results()
 
     def _find_ceilings(self, search: Plan) -> Iterator[Measurement | Record]:
         """Find the ceilings of a dtype or of memory, without measuring again what an interrupted run measured."""
@@ -64,7 +64,7 @@ class SharesStrategy(RowsStrategy):
         find = Setup(search, backend, opened, held)
         find.on_phase = lambda text: self.setup.on_phase(f"{name} ceiling, {text}")
         strategy = FindStrategy(find) if search.is_search else KernelsFindStrategy(find)
-        for row in strategy.results():
+        for row in strategy.yield_results():
             if not isinstance(row, Measurement):
                 yield row
                 continue

@@ -96,13 +96,13 @@ class FindStrategy(PlanStrategy):
         budget. Time for compiling algorithms does not count.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
-        return self.run.begun + self._compiled + share * scale * (self._seconds - self._compiled)
+        return self.runner.start_time + self._compiled + share * scale * (self._seconds - self._compiled)
 
-    def steps(self) -> Steps:
-        deadline, problem, chooser = self.run.begun + self._seconds, self.plan.problem, self._chooser
+    def yield_steps(self) -> Steps:
+        deadline, problem, chooser = self.runner.start_time + self._seconds, self.plan.problem, self._chooser
         self._deadline = deadline
         self._confirmation = Confirmation(
-            self.run, problem, self._by_name, self.plan.precision, chooser, self.visit_seconds, deadline
+            self.runner, problem, self._by_name, self.plan.precision, chooser, self.visit_seconds, deadline
         )
         burst: list[Measurement] = []
         if Sustained.name in self.plan.regimes:
@@ -116,8 +116,8 @@ class FindStrategy(PlanStrategy):
 
     def _search_burst(self, seen: list[Measurement]) -> Steps:
         problem, shapes = self.plan.problem, list_grid_shapes(self.options.grid)
-        self.run.preallocate_operands(problem, (problem.buffers(shape) for shape in shapes))
-        regime = self.run.start_regime(Burst(self.backend))
+        self.runner.allocate_largest_operands(problem, (problem.buffers(shape) for shape in shapes))
+        regime = self.runner.start_regime(Burst(self.backend))
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(
@@ -127,7 +127,7 @@ class FindStrategy(PlanStrategy):
             seed=problem.seed,
             first=first,
         )
-        self.run.on_phase("burst: scouting")
+        self.runner.on_phase("burst: scouting")
         seconds = self.pace.scout * self._seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked:
@@ -141,7 +141,7 @@ class FindStrategy(PlanStrategy):
             yield from self._add_best_kernels(
                 search, regime, rule, [each for each in self._ranked if each.has_cheap_variants]
             )
-        self.run.on_phase("burst: refining")
+        self.runner.on_phase("burst: refining")
         steps = list_refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.find_leaders(self.pace.candidates)] or shapes[:1]
@@ -157,7 +157,7 @@ class FindStrategy(PlanStrategy):
         leaders = search.find_leaders(self.pace.candidates)
         kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
-        self.run.on_phase("burst: choosing algorithms")
+        self.runner.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
         until = self._compute_phase_end(self.pace.choose) if self.options.is_quick else self._deadline
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
@@ -172,7 +172,7 @@ class FindStrategy(PlanStrategy):
     def _run_search(
         self, search: Search, regime: Regime, phase: str, max_measured: int, until: float, rule: StoppingRule
     ) -> Steps:
-        while len(search.measured) < max_measured and self.run.has_next_step(
+        while len(search.measured) < max_measured and self.runner.has_next_step(
             regime, phase, until, is_due=len(search.measured) < MIN_ROUNDS
         ):
             proposed = search.propose()
@@ -260,10 +260,10 @@ class FindStrategy(PlanStrategy):
         only on the first shape.
         """
         for kernel in kernels:
-            begun = self.run.now()
+            begun = self.runner.now()
             yield from self._measure_algorithms(regime, shapes, rule, kernel, until)
             if not kernel.has_cheap_variants:
-                self._compiled += self.run.now() - begun
+                self._compiled += self.runner.now() - begun
 
     def _measure_algorithms(
         self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
@@ -278,7 +278,7 @@ class FindStrategy(PlanStrategy):
                 names.add(variant.name)
                 if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
                     continue
-                if not self.run.has_next_step(regime, ALGORITHM, until):
+                if not self.runner.has_next_step(regime, ALGORITHM, until):
                     return
                 row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
                 if row is None:
@@ -311,10 +311,10 @@ class FindStrategy(PlanStrategy):
     def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
         """Allocate operands for all these shapes, then start the regime."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
-        self.run.preallocate_operands(
+        self.runner.allocate_largest_operands(
             problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
         )
-        self.run.start_regime(regime)
+        self.runner.start_regime(regime)
 
     def _visit_candidates(
         self, regime: Regime, burst: Sequence[Measurement]
@@ -324,11 +324,11 @@ class FindStrategy(PlanStrategy):
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
-        self.run.on_phase("sustained: soaking, then visiting")
+        self.runner.on_phase("sustained: soaking, then visiting")
         rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._compute_phase_end(self.pace.visit)
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
-            if not self.run.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
+            if not self.runner.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
                 break
             step = Step(self._by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
             row = yield from self._confirmation.measure_step(step)
@@ -378,9 +378,9 @@ class KernelsFindStrategy(RowsStrategy):
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self._confirmations: dict[Problem, Confirmation] = {}
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         """Measure every step that no row answers yet, then choose and confirm."""
-        run, left = self.run, self.setup.remaining_steps
+        run, left = self.runner, self.setup.remaining_steps
         for number, name in enumerate(self.plan.regimes):
             regime = run.start_regime(self.make_regime(name))
             if left and not number:
@@ -392,7 +392,7 @@ class KernelsFindStrategy(RowsStrategy):
 
     def _compute_end_time(self, run: Runner, share: float) -> float:
         """Return the moment at which this share of the budget has passed."""
-        return math.inf if self.plan.budget_seconds is None else run.begun + share * self.plan.budget_seconds
+        return math.inf if self.plan.budget_seconds is None else run.start_time + share * self.plan.budget_seconds
 
     def _confirm_problems(self, run: Runner, regime: Regime, end: float) -> Steps:
         """Choose and confirm for every problem in one regime; the time until ``end`` is divided among them."""
@@ -402,7 +402,7 @@ class KernelsFindStrategy(RowsStrategy):
             if not candidates:
                 continue
             shapes = [shape for shape, _ in candidates]
-            run.preallocate_operands(
+            run.allocate_largest_operands(
                 problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
             )
             now = run.now()

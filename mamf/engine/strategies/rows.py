@@ -1,4 +1,6 @@
-"""Measures the kernels of a plan on given shapes, each next to the matmul of its ceiling."""
+"""Measure the kernels of a plan on given shapes. Before and after each row, measure the matmul of the row's ceiling
+(the highest rate of the device), so that a row and its ceiling are compared in equal states of the card.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,33 @@ from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
 from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
 
-#: Time for a visit to the ceiling's matmul, relative to a row's. The visit only has to show whether the card drifted.
-_PRODUCT_SHARE = 0.25
-#: The share of free memory for operands. The flush buffer and the libraries' workspaces need the rest.
-_SHARE_OF_MEMORY = 0.9
-#: Time to rank one of a kernel's algorithms, relative to a row.
-_RANKING_SHARE = 0.25
-#: The number of recent rows from which the speed of the next row is predicted.
+#: The time to measure the ceiling's matmul, as a share of the time of a row. It only has to show whether the card's
+#: speed has drifted.
+_CEILING_VISIT_SHARE = 0.25
+#: The maximum share of free memory for operands. The buffer that flushes the cache and the libraries' workspaces need
+#: the rest.
+_MAX_MEMORY_SHARE = 0.9
+#: The time to measure one of a kernel's algorithms in order to find the fastest, as a share of the time of a row.
+_ALGORITHM_VISIT_SHARE = 0.25
+#: The number of recent rows from which the rate of the next row is predicted.
 _RECENT_ROWS = 32
-#: Steps, as a generator that returns a row or something derived from rows.
+#: A generator that yields steps to measure, receives their rows, and returns a row or something derived from rows.
 StepsWithResult = Generator[Step | Measurement, Measurement | None, Any]
 
 
 class RowsStrategy(PlanStrategy):
-    """Measures every step of a plan that no row answers yet.
+    """A strategy that measures every step (regime, problem, shape and kernel) of a plan that no row answers yet.
 
-    - ``ceilings``: rows are shares of these; may be empty. The matmul of its ceiling is measured before and after each
-      row.
+    - ``ceilings``: the highest rates of the device, of which rows are shares; may be empty. The matmul of a row's
+      ceiling is measured before and after the row.
     - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing is not measured again.
     - ``records``: records that the log gets before the rows.
 
-    If several devices share a run, each device finds its own ceilings and first measures common rows, so that rows of
-    different devices can be compared.
+    If several devices share a run, each device finds its own ceilings, and all devices first measure common shapes, so
+    that rows of different devices can be compared.
     """
 
-    #: Whether each row is measured with the fastest of its kernel's algorithms.
+    #: True if each row is measured with the fastest of its kernel's algorithms.
     must_rank_algorithms: ClassVar[bool] = False
 
     def __init__(
@@ -59,22 +63,22 @@ class RowsStrategy(PlanStrategy):
         self.references, self.records = references or {}, records
         self.kernels: dict[str, AnyKernel] = dict(setup.kernels)
         self.options: SweepOptions = self.plan.options if self.plan.kind == SWEEP else SweepOptions()
-        #: FLOP or bytes per second of the latest rows, by kernel and problem.
-        self._speeds: dict[tuple[str, Problem], deque[float]] = {}
+        #: The FLOP or bytes per second of the latest rows, by kernel name and problem.
+        self._recent_rates: dict[tuple[str, Problem], deque[float]] = {}
 
-    def results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | Record]:
         yield from self.records
-        yield from super().results()
+        yield from super().yield_results()
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         for name, steps in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
             yield from self.measure_rows(
-                self.run.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
+                self.runner.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
             )
 
     def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
-        """Order steps so that, under a budget, all problems are measured on a shape and kernel before any problem is
-        measured on the next.
+        """Return the steps in the order in which they are measured. In a run with a time budget, all problems (such as
+        dtypes) are measured on one shape and kernel before any problem is measured on the next shape or kernel.
         """
         if self.plan.budget_seconds is None:
             return steps
@@ -82,12 +86,12 @@ class RowsStrategy(PlanStrategy):
         return sorted(steps, key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
-        """Measure these steps, all of one regime."""
+        """Measure steps, all in one regime, and yield their rows with the rates of their ceilings' matmuls."""
         dtype, before, done = "", None, 0
         for step in steps:
             _, problem, shape, name = step
             if self._would_overrun(step):
-                self.run.skipped_count += 1
+                self.runner.skipped_count += 1
                 continue
             self.setup.on_phase(f"{regime.name} {shape} {name}")
             if problem.dtype != dtype:
@@ -96,7 +100,7 @@ class RowsStrategy(PlanStrategy):
                     yield from self._measure_ceiling_matmul(regime, problem, COMMON_MATMUL_SHAPE)
                 before = yield from self._measure_ceiling_matmul(regime, problem)
             if self.options.reference is not None and done % self.options.reference_every == 0:
-                yield from self._measure_reference(regime, problem)
+                yield from self._measure_reference_shape(regime, problem)
             kernel: AnyKernel | None = self.kernels[name]
             if self.must_rank_algorithms:
                 kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
@@ -107,7 +111,9 @@ class RowsStrategy(PlanStrategy):
                 continue
             done += 1
             if row.summary is not None:
-                self._speeds.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(row.amount / row.seconds)
+                self._recent_rates.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(
+                    row.amount / row.seconds
+                )
             after = (yield from self._measure_ceiling_matmul(regime, problem)) if row.ok else None
             yield add_matmul_details(row, kernel, before, after)
             before = after or before
@@ -115,16 +121,17 @@ class RowsStrategy(PlanStrategy):
     def _find_fastest_algorithm(
         self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime
     ) -> StepsWithResult:
-        """Find the kernel's fastest algorithm for a shape. Return the kernel itself if it has only one algorithm, if
-        the other algorithms must be compiled, or if none works; None if the budget ended.
+        """Measure the kernel's algorithms on a shape, and return the kernel with its fastest algorithm. Return the
+        kernel unchanged if it has only one algorithm, if its algorithms must be compiled, or if none works. Return None
+        if the budget of the run ended.
 
-        Each algorithm gets a row with the phase ALGORITHM, in the same regime. The fastest algorithm is then measured
-        again for the row of the step, because the fastest of several rows is partly lucky.
+        Each algorithm gets a row with the phase ALGORITHM. The caller must measure the fastest algorithm again, because
+        the fastest of several rows is partly lucky.
         """
         if not kernel.has_cheap_variants:
             return kernel
         found, rule = kernel.variants(self.backend, problem, shape), self.make_rule(regime)
-        brief = replace(rule, seconds=rule.seconds and rule.seconds * _RANKING_SHARE)
+        brief = replace(rule, seconds=rule.seconds and rule.seconds * _ALGORITHM_VISIT_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in found if len(found) > 1 else ():
             row = yield Step(variant, problem, shape, regime, brief, ALGORITHM)
@@ -135,10 +142,10 @@ class RowsStrategy(PlanStrategy):
         return fastest
 
     def _would_overrun(self, step: StepKey) -> bool:
-        """Return whether verification and the minimum number of launches would exceed the budget, at the speed of
-        recent rows.
+        """Return whether verifying and measuring a step with the minimum number of launches would exceed the run's
+        budget, at the rate of recent rows.
         """
-        speeds, run = self._speeds.get((step.kernel, step.problem)), self.run
+        speeds, run = self._recent_rates.get((step.kernel, step.problem)), self.runner
         if run.deadline is None or not speeds:
             return run.is_budget_over()
         min_launches = 1 + StoppingRule.min_samples
@@ -146,17 +153,18 @@ class RowsStrategy(PlanStrategy):
         return bool(seconds > run.deadline - run.now())
 
     def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
-        """Measure the ceiling's matmul now, so that a row is compared with it in the same state of the card.
+        """Measure the matmul of the ceiling for this problem and regime now, and return its row; None if there is no
+        ceiling, no kernel for it, or no result.
 
-        ``common``: a shape to use instead of the ceiling's. All devices of a shared run measure it, for as long as a
-        row.
+        ``common``: a shape to measure instead of the ceiling's shape. All devices of a shared run measure that shape,
+        for as long as a row.
         """
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
         if ceiling is None or (kernel := self.references.get(ceiling.kernel)) is None:
             return None
         rule = self.make_rule(regime)
         if common is None:
-            rule = replace(rule, seconds=rule.seconds and rule.seconds * _PRODUCT_SHARE)
+            rule = replace(rule, seconds=rule.seconds and rule.seconds * _CEILING_VISIT_SHARE)
         shape = common or ceiling.shape
         row = yield Step(kernel, ceiling.problem, shape, regime, rule, is_reference=True, is_reported=False)
         if row is None or not row.ok:
@@ -164,8 +172,8 @@ class RowsStrategy(PlanStrategy):
         yield row
         return row
 
-    def _measure_reference(self, regime: Regime, problem: Problem) -> Steps:
-        """Measure the plan's reference shape with the first kernel that supports it."""
+    def _measure_reference_shape(self, regime: Regime, problem: Problem) -> Steps:
+        """Measure the plan's reference shape, with which the user compares the rows, by the first kernel that can."""
         shape, rule = self.options.reference, self.make_rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)
@@ -181,52 +189,54 @@ class RowsStrategy(PlanStrategy):
 
 
 class OneKernelStrategy(RowsStrategy):
-    """Measures one kernel, on each shape with the fastest of its algorithms. Operands are allocated in advance, large
-    enough for all shapes.
+    """A strategy that measures one kernel, on each shape with the fastest of the kernel's algorithms. It allocates the
+    operands in advance, large enough for all shapes.
     """
 
     must_rank_algorithms = True
 
-    def steps(self) -> Steps:
-        """Yield the steps. Raises UnsupportedError before anything is allocated if the kernel does not support the
-        problem.
+    def yield_steps(self) -> Steps:
+        """Allocate the operands, then yield the steps of the plan. Raise UnsupportedError before anything is allocated
+        if the kernel does not support the plan's problem.
         """
         (kernel,), problem = self.setup.kernel_objects, self.plan.problem
         if reason := kernel.unsupported(self.backend, problem):
             raise UnsupportedError(reason)
         if self.setup.remaining_steps:
             cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
-            self.run.preallocate_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
-        yield from super().steps()
+            self.runner.allocate_largest_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
+        yield from super().yield_steps()
 
     def make_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
 
 
 def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
-    """Return buffers large enough for every shape and regime that fits in memory. Other shapes fail later, as rows."""
-    largest: dict[str, Buffer] = {}
+    """Return one buffer per operand, by its name, large enough for every shape and regime of the plan that fits in
+    ``free_memory`` bytes (None: unknown). The rows of larger shapes fail later.
+    """
+    largest_buffers: dict[str, Buffer] = {}
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
         for kind in map(get_regime_class, plan.regimes):
             sets = kind.count_sets(plan.problem, shape, cache_bytes)
-            wanted = dict(largest)
+            wanted = dict(largest_buffers)
             for name, buffer in plan.problem.buffers(shape, sets, kind.must_rewrite_output).items():
                 wanted[name] = max(buffer, wanted.get(name, buffer))
             total = sum(buffer.nbytes for buffer in wanted.values())
-            if free_memory is None or total <= free_memory * _SHARE_OF_MEMORY:
-                largest = wanted
-    return largest
+            if free_memory is None or total <= free_memory * _MAX_MEMORY_SHARE:
+                largest_buffers = wanted
+    return largest_buffers
 
 
-def add_matmul_details(row: Measurement, kernel: AnyKernel, *around: Measurement | None) -> Measurement:
-    """Add to a row the dtypes of its matmuls, if they differ from its own, and the mean rate of the ceiling's matmul
-    before and after it (``around``).
+def add_matmul_details(row: Measurement, kernel: AnyKernel, *ceiling_visits: Measurement | None) -> Measurement:
+    """Return a row with additional details: the dtypes of its kernel's matmuls, if they differ from the problem's, and
+    the mean rate of the ceiling's matmul before and after the row (``ceiling_visits``).
     """
     details = dict(row.details)
     if kernel.product_dtypes:
         details["product_dtypes"] = " ".join(kernel.product_dtypes)
-    visits = [each.best_rate for each in around if each is not None]
+    visits = [each.best_rate for each in ceiling_visits if each is not None]
     if visits and row.ok:
         details["reference_tflops"] = float(f"{sum(visits) / len(visits):.6g}")
     return replace(row, details=details)

@@ -52,10 +52,10 @@ class GuardStrategy(RowsStrategy):
         self.baseline, self.tolerance = baseline, tolerance
         self._visits = group_by_step(row for row in setup.rows if not row.phase)
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         left = frozenset(self.setup.remaining_steps)
         for name in self.plan.regimes:
-            regime = self.run.start_regime(self.make_regime(name))
+            regime = self.runner.start_regime(self.make_regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]
             yield from self._visit_steps(regime, [step for step in steps if step in left], "", 1)
             later_regime = regime.make_confirmation_regime(summarize_conditions(self._select_measured(name)), math.inf)
@@ -107,10 +107,10 @@ _MAX_VISITS = 5
 class ReproduceStrategy(RowsStrategy):
     """Measures the claims of a plan again."""
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         self._seen, self._held = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         for name in self.plan.regimes:
-            yield from self._visit_claims(self.run.start_regime(self.make_regime(name)))
+            yield from self._visit_claims(self.runner.start_regime(self.make_regime(name)))
 
     def _visit_claims(self, regime: Regime) -> Steps:
         # Claims take turns. Later visits follow a rest if the device would otherwise stay in one state.
@@ -204,9 +204,9 @@ class VerifyStrategy(PlanStrategy):
 
     skipped_count = 0  # the end of the budget is the end of the run
 
-    def steps(self) -> Steps:
+    def yield_steps(self) -> Steps:
         """Yield the steps. Raises UsageError if no kernel has a problem to verify."""
-        run, rows = self.run, self.setup.rows
+        run, rows = self.runner, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
         seconds, repeats = max(budget / _MAX_ROWS, _REPEAT_SECONDS if asked else 0.0), len(rows)
@@ -216,7 +216,7 @@ class VerifyStrategy(PlanStrategy):
                 run.start_regime(get_regime_class(name)(self.backend)),
                 dict.fromkeys(self.setup.kernel_objects, 0.0),
             )
-            while spent and run.now() < run.begun + budget * index / len(self.plan.regimes):
+            while spent and run.now() < run.start_time + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw_problem(self.backend, self.plan, kernel, number, name)
                 if found is None:
@@ -294,7 +294,7 @@ class OverlapStrategy:
     gather_from_ranks: Callable[[Any], list[Any]] = lambda own: [own]
     skipped_count: int = field(default=0, init=False)
 
-    def results(self) -> Iterator[Measurement]:
+    def yield_results(self) -> Iterator[Measurement]:
         """Yield four rows for each pair, in the order of PAIR_ROWS."""
         begun = self.backend.now()
         for index, (problem, shape) in enumerate(self.pairs):
@@ -336,21 +336,23 @@ class _ConcurrentWork:
 class _PairMeasurement:
     """The two prepared works of a pair. Raises what their kernels raise."""
 
-    def __init__(self, run: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained) -> None:
-        self.run, self.problem, self.shape, self.regime = run, problem, shape, regime
-        self.backend, queue = run.backend, run.backend.second_queue()
+    def __init__(
+        self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
+    ) -> None:
+        self.strategy, self.problem, self.shape, self.regime = strategy, problem, shape, regime
+        self.backend, queue = strategy.backend, strategy.backend.second_queue()
         if queue is None:
-            raise UnsupportedError(str(run.kernel.unavailable(run.backend)))
+            raise UnsupportedError(str(strategy.kernel.unavailable(strategy.backend)))
         self.queue, self.is_late, self.is_slow = queue, False, False
         self.flushes, self.max_short_launches = _PACES[0]
-        own = self._prepare_work(PRODUCTS, run.backend.mark, lambda launch: launch())
+        own = self._prepare_work(PRODUCTS, strategy.backend.mark, lambda launch: launch())
         self.works = {PRODUCTS: own, OTHER: self._prepare_work(OTHER, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
     def _prepare_work(
         self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]
     ) -> _ConcurrentWork:
-        kernel, backend, problem = self.run.kernel, self.backend, make_row_problem(self.problem, (timed, True))
+        kernel, backend, problem = self.strategy.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
         sets = self.regime.count_sets(problem, self.shape, backend.info.cache_bytes)
@@ -373,7 +375,7 @@ class _PairMeasurement:
             every, (1, 1)
         )  # few launches, so that a repeated all-reduce stays finite and can be verified
         self._verify(every, whole=True)
-        if not all(self.run.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
+        if not all(self.strategy.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
             raise UnsupportedError(
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
@@ -397,13 +399,13 @@ class _PairMeasurement:
             answer = call()
         except Exception as failed:
             error = failed
-        if any(self.run.gather_from_ranks(error is not None)):
+        if any(self.strategy.gather_from_ranks(error is not None)):
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
         return cast(AnswerT, answer)
 
     def _verify(self, works: Sequence[_ConcurrentWork], whole: bool = False) -> None:
         for work in works:
-            self._call_on_all_ranks(partial(self.regime.refuse_unseen_work, work.checked, work.seconds))
+            self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.seconds))
             self._call_on_all_ranks(partial(work.checked.verify, whole))
             if whole:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
@@ -412,12 +414,12 @@ class _PairMeasurement:
         """Wait for one period of the power controller, at most the time to measure, then measure. Returns the share of
         windows in which a host was late.
         """
-        part, windows, late, tried, taken = self.run.seconds / _ROUNDS, 0, 0, 0, 0
+        part, windows, late, tried, taken = self.strategy.seconds / _ROUNDS, 0, 0, 0, 0
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         while True:
             self.regime.require_clock_advances(windows)
             own = (self.backend.now() - settled_at, [work.seconds for work in works], taken)
-            elapsed, seconds, of_first = self.run.gather_from_ranks(own)[0]
+            elapsed, seconds, of_first = self.strategy.gather_from_ranks(own)[0]
             if elapsed >= part and (of_first or tried >= _MAX_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
@@ -440,7 +442,7 @@ class _PairMeasurement:
         backend = self.backend
         for work in works:
             work.marks = []
-            work.checked.prepare_check()
+            work.checked.change_operands_and_poison()
         first = backend.mark()
         backend.wait(first)
         begun = backend.now()
@@ -469,7 +471,7 @@ class _PairMeasurement:
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
         found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
         # A collective waits for the slowest host, and all ranks must adapt the works alike.
-        answers = self.run.gather_from_ranks((headway, last if found is None else None))
+        answers = self.strategy.gather_from_ranks((headway, last if found is None else None))
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
         if starved is not None and not self.is_late:  # queue fewer launches of what ends last, at least one per block
@@ -480,4 +482,4 @@ class _PairMeasurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
         problem, taken = make_row_problem(self.problem, row), self.samples[row]
-        return build_row_from_samples(self.run.kernel, problem, self.shape, self.regime, taken, verdict)
+        return build_row_from_samples(self.strategy.kernel, problem, self.shape, self.regime, taken, verdict)

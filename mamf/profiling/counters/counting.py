@@ -25,10 +25,10 @@ class CountingStrategy(RowsStrategy):
     def skipped_count(self) -> int:
         return super().skipped_count + len(find_uncounted_rows(self.setup.rows, self.counted))
 
-    def results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | Record]:
         for row in find_uncounted_rows(self.setup.rows, self.counted):
             yield self._count_row(row)
-        for found in super().results():
+        for found in super().yield_results():
             yield found
             if isinstance(found, Measurement) and found.ok:
                 yield self._count_row(found)

@@ -25,7 +25,7 @@ from mamf.plans import NAMES, SWEEP
 from mamf.plugins.discovery import is_builtin_kernel
 from mamf.report.document import label_kernel
 from mamf.report.rows import find_best_rows
-from mamf.report.shares import problem_title
+from mamf.report.shares import make_problem_title
 
 #: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
 TABLES = MATMUL_TABLE, SHARES_TABLE, OTHERS_TABLE = "products", "shares", "other operations"
@@ -73,7 +73,7 @@ class ResultRate(Rate):
         """A tuple that is equal for two rates of different logs if one of them can confirm the other."""
         if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
-        of = (self.row.operation, problem_title(self.row.regime, self.row.problem), self.device)
+        of = (self.row.operation, make_problem_title(self.row.regime, self.row.problem), self.device)
         return of if self.is_ceiling else (*of, self.row.shape, self.row.kernel)
 
     @property
@@ -337,6 +337,6 @@ def select_best_per_problem(entries: Sequence[ResultRate]) -> list[ResultRate]:
 
     It is the highest confirmed ceiling or, if there is none, the rate of the best row.
     """
-    keys = ((each.row.operation, problem_title(each.regime, each.row.problem), each.device) for each in entries)
+    keys = ((each.row.operation, make_problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
     return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]

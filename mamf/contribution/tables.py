@@ -30,9 +30,17 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import group_pairs
 from mamf.plans import CEILINGS
-from mamf.report.document import Column, Table, csv_text, format_significant, interval_cell, sensor_columns, work_line
-from mamf.report.formats import table_text
-from mamf.report.shares import described_title, divide_by_peak
+from mamf.report.document import (
+    Column,
+    Table,
+    describe_counted_work,
+    format_csv,
+    format_interval,
+    format_significant,
+    make_sensor_columns,
+)
+from mamf.report.formats import format_visible_rows
+from mamf.report.shares import divide_by_peak, make_described_title
 from mamf.text import Markup, escape_markdown, escape_markdown_line
 
 _GENERATED_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -100,7 +108,7 @@ def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
     table: Table[str] = Table(
         [Column("", "accelerator", links.get, Markup, left=True), *map(make_rates_column, dtypes)], ranked
     )
-    return "\n".join([_MATRIX_INTRODUCTION, table_text(table), _PUBLISHED_NOTE])
+    return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows(table), _PUBLISHED_NOTE])
 
 
 def _get_device_name(part: Collection) -> str:
@@ -165,7 +173,7 @@ def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[
     """Return a Markdown section with a title and a table, or empty text if there are no rows. ``above``: text between
     title and table.
     """
-    return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
+    return f"## {title}\n\n{above}{format_visible_rows(Table(columns, rows))}" if rows else ""
 
 
 def make_text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
@@ -195,11 +203,11 @@ def make_ceiling_columns() -> list[Column[Leader]]:
         make_text_column("dtype", lambda row: row[0].dtype),
         make_text_column("regime", lambda row: row[0].regime),
         Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{format_significant(rate)}**")),
-        Column("", "interval", lambda row: row[0].interval, interval_cell),
+        Column("", "interval", lambda row: row[0].interval, format_interval),
         Column("", "MxNxK", lambda row: row[0].row.shape),
         make_text_column("kernel", lambda row: format_kernel_title(row[0])),
         Column("", "of the dense peak", share),
-        *sensor_columns(lambda row: row[0].conditions),
+        *make_sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         make_text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
         Column("", "all", lambda row: _format_range([each.rate for each in row[1]])),
@@ -231,7 +239,7 @@ def make_attention_columns() -> list[Column[ResultRate]]:
 
 
 def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
-    counts = escape_markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
+    counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in entries)}.")
     columns = [*make_kernel_columns(), make_log_column()]
     return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
@@ -241,14 +249,14 @@ def make_kernel_columns() -> list[Column[ResultRate]]:
         return divide_by_peak(entry.rate, entry.row.problem, entry.header)
 
     return [
-        make_text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
+        make_text_column("problem", lambda entry: make_described_title(entry.row.regime, entry.row.problem)),
         Column(
             "",
             "rate",
             lambda entry: f"**{format_significant(entry.rate)}** {escape_markdown(entry.row.work.unit)}",
             Markup,
         ),
-        Column("", "interval", lambda entry: entry.interval, interval_cell),
+        Column("", "interval", lambda entry: entry.interval, format_interval),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
         make_text_column("kernel", format_kernel_title),
@@ -323,7 +331,7 @@ def make_contributed_csv(collection: Collection) -> str:
                 "software": format_software(best.header),
             }
         )
-    return csv_text(rows)
+    return format_csv(rows)
 
 
 def _get_build_key(entry: ResultRate) -> tuple[str, ...]:

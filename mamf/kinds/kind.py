@@ -20,10 +20,10 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, SWEEP, Plan
-from mamf.report.ceilings import devices_document, find_document, find_summary_record
+from mamf.report.ceilings import make_devices_document, make_find_document, make_find_summary_record
 from mamf.report.document import Document
-from mamf.report.kernels import kernels_document, kernels_summary_record
-from mamf.report.rows import flat_device, summary_record
+from mamf.report.kernels import make_kernels_document, make_kernels_summary_record
+from mamf.report.rows import make_device_record, make_summary_record
 from mamf.report.shares import Shares
 
 if TYPE_CHECKING:
@@ -130,18 +130,18 @@ class KernelRows(Kind):
         shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _build_confirmed_roofs(log))
         own = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, view.baseline
-        return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
+        return make_kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        from mamf.report.charts.logs import kernels_chart
+        from mamf.report.charts.logs import make_kernels_chart
 
         drawing.require_no_direction(log)
-        return kernels_chart(log.measurements, log.header, drawing.regime)
+        return make_kernels_chart(log.measurements, log.header, drawing.regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        return kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
+        return make_kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
 
 
 class Sweep(KernelRows):
@@ -160,20 +160,20 @@ class Sweep(KernelRows):
         return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        from mamf.report.charts.decode import decode_chart
-        from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
+        from mamf.report.charts.decode import make_decode_chart
+        from mamf.report.charts.logs import make_attention_chart, make_model_chart, make_sweep_chart
 
         rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
         if of.chart == "lengths":
-            return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
+            return make_attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
         drawing.require_no_direction(log)
         if of.chart == "caches":
             own = [row for row in rows if row.operation == of.name]
-            return decode_chart(own, _build_confirmed_roofs(log), header, drawing.regime)
+            return make_decode_chart(own, _build_confirmed_roofs(log), header, drawing.regime)
         if of.chart == "phases":
-            return model_chart(rows, log.known_ceilings, header, drawing.regime)
+            return make_model_chart(rows, log.known_ceilings, header, drawing.regime)
         if of.chart == "shapes":
-            return sweep_chart(rows, header, drawing.regime)
+            return make_sweep_chart(rows, header, drawing.regime)
         return super().make_chart(log, drawing)
 
     def make_summary(
@@ -182,7 +182,9 @@ class Sweep(KernelRows):
         of = get_operation(plan.operation)
         if of.has_shares and not of.has_memory_shares:
             return make_shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
-        return super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
+        return (
+            super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else make_summary_record(rows, end)
+        )
 
 
 class Find(KernelRows):
@@ -216,9 +218,9 @@ class Find(KernelRows):
 
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         if log.parts:
-            return devices_document(log)
+            return make_devices_document(log)
         if log.plan.is_search:
-            return find_document(log.measurements, log.ceilings, log.header, log.summary)
+            return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().make_document(log, view)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
@@ -226,10 +228,10 @@ class Find(KernelRows):
             raise UsageError(f"{log.path} has one find per device: draw one of its logs")
         if not log.plan.is_search:
             return super().make_chart(log, drawing)
-        from mamf.report.charts.logs import find_chart
+        from mamf.report.charts.logs import make_find_chart
 
         drawing.require_no_direction(log)
-        return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
+        return make_find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
@@ -239,7 +241,7 @@ class Find(KernelRows):
         ``ceilings``: the confirmed ceilings by problem and regime.
         """
         if plan.is_search:
-            return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
+            return make_find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().make_summary(plan, rows, ceilings, end)
 
 
@@ -273,7 +275,7 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
                 "shape": str(row.shape),
                 "tflops": round(row.best_rate, 3),
                 "mamfu": None if (share := shares[key]) is None else round(share, 4),
-                **flat_device(row),
+                **make_device_record(row),
             }
             for key, row in best.items()
         },

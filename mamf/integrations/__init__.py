@@ -1,1 +1,1 @@
-"""Integrations with training loops. They import torch or a training library, so they are imported only when used."""
+"""Meter training loops. These modules import torch or a training library, so import them only when they are used."""

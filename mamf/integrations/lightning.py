@@ -1,4 +1,4 @@
-"""MFU and MAMFU in the logs of Lightning's Trainer."""
+"""Log MFU and MAMFU in Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -9,57 +9,59 @@ from lightning.pytorch import Callback
 from mamf.errors import UsageError
 from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, stop_metering_on_error
 
-_DTYPES = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"}
+_DTYPE_BY_PRECISION = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"}
 
 
 class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
-    """Log ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
-    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
+    """A callback that logs how close the training steps of Lightning's Trainer come to what the device can do.
 
         lightning.Trainer(callbacks=[MamfuCallback()])
 
-    The FLOP follow from the ``config`` of the module, or of its attribute ``model``. ``tokens``, ``samples``: of a
-    batch on this rank, or functions that compute them from the batch; needed only if they are not found. Other options
-    are those of ``mamf.Meter``; dtype and ranks default to the trainer's. Raises UsageError for an unknown option or an
-    impossible value; the hooks raise nothing.
+    It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
+    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
+
+    The FLOP follow from the ``config`` of the module, or of its attribute ``model``. ``tokens``, ``samples``: numbers
+    per batch on this rank, or functions that compute them from the batch; needed only if the callback does not find
+    them. The other options are those of ``mamf.Meter``; dtype and ranks default to the trainer's. Raises UsageError for
+    an unknown option or an impossible value. The methods that the trainer calls raise nothing.
     """
 
-    starts = "on_train_start"
-    _steps = 0
+    start_method = "on_train_start"
+    _last_global_step = 0
 
     @stop_metering_on_error
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         inner = getattr(pl_module, "model", None)
-        own = inner if hasattr(inner, "config") else pl_module
+        configured = inner if hasattr(inner, "config") else pl_module
         replicas = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get("num_replicas", trainer.world_size)
         defaults = {"world_size": trainer.world_size, "model_parallel": trainer.world_size // replicas}
         precision = str(trainer.precision).partition("-")[0]
-        if precision not in _DTYPES and "dtype" not in self.options:
+        if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
             raise UsageError(f"precision {trainer.precision} does not determine one dtype: give dtype=")
-        defaults["dtype"] = get_matmul_dtype(_DTYPES.get(precision, "float32"))
-        self.start(own, pl_module, defaults)
-        self._steps = trainer.global_step
+        defaults["dtype"] = get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32"))
+        self.start(configured, pl_module, defaults)
+        self._last_global_step = trainer.global_step
         if len(trainer.optimizers) > 1:
             self.training.warn_once("several optimizers step per batch, so each batch counts as one step")
 
     @stop_metering_on_error
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.training.begin()
-        self.training.add(batch)
+        self.training.begin_pass()
+        self.training.add_batch(batch)
 
     @stop_metering_on_error
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if pl_module.automatic_optimization:
-            self.training.stop()
+            self.training.stop_counting()
 
     @stop_metering_on_error
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # With gradient accumulation only the last batch of a step increments global_step.
-        if trainer.global_step == self._steps:
+        # With gradient accumulation, only the last batch of a training step increments global_step.
+        if trainer.global_step == self._last_global_step:
             return
-        self._steps = trainer.global_step
-        self.training.step()
-        if self._steps % trainer.log_every_n_steps == 0 and (figures := self.training.compute_figures()):
+        self._last_global_step = trainer.global_step
+        self.training.end_step()
+        if self._last_global_step % trainer.log_every_n_steps == 0 and (figures := self.training.compute_figures()):
             pl_module.log_dict(figures, on_step=True, on_epoch=False)
 
     @stop_metering_on_error

@@ -1,7 +1,8 @@
-"""``mamf.Meter``: how close the steps of a training loop come to what the device can do.
+"""Measure how close the steps of a training loop come to what the device can do, with ``mamf.Meter``.
 
-The meter never makes the loop wait. It puts marks in the device's queue and reads them one step later, when the next
-step is already queued. On a backend without reliable events it reads the host's clock, without synchronizing.
+The meter never makes the training loop wait. It puts marks (events with a time) in the device's queue and reads them
+one step later, when the next step is already queued. On a backend without reliable events it reads the host's clock
+instead, without synchronizing.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
-#: FLOP in one dtype, or FLOP by dtype.
+#: A number of FLOP in one dtype, or numbers of FLOP by dtype.
 Flops = float | Mapping[str, float]
-#: A ceiling: FLOP/s, or a Rate.
-AnyCeiling = float | Rate
+#: A ceiling, as a number in FLOP/s or as a Rate.
+CeilingOrRate = float | Rate
 _NAN = math.nan
-#: Limits for a ceiling in FLOP/s. No device is slower or faster, so a ceiling outside is in another unit.
-_MIN_CEILING, _MAX_CEILING = 1e9, 1e18
-_MIN_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
+#: Smallest and largest accepted ceiling in FLOP/s. No device is slower or faster, so a number outside these limits is
+#: in another unit.
+_MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
+_MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Check the options of a meter without opening a device. An option that is None counts as not given.
+def check_meter_options(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if an option of Meter has an impossible value. An option that is None counts as not given.
 
-    Callbacks call this when they are created, so that a mistake is reported at once. Raises UsageError for an
-    impossible value.
+    This opens no device. Callbacks call it when they are created, so that users see a mistake before training starts.
     """
     options_given = {name: value for name, value in options.items() if value is not None}
     flops = options_given.get("flops_per_step", 1)
@@ -46,19 +47,20 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise UsageError("ceiling is for one dtype: leave it out when flops_per_step is given by dtype")
     for dtype, each in by_dtype.items():
         canonicalize_dtype_name(dtype)
-        _require_amount("flops_per_step", each)
-    _require_amount("tokens_per_step", options_given.get("tokens_per_step", 1))
-    for name in _MIN_VALUES.keys() & options_given.keys():
-        require_whole_number(name, options_given[name], _MIN_VALUES[name])
+        _require_positive_number("flops_per_step", each)
+    _require_positive_number("tokens_per_step", options_given.get("tokens_per_step", 1))
+    for name in _MIN_OPTION_VALUES.keys() & options_given.keys():
+        require_whole_number(name, options_given[name], _MIN_OPTION_VALUES[name])
     if options_given.get("world_size", 1) % options_given.get("model_parallel", 1):
         raise UsageError(f"model_parallel {options_given['model_parallel']} must divide world_size")
-    to_ceiling_flops(options_given.get("ceiling", TERA))
+    convert_ceiling_to_flops(options_given.get("ceiling", TERA))
 
 
-def to_ceiling_flops(ceiling: Any) -> float:
-    """Return a ceiling in FLOP/s. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
+def convert_ceiling_to_flops(ceiling: Any) -> float:
+    """Return a ceiling in FLOP/s as a number. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
 
-    Raises UsageError for anything else, for a Rate in another unit, and for a Rate with an unknown interval.
+    Raises UsageError for any other value, for a Rate in another unit, and for a Rate that is too noisy to have an
+    interval.
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":
@@ -66,27 +68,29 @@ def to_ceiling_flops(ceiling: Any) -> float:
         if ceiling.interval is not None and not ceiling.interval.is_known:
             raise UsageError("ceiling is too noisy to compare with: measure it again with 'mamf find'")
         return ceiling.flops
-    _require_amount("ceiling", ceiling)
-    if not _MIN_CEILING <= ceiling <= _MAX_CEILING:
+    _require_positive_number("ceiling", ceiling)
+    if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
         raise UsageError(f"ceiling {shorten(ceiling)} must be in FLOP/s: write 700 TFLOPS as 700e12")
     return float(ceiling)
 
 
-def _require_amount(name: str, value: Any) -> None:
+def _require_positive_number(name: str, value: Any) -> None:
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
         raise UsageError(f"{name} {shorten(value)} must be a number above 0")
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """The figures of one training step, or the mean of several. A figure that is unknown is NaN.
+    """The figures of one training step, or their means over several steps. A figure that is unknown is NaN.
 
-    - ``seconds``: from the end of the previous step to the end of this one.
+    - ``step``: the number of the step, from 1; in a mean, the number of steps.
+    - ``seconds``: the time from the end of the previous step to the end of this step.
     - ``seconds_between``: the part of ``seconds`` before ``Meter.begin``, in which the device waited for data and the
-      host. NaN if ``begin`` is not called.
-    - ``tokens_per_second``, ``samples_per_second``: of all ranks together.
-    - ``tflops``: 1e12 FLOP/s of this device. ``mfu_percent`` compares it with the dense peak of the device's
-      datasheet, ``mamfu_percent`` with its ceiling.
+      host. NaN if the loop does not call ``begin``.
+    - ``tokens_per_second``, ``samples_per_second``: the rates of all ranks together.
+    - ``tflops``: the rate of this rank's device, in 1e12 FLOP/s.
+    - ``mfu_percent``: ``tflops`` in percent of the dense peak in the device's datasheet.
+    - ``mamfu_percent``: ``tflops`` in percent of the device's matmul ceiling.
     """
 
     step: int
@@ -100,10 +104,11 @@ class StepFigures:
 
 
 class _UnreadStep(NamedTuple):
-    """A step with marks that were not read yet.
+    """A step that may not have ended on the device yet, so the meter has not read its marks.
 
-    ``marks``: the end of the previous step, the call of ``begin`` or None, and the end of this step. ``work`` returns
-    tokens, samples, FLOP, and the seconds that this FLOP would take at the datasheet's peak and at the ceiling.
+    - ``marks``: the end of the previous step, the call of ``begin`` (None without a call), and the end of this step.
+    - ``work``: a function that returns the step's tokens, samples and FLOP, and the seconds that these FLOP would take
+      at the datasheet's peak and at the ceiling.
     """
 
     number: int
@@ -112,7 +117,7 @@ class _UnreadStep(NamedTuple):
 
 
 class Meter:
-    """Measure the steps of a training loop: TFLOPS, MFU (share of the datasheet), MAMFU (share of the ceiling).
+    """A meter of the steps of a training loop: TFLOPS, MFU (share of the datasheet), MAMFU (share of the ceiling).
 
     Call ``begin`` when the data of a step are ready, before its first forward pass, and ``step`` after the optimizer.
 
@@ -152,7 +157,7 @@ class Meter:
         model: Any = None,
         sequence_length: int | None = None,
         dtype: str | None = None,
-        ceiling: AnyCeiling | None = None,
+        ceiling: CeilingOrRate | None = None,
         world_size: int = 1,
         model_parallel: int = 1,
         accumulation: int = 1,
@@ -160,27 +165,29 @@ class Meter:
         warmup_steps: int = 3,
         backend: int | str | Backend | None = None,
     ) -> None:
-        check_options({name: value for name, value in locals().items() if name not in {"self", "model", "backend"}})
+        check_meter_options(
+            {name: value for name, value in locals().items() if name not in {"self", "model", "backend"}}
+        )
         self.backend = resolve_backend(backend)
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
-        self._copies, self._share = world_size // model_parallel, 1 / model_parallel
-        self._given_ceiling = None if ceiling is None else to_ceiling_flops(ceiling)
-        self._tokens = tokens_per_step
-        self._flops, self._per_token = flops_per_step, 0.0
+        self._replica_count, self._share_of_rank = world_size // model_parallel, 1 / model_parallel
+        self._given_ceiling = None if ceiling is None else convert_ceiling_to_flops(ceiling)
+        self._tokens_per_pass = tokens_per_step
+        self._flops_per_pass, self._flop_per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("give a meter either model= with sequence_length=, or flops_per_step=")
-            self._per_token = model_flops(model).per_token(sequence_length, causal) * self._share
+            self._flop_per_token = model_flops(model).per_token(sequence_length, causal) * self._share_of_rank
         self._lock = threading.RLock()
         self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}
-        self._warned: set[str] = set()
-        self._first_thread = 0
+        self._given_warnings: set[str] = set()
+        self._thread_id = 0
         self._step_number = 0
         self._end_mark: Any = None
         self._begin_mark: Any = None
         self._unread_step: _UnreadStep | None = None
-        self._sums, self._steps_read = [0.0] * 7, 0
+        self._total_figures, self._read_step_count = [0.0] * 7, 0
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._find_peak_and_ceiling(self._resolve_dtype(name))
 
@@ -188,10 +195,10 @@ class Meter:
         return f"<Meter: {self.dtype}, {self._step_number} steps>"
 
     def begin(self) -> None:
-        """Mark that the data of the next step are ready. The time since the last step counts as waiting."""
+        """Mark that the data of the next step are ready. The time since the end of the last step counts as waiting."""
         with self._lock:
-            if self._is_first_thread():
-                self._begin_mark = self._mark()
+            if self._is_called_by_first_thread():
+                self._begin_mark = self._place_mark()
 
     def step(
         self,
@@ -199,28 +206,29 @@ class Meter:
         flops: Flops | Callable[[], Flops] | None = None,
         samples: float | None = None,
     ) -> StepFigures | None:
-        """End a step. Returns the figures of the previous step, or None if that was a warm-up step.
+        """End a step. Return the figures of the previous step, or None if that was a warm-up step.
 
-        ``tokens``, ``flops``, ``samples``: of this whole step on this rank. The defaults of tokens and FLOP follow from
-        the arguments of Meter. A negative value or one that is not a number counts as unknown, and figures that depend
-        on it are NaN. ``flops`` may be a function; it is called one step later, when the step's time is read.
+        ``tokens``, ``flops``, ``samples``: numbers for this whole step on this rank. The defaults of tokens and FLOP
+        follow from the arguments of Meter. A negative value or a value that is not a number counts as unknown, and
+        figures that depend on it are NaN. ``flops`` may be a function; the meter calls it one step later, when it reads
+        the step's time.
         """
         with self._lock:
-            if not self._is_first_thread():
+            if not self._is_called_by_first_thread():
                 return None
-            end, start = self._mark(), self._begin_mark if self._end_mark is None else self._end_mark
+            end, start = self._place_mark(), self._begin_mark if self._end_mark is None else self._end_mark
             figures = self.finish()
             self._step_number += 1
             if start is not None and self._step_number > self.warmup_steps:
-                if tokens is None and self._tokens is not None:
-                    tokens = self._tokens * self.accumulation
+                if tokens is None and self._tokens_per_pass is not None:
+                    tokens = self._tokens_per_pass * self.accumulation
                 work = functools.partial(self._compute_work, tokens, samples, flops, self.accumulation)
                 self._unread_step = _UnreadStep(self._step_number, (start, self._begin_mark, end), work)
             self._end_mark, self._begin_mark = end, None
             return figures
 
     def finish(self) -> StepFigures | None:
-        """Wait for the last step to end on the device and return its figures; None if they were already returned."""
+        """Wait until the last step has ended on the device and return its figures; None if ``finish`` already did."""
         with self._lock:
             step, self._unread_step = self._unread_step, None
             if step is None:
@@ -230,38 +238,45 @@ class Meter:
                 self.backend.wait(end)
             between = _NAN if begun is None else self._measure_seconds(start, begun)
             sums = (self._measure_seconds(start, end), between, *step.work())
-            self._sums = [before + own for before, own in zip(self._sums, sums, strict=True)]
-            self._steps_read += 1
+            self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]
+            self._read_step_count += 1
             return self._make_figures(step.number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
         with self._lock:
-            return self._make_figures(self._steps_read, self._steps_read, *self._sums) if self._steps_read else None
+            return (
+                self._make_figures(self._read_step_count, self._read_step_count, *self._total_figures)
+                if self._read_step_count
+                else None
+            )
 
     def reset(self) -> None:
-        """Forget the steps so far, so that ``mean`` starts from zero."""
+        """Forget all steps so far, so that ``mean`` includes only later steps."""
         with self._lock:
-            self._sums, self._steps_read = [0.0] * 7, 0
+            self._total_figures, self._read_step_count = [0.0] * 7, 0
 
     def pause(self) -> None:
-        """Do not count the time until the next ``begin``, for example of an evaluation or a checkpoint."""
+        """Leave out the time until the next ``begin``, for example the time of an evaluation or a checkpoint."""
         with self._lock:
             self.finish()
             self._end_mark = self._begin_mark = None
 
-    def _is_first_thread(self) -> bool:
-        """Return whether this thread called first. Steps of two loops would count each other's time."""
-        self._first_thread = self._first_thread or threading.get_ident()
-        is_own = self._first_thread == threading.get_ident()
+    def _is_called_by_first_thread(self) -> bool:
+        """Return whether this thread is the first that called the meter; if not, give a warning.
+
+        Only one thread may end steps, because the steps of two training loops would count each other's time.
+        """
+        self._thread_id = self._thread_id or threading.get_ident()
+        is_own = self._thread_id == threading.get_ident()
         if not is_own:
-            self._warn("steps of another thread are left out: give each training loop its own Meter")
+            self._warn_once("steps of another thread are left out: give each training loop its own Meter")
         return is_own
 
-    def _warn(self, line: str) -> None:
-        if line not in self._warned:
-            self._warned.add(line)
-            with suppress(Warning):  # if warnings are turned into errors
+    def _warn_once(self, line: str) -> None:
+        if line not in self._given_warnings:
+            self._given_warnings.add(line)
+            with suppress(Warning):  # Raise nothing, even if the program turns warnings into errors.
                 warnings.warn(line, MamfWarning, stacklevel=4)
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -270,8 +285,8 @@ class Meter:
     def _has_events(self) -> bool:
         return self.backend.timer != "host clock"
 
-    def _mark(self) -> Any:
-        # On a host-timed backend, mark() would synchronize.
+    def _place_mark(self) -> Any:
+        # On a backend that the host's clock times, mark() would wait for the device.
         return self.backend.mark() if self._has_events else self.backend.now()
 
     def _measure_seconds(self, start: Any, end: Any) -> float:
@@ -282,19 +297,26 @@ class Meter:
     def _compute_work(
         self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, passes: int
     ) -> tuple[float, ...]:
-        """Compute the work of a step, in the form that ``_Step.work`` returns."""
-        if flops is None and self._per_token:
-            flops, passes = _to_number(tokens) * self._per_token, 1
+        """Return a step's tokens, samples, FLOP, and the seconds of these FLOP at the datasheet's peak and the ceiling.
+
+        ``flops``: the FLOP of the step, or None for the FLOP that follow from the arguments of Meter. ``passes``: the
+        number of forward and backward passes of the step.
+        """
+        if flops is None and self._flop_per_token:
+            flops, passes = _convert_to_amount(tokens) * self._flop_per_token, 1
         elif flops is None:
-            flops = self._flops
+            flops = self._flops_per_pass
         else:
             flops, passes = flops() if callable(flops) else flops, 1
         by_dtype = flops if isinstance(flops, Mapping) else {self.dtype: flops}
         total = at_peak = at_ceiling = 0.0
         for name, each in by_dtype.items():
-            flop, (peak, ceiling) = _to_number(each) * passes, self._find_peak_and_ceiling(self._resolve_dtype(name))
+            flop, (peak, ceiling) = (
+                _convert_to_amount(each) * passes,
+                self._find_peak_and_ceiling(self._resolve_dtype(name)),
+            )
             total, at_peak, at_ceiling = total + flop, at_peak + flop / peak, at_ceiling + flop / ceiling
-        return _to_number(tokens), _to_number(samples), total, at_peak, at_ceiling
+        return _convert_to_amount(tokens), _convert_to_amount(samples), total, at_peak, at_ceiling
 
     def _resolve_dtype(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonicalize_dtype_name(dtype))
@@ -308,17 +330,17 @@ class Meter:
             step=number,
             seconds=seconds / steps,
             seconds_between=between / steps,
-            tokens_per_second=tokens * self._copies / seconds,
+            tokens_per_second=tokens * self._replica_count / seconds,
             tflops=flop[0] / seconds / TERA,
             mfu_percent=100 * flop[1] / seconds,
             mamfu_percent=100 * flop[2] / seconds,
-            samples_per_second=samples * self._copies / seconds,
+            samples_per_second=samples * self._replica_count / seconds,
         )
 
     # -- peaks and ceilings ------------------------------------------------------------------------------------------
 
     def _find_peak_and_ceiling(self, dtype: str) -> tuple[float, float]:
-        """Return FLOP/s of the datasheet and of the ceiling in a dtype; NaN if unknown."""
+        """Return the datasheet's peak and the ceiling for a dtype, in FLOP/s; NaN if unknown."""
         if dtype not in self._peaks_and_ceilings:
             listed, ceiling = find_datasheet_peak(self.backend.info, dtype), self._given_ceiling
             if ceiling is None:
@@ -326,13 +348,13 @@ class Meter:
                     ceiling = find_measured_peak(self.backend, dtype).flops
                 except MamfError as error:
                     ceiling = _NAN
-                    if not self._warned:
-                        self._warn(f"MAMFU is NaN: {error}")
+                    if not self._given_warnings:
+                        self._warn_once(f"MAMFU is NaN: {error}")
             self._peaks_and_ceilings[dtype] = (listed.flops if listed else _NAN, ceiling)
         return self._peaks_and_ceilings[dtype]
 
 
-def _to_number(count: Any) -> float:
+def _convert_to_amount(count: Any) -> float:
     try:
         number = float(count)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""The base of the callbacks, which check options when created, log all known figures, and never stop a training.
+"""Meter a training for the callbacks of training libraries: count tokens, samples and FLOP of its batches and steps.
 
 A batch may be a mapping, a named tuple, a dataclass, or a list of these. Its tokens are the tensor with a name such as
-``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). Its samples are the first
-dimension, if all tensors have the same. If neither is found, the number is unknown: nothing is guessed. A tensor is any
-object with ``shape`` and ``dtype``.
+``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). The number of its samples is
+the first dimension of all its tensors, if they agree. Numbers that cannot be found so are unknown, never guessed. A
+tensor is any object with ``shape`` and ``dtype``.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from typing import Any, NamedTuple
 import torch
 
 from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error, require_whole_number, shorten
-from mamf.integrations.flop_counter import StepCounter
-from mamf.integrations.meter import Meter, check_options
+from mamf.integrations.flop_counter import StepFlopCounter
+from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible
 
-_FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
-#: Options of Meter that a callback does not take, because it finds the values itself.
-_OPTIONS_OF_CALLBACK = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: The maximum number of steps that torch counts; the relative difference below which two lengths count as equal.
-_MAX_COUNTS, _SAME_LENGTH = 8, 0.01
+_LOGGED_FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
+#: Options of Meter that users cannot give to a callback, because the callback finds their values itself.
+_OPTIONS_FOUND_BY_CALLBACK = {"model", "sequence_length", "tokens_per_step", "accumulation"}
+#: Maximum number of steps whose FLOP torch counts, and the relative difference up to which two lengths count as equal.
+_MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 
 
 def warn(line: str) -> None:
-    """Warn in one line. Raises nothing, even if warnings are turned into errors."""
+    """Give the warning ``line``. Raises nothing, even if the program turns warnings into errors."""
     with suppress(Warning):
         warnings.warn(escape_invisible(line), MamfWarning, stacklevel=2)
 
 
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method of MeteredCallback so that its first error ends the metering with one warning.
+    """Decorate a method of MeteredCallback so that its first error ends the metering with a warning, not the training.
 
-    Until the method named by ``starts`` has run, the other methods do nothing.
+    All decorated methods do nothing until the method named by ``start_method`` has run.
     """
 
     @functools.wraps(hook)
-    def run_guarded(self: MeteredCallback, *positional: Any, **named: Any) -> Any:
-        if self.training is None and hook.__name__ != self.starts:
+    def run_hook_safely(self: MeteredCallback, *positional: Any, **named: Any) -> Any:
+        if self.training is None and hook.__name__ != self.start_method:
             return
         try:
             hook(self, *positional, **named)
@@ -58,102 +58,103 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
                 self.close()
             warn(f"metering has stopped, training continues: {describe_error(error)}")
 
-    return run_guarded
+    return run_hook_safely
 
 
 class MeteredCallback:
-    """Base class of the callbacks. ``starts``: the name of the method that a framework calls when training starts.
+    """A callback of a training library that meters a training. ``start_method``: its method that starts the metering.
 
-    ``tokens``, ``samples``: of a forward and backward pass on this rank, or functions that compute them from its batch.
-    ``options``: those of Meter. Raises UsageError for an unknown option or an impossible value.
+    ``tokens``, ``samples``: numbers per forward and backward pass on this rank, or functions that compute them from the
+    batch. ``options``: arguments of Meter. Raises UsageError for an unknown option or an impossible value.
     """
 
-    starts = ""
+    start_method = ""
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
-        known = inspect.signature(Meter).parameters.keys() - _OPTIONS_OF_CALLBACK
+        known = inspect.signature(Meter).parameters.keys() - _OPTIONS_FOUND_BY_CALLBACK
         for name in options.keys() - known:
             raise UnknownNameError("option", name, known | {"tokens", "samples"})
-        check_options(options)
+        check_meter_options(options)
         if not callable(tokens):
-            require_tokens(tokens)
+            check_tokens(tokens)
         if samples is not None and not callable(samples):
             require_whole_number("samples", samples)
         self.options = {name: each for name, each in options.items() if each is not None}
-        self.amounts = (tokens, samples)
+        self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
 
     def start(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
-        """Start metering. ``model``: the object with the configuration. ``module``: the whole module to train."""
+        """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
         self.close()
-        self.training = MeteredTraining(model, module, defaults | self.options, self.amounts, is_compiled)
+        self.training = MeteredTraining(model, module, defaults | self.options, self.tokens_and_samples, is_compiled)
 
     def close(self) -> None:
-        """Stop metering: the training has ended."""
+        """Stop metering, because the training has ended."""
         training, self.training = self.training, None
         if training is not None:
-            training.stop()
+            training.stop_counting()
 
 
-class _CountedFlop:
-    """FLOP per token that torch counted, by the mean sequence length of the counted step.
+class _CountedFlopByLength:
+    """The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
 
-    Attention is quadratic in the length, so FLOP per token are linear in it, and two counts give all lengths between.
+    FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between them.
     """
 
     def __init__(self) -> None:
         self._flop_per_token: dict[float, float] = {}
 
     def needs_count(self, length: float) -> bool:
-        """Return whether a step with this mean length must be counted."""
+        """Return whether torch must count a step with this mean length, because the counted lengths do not cover it."""
         known = self._flop_per_token
-        if not known or len(known) >= _MAX_COUNTS:
+        if not known or len(known) >= _MAX_COUNTED_STEPS:
             return not known
-        return not min(known) * (1 - _SAME_LENGTH) <= length <= max(known) * (1 + _SAME_LENGTH)
+        return not min(known) * (1 - _LENGTH_TOLERANCE) <= length <= max(known) * (1 + _LENGTH_TOLERANCE)
 
-    def add(self, work: _StepWork, flop: float) -> None:
-        self._flop_per_token[work.length] = flop / work.elements
+    def add_step(self, batches: _StepBatches, flop: float) -> None:
+        self._flop_per_token[batches.mean_length] = flop / batches.element_count
 
-    def flop(self, work: _StepWork) -> float:
-        """Interpolate the FLOP of a step; NaN if no step was counted."""
-        points = sorted(self._flop_per_token.items(), key=lambda point: abs(point[0] - work.length))[:2]
+    def interpolate_flop(self, batches: _StepBatches) -> float:
+        """Return the FLOP of a step, interpolated between counted lengths; NaN if no step was counted."""
+        points = sorted(self._flop_per_token.items(), key=lambda point: abs(point[0] - batches.mean_length))[:2]
         if len(points) < 2:
-            return points[0][1] * work.elements if points else math.nan
+            return points[0][1] * batches.element_count if points else math.nan
         (length, flop), (other_length, other_flop) = points
         slope = (other_flop - flop) / (other_length - length)
-        return (flop + slope * (work.length - length)) * work.elements
+        return (flop + slope * (batches.mean_length - length)) * batches.element_count
 
 
 @dataclass
-class _StepWork:
-    """The passes of a step so far.
+class _StepBatches:
+    """The batches that have run so far in the current step.
 
-    ``elements``: the number of tokens; if unknown, of elements of the largest tensor, or of passes. ``squares``: the
-    sum of the squared lengths, so that ``squares / elements`` is the mean length that an element sees.
+    - ``element_count``: the number of tokens; if unknown, of elements of the largest tensors, or else of batches.
+    - ``squared_lengths``: the sum of the squared sequence lengths. Divided by ``element_count`` it gives the mean
+      length of the sequence that an element is in.
     """
 
     tokens: float = 0.0
     samples: float = 0.0
-    elements: float = 0.0
-    squares: float = 0.0
-    passes: list[Pass] = field(default_factory=list)
+    element_count: float = 0.0
+    squared_lengths: float = 0.0
+    passes: list[BatchPass] = field(default_factory=list)
 
     @property
-    def length(self) -> float:
-        return self.squares / self.elements
+    def mean_length(self) -> float:
+        return self.squared_lengths / self.element_count
 
-    def add(self, batch_pass: Pass) -> None:
+    def add_pass(self, batch_pass: BatchPass) -> None:
         self.tokens += batch_pass.tokens
         self.samples += batch_pass.samples
         self.passes.append(batch_pass)
-        sizes: list[tuple[float, float]] = [*batch_pass.sequences] or [batch_pass.size]
-        self.elements += sum(number * length for number, length in sizes)
-        self.squares += sum(number * length**2 for number, length in sizes)
+        sizes: list[tuple[float, float]] = [*batch_pass.sequences] or [batch_pass.sample_sizes]
+        self.element_count += sum(number * length for number, length in sizes)
+        self.squared_lengths += sum(number * length**2 for number, length in sizes)
 
 
 class MeteredTraining:
-    """Meters one training run. The FLOP of a step come from a formula, divided by ``model_parallel``; if there is no
-    formula, torch counts them in a few steps.
+    """A metered training run. A formula gives the FLOP of a step, divided by ``model_parallel``; if the model has no
+    formula, torch counts the FLOP of a few steps.
 
     ``options``: the arguments of Meter. ``amounts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
     """
@@ -161,12 +162,12 @@ class MeteredTraining:
     def __init__(
         self, model: Any, module: Any, options: dict[str, Any], amounts: tuple[Any, Any], is_compiled: bool = False
     ) -> None:
-        self.options, self._amounts, self.meter = options, amounts, Meter(**options)
+        self.options, self._tokens_and_samples, self.meter = options, amounts, Meter(**options)
         self._formula: ModelFlops | None = None
-        self._counter: StepCounter | None = None
-        self._is_counting, self._counts = False, _CountedFlop()
-        self._work, self._is_between_steps, self._warned = _StepWork(), True, set[str]()
-        self._gradients: Gradients | None = None
+        self._counter: StepFlopCounter | None = None
+        self._is_counting, self._counted_flop = False, _CountedFlopByLength()
+        self._step_batches, self._is_between_steps, self._given_warnings = _StepBatches(), True, set[str]()
+        self._gradient_watch: GradientWatch | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
         self._is_compiled = is_compiled or any(compiled)
@@ -181,17 +182,17 @@ class MeteredTraining:
             self._switch_to_counting(describe_error(error).partition(":")[0])
         if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
             if self._formula.encoder is None:
-                self._gradients = Gradients(module, self._formula, self._is_compiled)
+                self._gradient_watch = GradientWatch(module, self._formula, self._is_compiled)
             else:
                 self._switch_to_counting("some layers are frozen")
 
     def warn_once(self, line: str) -> None:
-        if line not in self._warned:
-            self._warned.add(line)
+        if line not in self._given_warnings:
+            self._given_warnings.add(line)
             warn(line)
 
     def _switch_to_counting(self, reason: str) -> None:
-        """Let torch count the FLOP of steps if possible. ``reason``: why the formula is not used."""
+        """Use no formula, and let torch count the FLOP of steps if it can. ``reason``: why the formula is not used."""
         self._formula = None
         obstacle = "counting would run the compiled model without compilation" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
@@ -205,93 +206,93 @@ class MeteredTraining:
                 "these steps are not metered"
             )
 
-    def begin(self) -> None:
-        """Begin a pass: its data are ready. Only the first pass of a step begins a step of the meter."""
+    def begin_pass(self) -> None:
+        """Note that the data of a forward and backward pass are ready. The first pass of a step begins the step."""
         if self._is_between_steps:
             self._is_between_steps = False
             self.meter.begin()
 
-    def add(self, batch: Any) -> None:
-        """Add a forward and backward pass over a batch, before it runs. Passes without gradients are left out."""
+    def add_batch(self, batch: Any) -> None:
+        """Add a batch to the step before its forward and backward pass. Passes without gradients are left out."""
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
-        batch_pass = read_pass(batch, *self._amounts)
-        is_first = not self._work.passes
-        self._work.add(batch_pass)
+        batch_pass = read_batch_pass(batch, *self._tokens_and_samples)
+        is_first = not self._step_batches.passes
+        self._step_batches.add_pass(batch_pass)
         if self._formula is not None and not (batch_pass.sequences or self._find_fixed_length(batch_pass)):
             self._switch_to_counting("no tokens were found in a batch")
-        if self._is_counting and is_first and self._counts.needs_count(self._work.length):
-            self._counter = StepCounter()
+        if self._is_counting and is_first and self._counted_flop.needs_count(self._step_batches.mean_length):
+            self._counter = StepFlopCounter()
             self._counter.start()
 
-    def _find_fixed_length(self, batch_pass: Pass) -> list[tuple[int, int]]:
-        """Return the sequences of a pass, as (count, length), if the model fixes their length; else empty."""
+    def _find_fixed_length(self, batch_pass: BatchPass) -> list[tuple[int, int]]:
+        """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
         positions = self._formula and (self._formula.encoder or self._formula).positions
         return [(int(batch_pass.samples), positions)] if positions and batch_pass.samples > 0 else []
 
-    def stop(self) -> None:
-        """Stop counting: all backward passes of a step are done, or the training has ended."""
-        if self._gradients is not None:
-            self._gradients.remove_hooks()
+    def stop_counting(self) -> None:
+        """Stop counting FLOP, because all backward passes of a step are done or the training has ended."""
+        if self._gradient_watch is not None:
+            self._gradient_watch.remove_hooks()
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
-            if self._work.passes and not math.isnan(flop):
-                self._counts.add(self._work, flop)
-            elif self._work.passes:
+            if self._step_batches.passes and not math.isnan(flop):
+                self._counted_flop.add_step(self._step_batches, flop)
+            elif self._step_batches.passes:
                 self._is_counting = False
                 self.warn_once("TFLOPS are not logged: torch missed some or all matmuls; give flops_per_step=")
 
-    def step(self) -> None:
-        """End a step, after the optimizer."""
-        self.stop()
-        work, self._work, self._is_between_steps = self._work, _StepWork(), True
+    def end_step(self) -> None:
+        """End a step, right after the optimizer's step."""
+        self.stop_counting()
+        step, self._step_batches, self._is_between_steps = self._step_batches, _StepBatches(), True
         counter, self._counter = self._counter, None
-        self.meter.accumulation = max(len(work.passes), 1)
-        if self._gradients is not None and work.passes:
-            self._formula, self._gradients = self._gradients.make_formula(), None
+        self.meter.accumulation = max(len(step.passes), 1)
+        if self._gradient_watch is not None and step.passes:
+            self._formula, self._gradient_watch = self._gradient_watch.make_formula(), None
         if counter is not None:
-            self.meter.pause()  # counting took most of the step's time
+            self.meter.pause()  # Leave this step out of the figures, because counting took most of its time.
             return
-        tokens, samples = (work.tokens, work.samples) if work.passes else (math.nan, math.nan)
-        self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(work), samples)
+        tokens, samples = (step.tokens, step.samples) if step.passes else (math.nan, math.nan)
+        self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(step), samples)
 
-    def _compute_flop(self, work: _StepWork) -> float:
-        """Return the FLOP of a step on this rank. Called a step later, as it may wait for the lengths of documents."""
-        if not work.passes:
+    def _compute_flop(self, batches: _StepBatches) -> float:
+        """Return a step's FLOP on this rank. Called one step later, because lengths of documents must be copied."""
+        if not batches.passes:
             return math.nan
         formula = self._formula
         if formula is None:
-            return self._counts.flop(work)
+            return self._counted_flop.interpolate_flop(batches)
         causal, share, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
-        for each in work.passes:
+        for each in batches.passes:
             sequences = self._find_fixed_length(each) or each.list_documents() or each.sequences
-            total += sum(formula.flop(number, length, each.targets, causal) for number, length in sequences)
-            if each.logits is not None:
-                total -= formula.head_flop(each.tokens - each.logits)
+            total += sum(formula.flop(number, length, each.target_length, causal) for number, length in sequences)
+            if each.logit_tokens is not None:
+                total -= formula.head_flop(each.tokens - each.logit_tokens)
         return total / int(share)
 
     def compute_figures(self) -> dict[str, float]:
-        """Return the mean figures since the last call, without unknown ones. Empty during the warm-up."""
+        """Return the mean figures of the steps since the last call, without unknown ones; empty during the warm-up."""
         self.meter.finish()
         mean = self.meter.mean()
         self.meter.reset()
         if mean is None:
             return {}
-        figures = {name: getattr(mean, name) for name in _FIGURES} | {"step_seconds": mean.seconds}
+        figures = {name: getattr(mean, name) for name in _LOGGED_FIGURES} | {"step_seconds": mean.seconds}
         return {name: each for name, each in figures.items() if not math.isnan(each)}
 
 
-class Gradients:
-    """Watches the first step of a partly frozen model, to find which weights and which inputs of layers have gradients.
+class GradientWatch:
+    """A watch of the first step of a partly frozen model. It finds the weights and inputs of layers with gradients.
 
     The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. In a compiled
-    model all inputs count as having gradients, because hooks would change the model.
+    model all inputs count as having gradients, because hooks on its layers would make torch compile it again.
     """
 
     def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
         self._formula, self._blocks, self._hooks = formula, list[set[Any]](), list[Any]()
-        #: Whether a layer's input had a gradient.
+        #: For each layer with weights, whether its input needed a gradient in the first step.
         self._had_gradient: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
         for each in module.modules():
@@ -314,15 +315,15 @@ class Gradients:
             hook.remove()
 
     def make_formula(self) -> ModelFlops:
-        """Return the formula with the shares of weights and layers that had gradients in the first step."""
+        """Return the FLOP formula with the shares of weights and layers that had gradients in the first step."""
         adapters = [each for each in self._had_gradient if each in self._adapters]
         layers = [each for each in self._had_gradient if each not in self._adapters]
         weights, in_adapters = self._formula.weights, sum(map(_count_weights, adapters))
         in_layers = sum(map(_count_weights, layers))
-        if not in_layers:  # sharded models keep their weights elsewhere
+        if not in_layers:  # A sharded model keeps its weights outside of its layers.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
-        # The formula counts active experts only, so scale its count by shares instead of adding up weights.
+        # The formula counts only experts that a token uses, so scale its count by the share of weights with gradients.
         trained_weights = weights * sum(_count_weights(each, trained=True) for each in layers) / in_layers
         trained_weights += sum(_count_weights(each, trained=True) for each in adapters)
         input_weights = weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / in_layers
@@ -338,68 +339,68 @@ class Gradients:
 
 
 def _count_weights(layer: Any, trained: bool = False) -> int:
-    """Count the weights in a layer's own matrices. ``trained``: only those with gradients."""
+    """Count the weights in a layer's own matrices. ``trained``: whether to count only weights with gradients."""
     matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
     return sum(each.numel() for each in matrices if each.requires_grad or not trained)
 
 
 def get_matmul_dtype(dtype: str) -> str:
-    """Return the dtype in which torch multiplies operands of ``dtype``: it may multiply float32 in tf32."""
+    """Return the dtype in which torch multiplies operands of ``dtype``: tf32 for float32 if its settings allow tf32."""
     return "tf32" if dtype == "float32" and torch.get_float32_matmul_precision() != "highest" else dtype
 
 
 # -- tokens and samples of a batch -------------------------------------------------------------------------------------
 
 
-#: Names of tensors with one element per token: (..., length), or (..., length, width) for ``inputs_embeds``.
-_TOKENS, _EMBEDDED = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
-#: Names of tensors that contain tokens if they have two dimensions and whole numbers.
-_INPUTS = ("input", "inputs", "ids", "text", "src", "source", "x")
-_TARGETS = ("decoder_input_ids", "labels")
-#: Names of tensors with 0 and the ends of packed documents.
-_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
+#: Names of tensors with one element per token, of shape (..., length), or (..., length, width) for ``inputs_embeds``.
+_TOKEN_NAMES, _EMBEDDING_NAME = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
+#: Names of tensors that contain tokens only if they have two dimensions and an integer dtype.
+_INPUT_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
+_TARGET_NAMES = ("decoder_input_ids", "labels")
+#: Names of tensors with 0 and then the end of each of the documents that are packed into one sequence.
+_DOCUMENT_BOUNDS_NAMES = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
 
 
-class Pass(NamedTuple):
-    """The batch of a forward and backward pass. Padding tokens are counted. Tokens and samples are NaN if unknown.
+class BatchPass(NamedTuple):
+    """The sizes of the batch of a forward and backward pass, with padding. Tokens and samples are NaN if unknown.
 
-    - ``sequences``: (count, length) for each length. ``targets``: the length of a decoder's targets.
-    - ``size``: the number of samples, and the elements per sample of the largest tensor.
-    - ``bounds``: a tensor with the ends of packed documents; ``positions``: a tensor with positions within them.
-    - ``logits``: the number of tokens that the output layer sees; None if it sees all.
+    - ``sequences``: (count, length) for each length. ``target_length``: the length of a decoder's targets.
+    - ``sample_sizes``: the number of samples, and the elements per sample of the largest tensor.
+    - ``document_bounds``, ``document_positions``: a tensor with the ends of packed documents, or with the positions of
+      tokens within their document. ``logit_tokens``: the number of tokens in the output layer; None: all tokens.
     """
 
     tokens: float
     samples: float
     sequences: list[tuple[int, int]]
-    targets: int | None
-    size: tuple[float, float] = (1, 1)
-    bounds: Any = None
-    positions: Any = None
-    logits: float | None = None
+    target_length: int | None
+    sample_sizes: tuple[float, float] = (1, 1)
+    document_bounds: Any = None
+    document_positions: Any = None
+    logit_tokens: float | None = None
 
     def list_documents(self) -> list[tuple[int, int]]:
-        """Return (count, length) of the packed documents; empty if the pass is not packed."""
+        """Return (count, length) for each length of packed documents; empty if no documents are packed."""
         lengths: Counter[int] = Counter()
-        if self.bounds is not None:
-            ends = self.bounds.tolist()
+        if self.document_bounds is not None:
+            ends = self.document_bounds.tolist()
             lengths.update(end - begin for begin, end in pairwise(ends))
-        elif self.positions is not None:
-            for row in self.positions.tolist():
+        elif self.document_positions is not None:
+            for row in self.document_positions.tolist():
                 begins = [0, *(place for place in range(1, len(row)) if row[place] != row[place - 1] + 1), len(row)]
                 lengths.update(end - begin for begin, end in pairwise(begins))
         return [(count, length) for length, count in lengths.items() if length > 0]
 
 
-def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
-    """Read tokens, samples and sequences of a batch.
+def read_batch_pass(batch: Any, tokens: Any = None, samples: Any = None) -> BatchPass:
+    """Find the tokens, samples and sequences of a batch.
 
     ``tokens``, ``samples``: values to use instead, or functions that compute them from the batch. Raises UsageError if
     ``tokens`` is neither a count nor (sequences, length).
     """
     count, number = (each(batch) if callable(each) else each for each in (tokens, samples))
     count = getattr(count, "shape", count)
-    require_tokens(count)
+    check_tokens(count)
     sequences = find_sequences(batch) if tokens is None else [(count[0], count[1])] if isinstance(count, tuple) else []
     tensors = _list_tensors(batch)
     if number is None:
@@ -407,50 +408,50 @@ def read_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Pass:
         number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
     if type(count) is int and number and count % number == 0:
         sequences = [(number, count // number)]
-    fields = _get_items(batch)
-    labels: list[Any] = [fields.get(name) for name in _TARGETS]
+    fields = _list_batch_items(batch)
+    labels: list[Any] = [fields.get(name) for name in _TARGET_NAMES]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
     total = count if type(count) is int else sum(each * length for each, length in sequences)
     elements = max((math.prod(each.shape) for each in tensors), default=0)
     rows = number or 1
-    bounds, positions = (None, None) if tokens is not None else _find_documents(fields)
-    return Pass(
+    bounds, positions = (None, None) if tokens is not None else _find_document_bounds(fields)
+    return BatchPass(
         tokens=total or math.nan,
         samples=number or math.nan,
         sequences=sequences,
-        targets=targets,
-        size=(rows, elements / rows) if elements else (1, 1),
-        bounds=bounds,
-        positions=positions,
-        logits=_find_logits(fields, number),
+        target_length=targets,
+        sample_sizes=(rows, elements / rows) if elements else (1, 1),
+        document_bounds=bounds,
+        document_positions=positions,
+        logit_tokens=_count_logit_tokens(fields, number),
     )
 
 
-def _find_documents(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the bounds of packed documents, or the positions in them. Their copy to the host may not be done yet."""
-    bounds = next((fields[name] for name in _BOUNDS if _is_tensor(fields.get(name))), None)
+def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """Return the bounds of packed documents, or the positions in them, as tensors whose copy to the host may run."""
+    bounds = next((fields[name] for name in _DOCUMENT_BOUNDS_NAMES if _is_tensor(fields.get(name))), None)
     if bounds is not None:
-        return _to_host(bounds), None
+        return _copy_to_host(bounds), None
     positions: Any = fields.get("position_ids")
-    # If there is a mask, the positions may belong to padded sequences.
+    # If the batch has a mask, its positions may be those of padded sequences instead of packed documents.
     is_packed = _is_tensor(positions) and len(positions.shape) == 2 and fields.get("attention_mask") is None
-    return None, _to_host(positions) if is_packed else None
+    return None, _copy_to_host(positions) if is_packed else None
 
 
-def _to_host(tensor: Any) -> Any:
-    """Start a copy to the host without waiting for it."""
+def _copy_to_host(tensor: Any) -> Any:
+    """Start to copy a tensor to the host, and return the copy without waiting until it is complete."""
     return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 
-def _find_logits(fields: Mapping[Any, Any], rows: float | None) -> float | None:
-    """Return the number of tokens that the output layer sees; None if it sees all."""
+def _count_logit_tokens(fields: Mapping[Any, Any], rows: float | None) -> float | None:
+    """Return the number of tokens for which the output layer computes logits; None if it does so for all tokens."""
     kept: Any = fields.get("logits_to_keep")
     if _is_tensor(kept) and len(kept.shape) == 1:
         kept = kept.shape[0]
     return kept * rows if type(kept) is int and kept > 0 and rows else None
 
 
-def require_tokens(tokens: Any) -> None:
+def check_tokens(tokens: Any) -> None:
     """Raise UsageError unless ``tokens`` is a whole number above 0, (sequences, length), or None."""
     pair = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens,)
     if tokens is not None and not all(type(each) is int and each > 0 for each in pair):
@@ -460,30 +461,30 @@ def require_tokens(tokens: Any) -> None:
 
 
 def find_sequences(batch: Any) -> list[tuple[int, int]]:
-    """Return (count, length) of the sequences of a batch and of batches nested in it; empty without tokens."""
+    """Return (count, length) of the sequences in a batch and in batches nested in it; empty if it has no tokens."""
     if _is_tensor(batch):
-        return [tuple(batch.shape)] if _is_ids(batch) else []
-    fields = _get_items(batch)
+        return [tuple(batch.shape)] if _has_token_ids(batch) else []
+    fields = _list_batch_items(batch)
     if _is_tensor(fields.get(0)):
         return find_sequences(fields[0])
-    for name in (*_TOKENS, *_INPUTS):
+    for name in (*_TOKEN_NAMES, *_INPUT_NAMES):
         found: Any = fields.get(name)
-        if _is_tensor(found) and found.shape and (name in _TOKENS or _is_ids(found)):
-            *counts, length = found.shape[:-1] if name == _EMBEDDED else found.shape
+        if _is_tensor(found) and found.shape and (name in _TOKEN_NAMES or _has_token_ids(found)):
+            *counts, length = found.shape[:-1] if name == _EMBEDDING_NAME else found.shape
             return [(math.prod(counts), int(length))]
     nested = (value for value in fields.values() if not _is_tensor(value))
     return [each for value in nested for each in find_sequences(value)]
 
 
 def _list_tensors(batch: Any) -> list[Any]:
-    """Return all tensors of a batch that are not scalars."""
+    """Return all tensors in a batch and in batches nested in it, except scalars."""
     if _is_tensor(batch):
         return [batch] if batch.shape else []
-    return [each for value in _get_items(batch).values() for each in _list_tensors(value)]
+    return [each for value in _list_batch_items(batch).values() for each in _list_tensors(value)]
 
 
-def _get_items(batch: Any) -> dict[Any, Any]:
-    """Return the items of a batch by name or by index; empty if it is not a container."""
+def _list_batch_items(batch: Any) -> dict[Any, Any]:
+    """Return the items of a batch by name or, for a list or tuple, by index; empty if it is not a container."""
     named = batch._asdict() if hasattr(batch, "_asdict") else vars(batch) if is_dataclass(batch) else batch
     if isinstance(named, Mapping):
         return dict(named)
@@ -494,5 +495,5 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _is_ids(tensor: Any) -> bool:
+def _has_token_ids(tensor: Any) -> bool:
     return len(tensor.shape) == 2 and str(tensor.dtype).endswith(("int32", "int64"))

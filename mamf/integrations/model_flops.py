@@ -1,10 +1,11 @@
-"""FLOP of a training step by formula: 6 N per token, plus attention.
+"""Compute the FLOP of a training step by formula: 6 N per token, plus attention.
 
-A token is multiplied with N weights. Each costs 2 FLOP forward and 4 backward, so 6 N per token (Kaplan et al. 2020,
-arXiv 2001.08361, section 2.1). Attention adds 12 L H Q T per token, for L layers, H heads, head dimension Q and
-sequence length T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B). That counts the whole square of scores; a
-causal mask needs half. Recomputation (activation checkpointing, the scores of a flash kernel) is not counted, because
-it is not work of the model. architectures.ini says how N follows from the configuration of each architecture.
+A token is multiplied with N weights. Each weight costs 2 FLOP forward and 4 backward, so 6 N per token (Kaplan et al.
+2020, arXiv 2001.08361, section 2.1). Attention adds 12 L H Q T per token, for L layers, H heads, head dimension Q and
+sequence length T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B). The attention term counts all pairs of a
+query and a key; with a causal mask, half of them are needed. Recomputation (activation checkpointing, the scores of a
+flash kernel) is not counted, because it is not work of the model. architectures.ini says how N follows from the
+configuration of each architecture.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from typing import Any, NamedTuple
 
 from mamf.errors import UnsupportedError, is_number, shorten
 
-#: The field of a configuration with the number of keys that a layer sees, by type of layer.
-_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+#: For each type of layer with limited attention, the field of a configuration that has the number of keys per query.
+_WINDOW_FIELD_BY_LAYER_TYPE = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
 class Window(NamedTuple):
-    """A number of layers in which a query sees at most ``keys`` keys: the last keys, or the keys of its chunk."""
+    """A group of a model's layers in which each query attends to a limited number of keys.
+
+    ``layers``: the number of these layers. ``keys``: the maximum number of keys per query: the last keys before it, or
+    if ``is_chunked``, the keys in its own chunk of the sequence.
+    """
 
     layers: int
     keys: int
@@ -34,14 +39,16 @@ class Window(NamedTuple):
 class ModelFlops:
     """The FLOP formula of one model.
 
-    - ``weights``: N, the weights that a token is multiplied with: linear layers, active experts, router and output
-      layer. Embedding lookups do not count.
-    - ``attention_width``: heads x head dimension. ``windows``: layers in which a query does not see all keys.
+    - ``weights``: N, the number of weights that a token is multiplied with: linear layers, the experts that the token
+      uses, router and output layer. Embedding lookups do not count.
+    - ``layers``: the number of layers with attention.
+    - ``attention_width``: the number of heads times the head dimension.
+    - ``windows``: the groups of layers in which a query does not attend to all keys.
     - ``is_causal``: whether the model has a causal mask.
-    - ``per_sequence``: FLOP per sequence, in addition to those of its tokens.
-    - ``positions``: the length of every sequence if the model fixes it, else 0.
-    - ``encoder``: the formula for input tokens, in an encoder-decoder; the other fields are for target tokens.
-    - ``head``: the part of ``weights`` that is in the output layer.
+    - ``per_sequence``: FLOP per sequence, in addition to the FLOP of its tokens.
+    - ``positions``: the length of every sequence if the model fixes it, or else 0.
+    - ``encoder``: in an encoder-decoder, the formula for input tokens; the other fields are then for target tokens.
+    - ``head``: the number of weights in the output layer. They are part of ``weights``.
 
     In a partly frozen model, ``trained_share`` of the weights have gradients, ``input_share`` of them pass gradients to
     their input, and ``attention_share`` of the layers run attention backward.
@@ -61,10 +68,10 @@ class ModelFlops:
     attention_share: float = 1.0
 
     def per_token(self, sequence_length: int, causal: bool = False) -> float:
-        """Return the FLOP per token, forward and backward.
+        """Return the FLOP per token of a sequence, forward and backward.
 
-        ``causal``: count only the half of attention that a causal mask leaves. For an encoder-decoder: FLOP per input
-        token, if there are as many target tokens.
+        ``causal``: whether to count only the half of attention that a causal mask leaves. For an encoder-decoder, the
+        result is the FLOP per input token if there are as many target tokens as input tokens.
         """
         if self.encoder is not None:
             return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
@@ -89,10 +96,10 @@ class ModelFlops:
         return sequences * (length * self.encoder.per_token(length) + targets * decoded)
 
     def _count_attention_flop(self, length: int, causal: bool) -> float:
-        """Return the FLOP of attention per token, forward and backward, if all layers are trained."""
+        """Return the FLOP of attention per token, forward and backward, for a model without frozen layers."""
         whole = Window(self.layers - sum(each.layers for each in self.windows), length)
         halved = causal and self.is_causal
-        keys = sum(each.layers * _compute_mean_keys(each, length, halved) for each in (whole, *self.windows))
+        keys = sum(each.layers * _compute_mean_key_count(each, length, halved) for each in (whole, *self.windows))
         return 12 * self.attention_width * keys
 
 
@@ -120,7 +127,7 @@ def model_flops(model: Any) -> ModelFlops:
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
-    sections = _read_sections()
+    sections = _read_architecture_sections()
     if kind not in sections or " " in kind:
         part = getattr(getattr(config, "text_config", None), "model_type", None)
         known = ", ".join(sorted(each for each in sections if " " not in each))
@@ -133,16 +140,20 @@ def model_flops(model: Any) -> ModelFlops:
 
 
 @functools.cache
-def _read_sections() -> dict[str, configparser.SectionProxy]:
-    """Return the sections of architectures.ini by architecture. Only names of encoders contain a space."""
+def _read_architecture_sections() -> dict[str, configparser.SectionProxy]:
+    """Return the sections of architectures.ini by architecture; several architectures may have the same section.
+
+    The name of an encoder's section is the name of its model and `` encoder``. No other architecture has a space in
+    its name.
+    """
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
     names = {name: [name] if name.endswith(" encoder") else name.split() for name in parser.sections()}
     return {each: parser[name] for name in names for each in names[name]}
 
 
-def _compute_mean_keys(window: Window, length: int, causal: bool) -> float:
-    """Return the mean number of keys that a query sees."""
+def _compute_mean_key_count(window: Window, length: int, causal: bool) -> float:
+    """Return the mean number of keys that a query attends to, over all queries of a sequence of ``length`` tokens."""
     keys = min(window.keys, length)
     if not causal:
         return keys
@@ -150,48 +161,51 @@ def _compute_mean_keys(window: Window, length: int, causal: bool) -> float:
 
 
 class _ArchitectureReader:
-    """Evaluates a section of architectures.ini with the fields of a configuration."""
+    """A reader that evaluates a section of architectures.ini with the fields of a model's configuration."""
 
     def __init__(self, config: Any, section: str) -> None:
-        self.config, self.section = config, _read_sections()[section]
+        self.config, self.section = config, _read_architecture_sections()[section]
 
     def make_formula(self, has_head: bool = True) -> ModelFlops:
-        layers, experts = self.read_number("layers"), self.read_number("experts")
+        layers, experts = self.evaluate_number("layers"), self.evaluate_number("experts")
         sparse = self._count_sparse_layers(layers) if experts else 0
-        mlps = (layers - sparse) * (self.read_number("mlp") if layers > sparse else 0)
-        mlps += sparse * (experts + (self.read_number("router") if sparse else 0))
-        encoder, head = self.section["encoder"], self.read_number("head") if has_head else 0
+        mlps = (layers - sparse) * (self.evaluate_number("mlp") if layers > sparse else 0)
+        mlps += sparse * (experts + (self.evaluate_number("router") if sparse else 0))
+        encoder, head = self.section["encoder"], self.evaluate_number("head") if has_head else 0
         return ModelFlops(
-            weights=layers * self.read_number("projections") + mlps + head,
+            weights=layers * self.evaluate_number("projections") + mlps + head,
             layers=layers,
-            attention_width=self.read_number("width"),
+            attention_width=self.evaluate_number("width"),
             windows=tuple(self._find_windows(layers)),
             is_causal=self.section["mask"] == "causal",
-            per_sequence=self.read_number("sequence"),
-            positions=self.read_number("positions"),
+            per_sequence=self.evaluate_number("sequence"),
+            positions=self.evaluate_number("positions"),
             encoder=_ArchitectureReader(self.config, encoder).make_formula() if encoder else None,
             head=head,
         )
 
-    def read_number(self, name: str) -> int:
-        """Return the value of a key of the section, of a field of the configuration, or of digits."""
+    def evaluate_number(self, name: str) -> int:
+        """Return the value of a term: a key of the section, a field of the configuration, or a whole number.
+
+        A key has alternatives, separated by ``|``. The first alternative counts whose fields the configuration has.
+        """
         name = name.strip()
         if name not in self.section:
-            return int(name) if name.isdecimal() else self._read_field(name)
+            return int(name) if name.isdecimal() else self._read_config_field(name)
         for sums in self.section[name].split("|"):
             try:
-                return sum(map(self._multiply, sums.split("+")))
+                return sum(map(self._evaluate_product, sums.split("+")))
             except UnsupportedError as error:
                 missing = error
         raise missing
 
-    def _multiply(self, text: str) -> int:
-        """Multiply the factors before the first slash, and divide by the factors after a slash, rounding down."""
+    def _evaluate_product(self, text: str) -> int:
+        """Return the value of a product such as ``a*b/c/d``: a times b, divided by c times d and rounded down."""
         above, _, below = text.partition("/")
-        divisor = math.prod(map(self.read_number, below.split("/"))) if below else 1
-        return math.prod(map(self.read_number, above.split("*"))) // divisor
+        divisor = math.prod(map(self.evaluate_number, below.split("/"))) if below else 1
+        return math.prod(map(self.evaluate_number, above.split("*"))) // divisor
 
-    def _read_field(self, name: str) -> int:
+    def _read_config_field(self, name: str) -> int:
         found = getattr(self.config, name, None)
         if not found:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
@@ -200,7 +214,7 @@ class _ArchitectureReader:
         return int(found)
 
     def _count_sparse_layers(self, layers: int) -> int:
-        """Count the layers that have experts."""
+        """Return the number of layers whose MLP is a mixture of experts, from the fields of the configuration."""
         config = self.config
         every = getattr(config, "decoder_sparse_step", None) or getattr(config, "interleave_moe_layer_step", None) or 1
         first, without = getattr(config, "first_k_dense_replace", 0), getattr(config, "mlp_only_layers", None) or ()
@@ -210,9 +224,9 @@ class _ArchitectureReader:
     def _find_windows(self, layers: int) -> list[Window]:
         types = getattr(self.config, "layer_types", None)
         if types:
-            kinds = ((kind, types.count(kind)) for kind in _WINDOWS)
+            kinds = ((kind, types.count(kind)) for kind in _WINDOW_FIELD_BY_LAYER_TYPE)
             return [
-                Window(count, self._read_field(_WINDOWS[kind]), kind == "chunked_attention")
+                Window(count, self._read_config_field(_WINDOW_FIELD_BY_LAYER_TYPE[kind]), kind == "chunked_attention")
                 for kind, count in kinds
                 if count
             ]
@@ -221,4 +235,4 @@ class _ArchitectureReader:
                 "the model's configuration has no layer_types, so it is unknown which layers have windows"
             )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
-        return [Window(layers, self._read_field("sliding_window"))] if is_used else []
+        return [Window(layers, self._read_config_field("sliding_window"))] if is_used else []

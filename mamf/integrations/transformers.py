@@ -1,4 +1,4 @@
-"""MFU and MAMFU in the logs of the transformers Trainer."""
+"""Log MFU and MAMFU in the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from transformers import TrainerCallback
 from mamf.errors import UnsupportedError
 from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, stop_metering_on_error, warn
 
-#: Attributes of TRL's trainers that hold models which only run forward passes.
-_OTHER_MODELS = ("ref_model", "teacher_model", "reward_model")
+#: Attributes of TRL's trainers with models that run only forward passes. The FLOP of these models are not counted.
+_UNCOUNTED_MODEL_ATTRIBUTES = ("ref_model", "teacher_model", "reward_model")
 
 
 class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
-    """Log ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
-    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
+    """A callback that logs how close the training steps of transformers' Trainer come to what the device can do.
 
         MamfuCallback().attach(trainer)
 
-    A Trainer runs user callbacks after its reporters, so ``attach`` moves this one to the front. It does not pass the
-    batch to callbacks, so a hook on the model reads the model's arguments. ``tokens``, ``samples``: of a batch on this
-    rank, or functions that compute them from the batch; needed only if they are not found. Other options are those of
-    ``mamf.Meter``; dtype and ranks default to the trainer's. Raises UsageError for an unknown option or an impossible
-    value; the hooks raise nothing.
+    It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
+    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
+
+    A Trainer runs callbacks of users after its reporters, so ``attach`` puts this callback before the reporters. A
+    Trainer does not pass batches to callbacks, so a hook on the model reads the model's arguments. ``tokens``,
+    ``samples``: numbers per batch on this rank, or functions that compute them from the batch; needed only if the
+    callback does not find them. The other options are those of ``mamf.Meter``; dtype and ranks default to the
+    trainer's. Raises UsageError for an unknown option or an impossible value. The methods that the trainer calls raise
+    nothing.
     """
 
-    starts = "on_train_begin"
-    _hook: Any = None
+    start_method = "on_train_begin"
+    _batch_hook: Any = None
 
     def attach(self, trainer: Any) -> MamfuCallback:
-        """Add this callback to a trainer, before its reporters. Returns the callback."""
+        """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
-        if others := [name for name in _OTHER_MODELS if getattr(trainer, name, None) is not None]:
+        if others := [name for name in _UNCOUNTED_MODEL_ATTRIBUTES if getattr(trainer, name, None) is not None]:
             warn(f"the FLOP of {' and '.join(others)} are not counted: give flops_per_step= to count them")
         return self
 
@@ -42,22 +45,22 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
             raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
-        defaults = {"dtype": _find_dtype(args, model), "world_size": args.world_size}
+        defaults = {"dtype": _find_matmul_dtype(args, model), "world_size": args.world_size}
         defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
         self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
-        self._hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
+        self._batch_hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
 
     @stop_metering_on_error
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.training.begin()
+        self.training.begin_pass()
 
     @stop_metering_on_error
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.training.stop()
+        self.training.stop_counting()
 
     @stop_metering_on_error
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.training.step()
+        self.training.end_step()
 
     @stop_metering_on_error
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -67,7 +70,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @stop_metering_on_error
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        # Evaluations and the end of a training are logged too, without a loss.
+        # The trainer logs evaluations and the end of a training too. Only the logs of training steps have a loss.
         if logs is None or "loss" not in logs:
             return
         figures = self.training.compute_figures()
@@ -81,19 +84,19 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     def close(self) -> None:
         super().close()
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        if self._batch_hook is not None:
+            self._batch_hook.remove()
+            self._batch_hook = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @stop_metering_on_error
     def _record_batch(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         if module.training:
-            self.training.add(named or positional)
+            self.training.add_batch(named or positional)
 
 
-def _find_dtype(args: Any, model: Any) -> str:
-    """Return the dtype of the training's matmuls, from the trainer's arguments."""
+def _find_matmul_dtype(args: Any, model: Any) -> str:
+    """Return the dtype in which the training multiplies, from the trainer's arguments or else the model's dtype."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     return get_matmul_dtype(str(model.dtype).removeprefix("torch."))

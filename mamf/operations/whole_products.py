@@ -106,7 +106,7 @@ def _verify_entries_in_chunks(
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS_PER_TEST
     worst, most = (
         max(of_worst),
-        math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * max(problem.rounding, error),
+        math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * max(problem.max_rounding_error, error),
     )
     # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, its average, if that is
     # larger.
@@ -114,7 +114,7 @@ def _verify_entries_in_chunks(
     steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     freedom = VECTORS_PER_TEST * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / freedom) * max(problem.rounding, error)
+    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / freedom) * max(problem.max_rounding_error, error)
     reason = ""
     if worst > most:
         reason = (
@@ -202,7 +202,7 @@ def _find_wrong_rows(problem: ProductProblem, part: MatmulPart, scale: float) ->
     )
     off = (_multiply_by_vectors(c, x, sum_dtype, chunk_elements) - products * (1 if scale == 1 else scale)).abs()
     squares = c.to(torch.float32 if sum_dtype == torch.int32 else sum_dtype).square().sum(-1).nan_to_num()
-    most = math.sqrt(2 * (math.log(2 * off.numel()) + _FALSE_ALARM_EXPONENT)) * problem.rounding
+    most = math.sqrt(2 * (math.log(2 * off.numel()) + _FALSE_ALARM_EXPONENT)) * problem.max_rounding_error
     return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 

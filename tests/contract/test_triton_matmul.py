@@ -147,8 +147,8 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
     a = torch.zeros(64, 64)
     TritonMatmul("128x128x128/4w3s").bind(problem, a, a, a)[0]()
     options = recorded.launches[0][2]
-    assert options["IMPRECISE"] == imprecise
-    assert str(options["SUMS"]) == ("int32" if problem is INT8 else "fp32")
+    assert options["MAX_IMPRECISE_STEPS"] == imprecise
+    assert str(options["SUM_DTYPE"]) == ("int32" if problem is INT8 else "fp32")
 
 
 INTERPRETED = """

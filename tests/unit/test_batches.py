@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from mamf.errors import UsageError
-from mamf.integrations.metered import read_pass
+from mamf.integrations.metered import read_batch_pass
 
 
 class Tensor:
@@ -45,31 +45,31 @@ class Batch:
     ],
 )
 def test_tokens_are_found_whatever_holds_them(batch):
-    found = read_pass(batch)
+    found = read_batch_pass(batch)
     assert (found.tokens, found.samples, found.sequences) == (4 * 128, 4, [(4, 128)])
 
 
 def test_batches_within_a_batch_are_added_up():
-    found = read_pass([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
+    found = read_batch_pass([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
     assert (found.tokens, found.samples, found.sequences) == (350, 5, [(2, 100), (3, 50)])
 
 
 def test_ids_of_other_dimensions_are_sequences_along_the_last():
-    assert read_pass({"input_ids": Tensor(2, 4, 64)}).sequences == [(8, 64)]
-    assert read_pass({"input_ids": Tensor(512)}).sequences == [(1, 512)]
+    assert read_batch_pass({"input_ids": Tensor(2, 4, 64)}).sequences == [(8, 64)]
+    assert read_batch_pass({"input_ids": Tensor(512)}).sequences == [(1, 512)]
 
 
 @pytest.mark.parametrize("batch", [IMAGES, (IMAGES, CLASSES), {"pixel_values": IMAGES, "labels": CLASSES}])
 def test_images_are_samples_and_no_tokens(batch):
-    found = read_pass(batch)
+    found = read_batch_pass(batch)
     assert math.isnan(found.tokens)
     assert (found.samples, found.sequences) == (4, [])
 
 
 def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
-    assert read_pass({"input_ids": IDS, "labels": LABELS}).targets == 32
-    assert read_pass({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).targets == 32
-    assert read_pass({"input_ids": IDS, "labels": CLASSES}).targets is None
+    assert read_batch_pass({"input_ids": IDS, "labels": LABELS}).target_length == 32
+    assert read_batch_pass({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).target_length == 32
+    assert read_batch_pass({"input_ids": IDS, "labels": CLASSES}).target_length is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
     ],
 )
 def test_what_is_given_is_taken(tokens, samples, found):
-    taken = read_pass((IMAGES, CLASSES), tokens, samples)
+    taken = read_batch_pass((IMAGES, CLASSES), tokens, samples)
     assert (taken.tokens, taken.samples) == pytest.approx(found[:2], nan_ok=True)
     assert taken.sequences == found[2]
 
@@ -93,4 +93,4 @@ def test_what_is_given_is_taken(tokens, samples, found):
 @pytest.mark.parametrize("tokens", [0, -1, 2.5, "many", (1, 2, 3), (0, 8), True])
 def test_what_is_no_count_is_refused(tokens):
     with pytest.raises(UsageError, match="must be a number"):
-        read_pass(IDS, tokens)
+        read_batch_pass(IDS, tokens)

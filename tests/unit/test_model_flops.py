@@ -9,7 +9,7 @@ import pytest
 
 import mamf
 from mamf.errors import UnsupportedError
-from mamf.integrations.model_flops import ModelFlops, Window, _read_sections
+from mamf.integrations.model_flops import ModelFlops, Window, _read_architecture_sections
 
 LLAMA = {
     "model_type": "llama",
@@ -62,7 +62,7 @@ def test_formula_and_counter_agree_for_every_architecture():
     # BertModel has a pooler, which no formula counts.
     assert {kind: round(ratio, 3) for kind, ratio in ratios.items()} == dict.fromkeys(ratios, 1)
     checked = {name.lower().replace("_", "") for name in ratios}
-    listed = {name.replace("_", "") for name in _read_sections() if " " not in name}
+    listed = {name.replace("_", "") for name in _read_architecture_sections() if " " not in name}
     assert listed - checked == {"mt5", "umt5", "mbart", "deepseekv2"}
 
 
@@ -237,9 +237,11 @@ def test_products_of_torch_that_it_has_no_formula_of_are_counted():
 
 def test_attention_formulas_are_of_operations_that_torch_has():
     torch = pytest.importorskip("torch")
-    from mamf.integrations.flop_counter import _make_formulas
+    from mamf.integrations.flop_counter import _make_missing_formulas
 
-    formulas = {operation: each for operation, each in _make_formulas().items() if "attention" in str(operation)}
+    formulas = {
+        operation: each for operation, each in _make_missing_formulas().items() if "attention" in str(operation)
+    }
     query, key = (1, 8, 100, 64), (1, 2, 50, 64)
     told = {op: formulas[op](query, key, key, out_shape=None) for op in formulas if "backward" not in str(op)}
     assert torch.ops.aten._scaled_dot_product_flash_attention in told
@@ -273,12 +275,12 @@ def test_a_function_that_is_compiled_after_it_was_counted_is_compiled():
 
 def test_a_counter_in_another_program_raises_nothing_and_knows_what_it_missed(monkeypatch):
     torch = pytest.importorskip("torch")
-    from mamf.integrations.flop_counter import StepCounter
+    from mamf.integrations.flop_counter import StepFlopCounter
 
     def broken(*operands, **others):
         raise AssertionError
 
-    whole, missed = StepCounter(), StepCounter()
+    whole, missed = StepFlopCounter(), StepFlopCounter()
     missed.flop_registry[torch.ops.aten.mm] = broken
     for counter in (whole, missed):
         counter.start()

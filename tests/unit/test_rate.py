@@ -9,7 +9,7 @@ from test_compare import attention_row
 
 from mamf.ceilings.ceiling import compute_known_share, compute_mamfu, find_row_ceiling
 from mamf.errors import UsageError
-from mamf.integrations.meter import to_ceiling_flops
+from mamf.integrations.meter import convert_ceiling_to_flops
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Rate, find_rate, label_dtype
 from mamf.operations.attention.operation import AttentionProblem
@@ -75,5 +75,5 @@ def test_a_ceiling_of_bytes_is_none_of_a_meter():
     copy = ceiling(4.0, problem=BandwidthProblem(), shape=BandwidthShape(2**30))
     assert copy.unit == "TB/s"
     with pytest.raises(UsageError, match="TB/s"):
-        to_ceiling_flops(copy)
-    assert to_ceiling_flops(PLAIN) == 1000e12
+        convert_ceiling_to_flops(copy)
+    assert convert_ceiling_to_flops(PLAIN) == 1000e12

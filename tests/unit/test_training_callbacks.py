@@ -28,7 +28,7 @@ IMAGES = (torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))
 class Callback(MeteredCallback):
     """A trainer's callback with the least that one has."""
 
-    starts = "begin"
+    start_method = "begin"
 
     @stop_metering_on_error
     def begin(self, module=None, **defaults):
@@ -37,12 +37,12 @@ class Callback(MeteredCallback):
     @stop_metering_on_error
     def train(self, batch, passes=1, work=lambda: None):
         for _ in range(passes):
-            self.training.begin()
-            self.training.add(batch)
+            self.training.begin_pass()
+            self.training.add_batch(batch)
             work()
             self.training.meter.backend.sleep(1 / passes)
-        self.training.stop()
-        self.training.step()
+        self.training.stop_counting()
+        self.training.end_step()
 
     def figures(self):
         return {name: pytest.approx(each, rel=1e-3) for name, each in self.training.compute_figures().items()}
@@ -136,7 +136,7 @@ def test_passes_without_gradients_are_not_counted():
     callback.begin(FLOPS)
     for _ in range(2):
         with torch.no_grad(), warnings.catch_warnings(record=True):
-            callback.training.add({"input_ids": torch.zeros(64, 1, dtype=torch.long)})
+            callback.training.add_batch({"input_ids": torch.zeros(64, 1, dtype=torch.long)})
         callback.train(BATCH)
     found = callback.figures()
     assert (found["tokens_per_second"], found["samples_per_second"]) == (512, 4)

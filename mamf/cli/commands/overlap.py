@@ -157,7 +157,7 @@ class OverlapSession(Session):
         return _RankRun(run, find_rank_place(os.environ), [row.step for row in setup.answered_rows.values()])
 
     def make_document(self, log: RunLog) -> Document:
-        from mamf.report.studies import overlap_document
+        from mamf.report.studies import make_overlap_document
 
         step = self.options.flop and (self.options.flop, self.options.bytes)
-        return overlap_document(log.measurements, log.header, log.summary, self.options.top, step)
+        return make_overlap_document(log.measurements, log.header, log.summary, self.options.top, step)

@@ -1,1 +1,1 @@
-"""C = A @ B."""
+"""The operation ``matmul``, C = A @ B, and its kernels."""

@@ -1,9 +1,10 @@
-"""Matmul with cuBLASLt: all algorithms that its heuristic proposes, and dtypes for which torch has no function.
+"""Multiply matrices with cuBLASLt: with each algorithm that its heuristic proposes, and with dtypes that torch lacks.
 
-``torch.mm`` runs the heuristic's first choice, which is not the fastest for some shapes. ``torch._int_mm`` gives
-cuBLASLt no workspace. A regime ranks the proposals (``variants``).
+``torch.mm`` runs only the heuristic's first proposal, which is not the fastest for some shapes, and ``torch._int_mm``
+gives cuBLASLt no workspace. Here each proposal is a kernel of its own, and mamf measures which one is fastest.
 
-cuBLASLt stores matrices by columns, torch by rows. So it computes C transposed: B transposed times A transposed.
+cuBLASLt expects matrices that are stored by columns, but torch stores them by rows. So these kernels let cuBLASLt
+compute the transpose of C, as the transpose of B times the transpose of A.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
 _torch_c: Any = torch._C
-# The number of proposals requested from the heuristic; later ones are less and less likely to be fast.
+# Request so many proposals from the heuristic. Each is less likely to be fast than the one before.
 _REQUESTED_PROPOSALS = 8
-# The largest workspace that a proposal may need; only the needed size is allocated.
+# The largest workspace that a proposal may need. Only the size that is needed is allocated.
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
-#: The output dtypes by operand dtype.
+#: The output dtypes that cuBLASLt supports, by operand dtype.
 _OUTPUT_DTYPES = {
     "bfloat16": ("bfloat16", "float32"),
     "float16": ("float16", "float32"),
@@ -58,7 +59,11 @@ _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8":
 
 
 class _CublasLtMatmul(MatmulKernel):
-    """A kernel with one variant per proposal of the heuristic. ``rank``: the index of a proposal, by default 0."""
+    """A matmul by cuBLASLt, with one variant per algorithm that its heuristic proposes.
+
+    ``rank``: the index of the proposed algorithm to run, where 0 is the most promising; None: run the most promising
+    one, but let ``variants`` offer all.
+    """
 
     base_name: str
     has_cheap_variants = True
@@ -88,10 +93,10 @@ class _CublasLtMatmul(MatmulKernel):
         alpha: float,
         kept_alive: object,
     ) -> Callable[[], object]:
-        """Return the launch of C = alpha * A @ B.
+        """Return a function that launches C = alpha * A @ B.
 
-        ``a``, ``b``: descriptions of the transposes of A and B. ``kept_alive``: the memory of A and B, which is kept as
-        long as the launch.
+        ``a``, ``b``: descriptions of the transposes of A and B. ``kept_alive``: the tensors of A and B, whose memory
+        must not be freed while the returned function exists.
         """
         library = cublaslt_library.load_cublaslt()
         if isinstance(library, Unavailable):
@@ -123,7 +128,7 @@ class _CublasLtMatmul(MatmulKernel):
 
 
 class CublasLt(_CublasLtMatmul, TorchMatmul):
-    """Matmul of operands without scales."""
+    """The kernel that multiplies operands without scales with cuBLASLt."""
 
     base_name = "cublaslt"
     has_padding = True
@@ -145,7 +150,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
 
 
 class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
-    """Matmul of operands in scaled formats."""
+    """The kernel that multiplies operands in scaled formats with cuBLASLt."""
 
     base_name = "cublaslt-scaled"
     dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
@@ -159,7 +164,10 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
 
 
 def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDescription:
-    """Describe the transpose of an operand. A matrix that torch stores by rows is its transpose stored by columns."""
+    """Describe the transpose of a matrix to cuBLASLt, which reads matrices by columns.
+
+    If torch stores the matrix by rows, memory contains its transpose by columns. ``dtype``: mamf's name of the dtype.
+    """
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
         return MatrixDescription(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
@@ -169,7 +177,7 @@ def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDes
 
 
 def _describe_transposed_quantized(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
-    """Describe the transpose of a quantized operand, with its laid-out ``scales``."""
+    """Describe the transpose of a quantized operand to cuBLASLt. ``scales``: its scales in the layout for cuBLASLt."""
     (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
     mode = SCALE_MODES[operand.scaling.block_rows, operand.scaling.block_columns]
     return MatrixDescription(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
@@ -177,7 +185,7 @@ def _describe_transposed_quantized(operand: QuantizedOperand, scales: torch.Tens
 
 @functools.cache
 def _get_cublaslt_handle(library: CublasLtLibrary, device: int) -> c_void_p:
-    """Return cuBLASLt's handle for a device, which must be the current device."""
+    """Return the handle that cuBLASLt's functions need for a device. The device must be torch's current device."""
     return library.create_object("")
 
 
@@ -185,8 +193,9 @@ _WORKSPACE_BY_DEVICE: dict[torch.device, torch.Tensor] = {}
 
 
 def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Return the device's workspace, with at least ``nbytes`` bytes. All launches share it, so they must not run on two
-    streams at once.
+    """Return the workspace of a device, with at least ``nbytes`` bytes.
+
+    All launches on the device share it, so they must not run on two streams at once.
     """
     known = _WORKSPACE_BY_DEVICE.get(device)
     if known is None or known.numel() < nbytes:
@@ -195,5 +204,8 @@ def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
 
 
 def _release_descriptors(product: MatmulDescriptors, kept_alive: object) -> None:
-    """Release the descriptors of a launch. ``kept_alive``: the memory that the launch needed, kept until this call."""
+    """Destroy cuBLASLt's descriptors of a launch that is no longer referenced.
+
+    ``kept_alive``: the memory that the launch used. This parameter refers to it, so that it is not freed before.
+    """
     product.destroy_descriptors()

@@ -1,6 +1,7 @@
-"""Calls the functions of libcublasLt that a matmul needs, with ctypes. Importing this module loads no library.
+"""Call the functions of libcublasLt that a matmul needs, with ctypes, for the kernels in cublaslt.py.
 
-Names and values are those of NVIDIA's cublasLt.h and library_types.h, releases 12 and 13.
+Importing this module does not load the library. Names and numbers are those of NVIDIA's cublasLt.h and library_types.h,
+releases 12 and 13.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from mamf.backend import Unavailable
 
 _SUPPORTED_MAJOR_VERSIONS = (13, 12)
-#: Where NVIDIA's wheels put the library, below site-packages; torch for Windows has its own copy.
+#: The folders below site-packages where NVIDIA's wheels, and torch for Windows, install the library.
 _LIBRARY_FOLDERS = (
     *("nvidia/cu13/lib", "nvidia/cublas/lib"),
     *("nvidia/cu13/bin/x86_64", "nvidia/cublas/bin", "torch/lib"),
 )
 
-#: cudaDataType by dtype.
+#: The number of each dtype in CUDA's enumeration cudaDataType.
 DATA_TYPES: Mapping[str, int] = {
     "float32": 0,
     "tf32": 0,
@@ -37,16 +38,17 @@ DATA_TYPES: Mapping[str, int] = {
     "float8_e5m2": 29,
     "float4_e2m1fn_x2": 33,
 }
-#: alpha and beta by their cudaDataType; float32 otherwise.
+#: The C type of the factors alpha and beta by their cudaDataType, if it is not float32.
 _SCALAR_TYPES: Mapping[int, Any] = {
     DATA_TYPES["float64"]: c_double,
     DATA_TYPES["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# Attributes of a product: for each operand TRANS, SCALE_POINTER and SCALE_MODE; and FAST_ACCUM.
+# The numbers of a matmul descriptor's attributes: TRANS, SCALE_POINTER and SCALE_MODE of A and of B, and FAST_ACCUM.
 _OPERAND_ATTRIBUTES, _FAST_ACCUMULATION_ATTRIBUTE = ((3, 17, 31), (4, 18, 32)), 25
 _MAX_WORKSPACE_ATTRIBUTE = 1
-#: cublasLtMatmulMatrixScale_t by the rows and columns of the block that shares a scale; None: all of K.
+#: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of the block that shares a
+#: scale. None columns mean all of K.
 SCALE_MODES: Mapping[tuple[int, int | None], int] = {(1, 16): 1, (1, 32): 2, (1, None): 3, (1, 128): 4, (128, 128): 5}
 
 _STATUS_INVALID_VALUE, _STATUS_ARCH_MISMATCH, _STATUS_NOT_SUPPORTED = 7, 8, 15
@@ -64,13 +66,13 @@ _STATUS_NAMES = {
 
 
 class Algorithm(ctypes.Structure):
-    """cublasLtMatmulAlgo_t."""
+    """The C structure cublasLtMatmulAlgo_t: an algorithm, whose contents only the library reads."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
 
 class Proposal(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """The C structure cublasLtMatmulHeuristicResult_t: an algorithm that the heuristic proposes."""
 
     _fields_ = (
         ("algorithm", Algorithm),
@@ -84,7 +86,7 @@ class Proposal(ctypes.Structure):
 _MATMUL_FUNCTION = "cublasLtMatmul"
 _CREATED_OBJECT = POINTER(c_void_p)
 _SET_ATTRIBUTE_PARAMETERS = (c_void_p, c_int, c_void_p, c_size_t)
-#: The parameters of each function; all return a status.
+#: The types of the parameters of each C function. All of these functions return a status.
 PARAMETER_TYPES: Mapping[str, tuple[Any, ...]] = {
     "cublasLtCreate": (_CREATED_OBJECT,),
     "cublasLtMatmulDescCreate": (_CREATED_OBJECT, c_int, c_int),
@@ -101,7 +103,7 @@ PARAMETER_TYPES: Mapping[str, tuple[Any, ...]] = {
 
 
 class CublasLtError(RuntimeError):
-    """A call of libcublasLt that did not succeed."""
+    """The error of a call of libcublasLt that returned another status than success."""
 
     def __init__(self, function: str, status: int) -> None:
         super().__init__(f"{function} returned CUBLAS_STATUS_{_STATUS_NAMES.get(status, status)}")
@@ -109,16 +111,20 @@ class CublasLtError(RuntimeError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the library or the device does not support the request.
+        """Whether the error means that the library or the device does not support the request.
 
-        An invalid value before the launch also counts: this release does not know the attribute or layout.
+        This includes an invalid value in a call before the launch, because a release returns this status for attributes
+        and layouts that it does not know.
         """
         is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
 
 
 class CublasLtLibrary:
-    """A loaded libcublasLt. ``call[name]`` raises CublasLtError for any status but success."""
+    """A loaded libcublasLt: its version (major, minor, patch), and its functions by name in ``call``.
+
+    The functions raise CublasLtError if they return another status than success.
+    """
 
     def __init__(self, loaded: Any) -> None:
         loaded.cublasLtGetVersion.restype = c_size_t
@@ -127,13 +133,17 @@ class CublasLtLibrary:
         self.call = {name: _declare_function(loaded, name) for name in PARAMETER_TYPES}
 
     def create_object(self, object_type: str, *arguments: object) -> c_void_p:
-        """Return a handle (``object_type`` empty), or a descriptor: MatmulDesc, MatrixLayout or MatmulPreference."""
+        """Create an object of the library, and return a pointer to it.
+
+        ``object_type``: ``MatmulDesc``, ``MatrixLayout`` or ``MatmulPreference``; empty for a handle of the library.
+        ``arguments``: further arguments of the C function that creates it.
+        """
         made = c_void_p()
         self.call[f"cublasLt{object_type}Create"](byref(made), *arguments)
         return made
 
     def set_attribute(self, object_type: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
-        """Set an attribute of a descriptor to a ctypes value."""
+        """Set an attribute of a descriptor to a ctypes value. ``object_type``: as in ``create_object``."""
         self.call[f"cublasLt{object_type}SetAttribute"](descriptor, attribute, byref(value), sizeof(value))
 
 
@@ -149,13 +159,13 @@ def _declare_function(loaded: Any, name: str) -> Any:
 
 @functools.cache
 def load_cublaslt() -> CublasLtLibrary | Unavailable:
-    """Load the library that torch uses, or say why it cannot be loaded."""
+    """Load the libcublasLt that torch uses, and return it, or the reason why it cannot be used."""
     loaded = next(_yield_loaded_libraries(), None)
     if loaded is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
         library = CublasLtLibrary(loaded)
-    except AttributeError as error:  # ctypes names the function
+    except AttributeError as error:  # The text of ctypes' error names the missing function.
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _SUPPORTED_MAJOR_VERSIONS:
         version, known = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_SUPPORTED_MAJOR_VERSIONS)))
@@ -164,15 +174,15 @@ def load_cublaslt() -> CublasLtLibrary | Unavailable:
 
 
 def _yield_loaded_libraries() -> Iterator[Any]:
-    """Yield loaded libraries, best first: the library that this process already uses, the one in a wheel, and the
-    system's.
+    """Load libcublasLt from each possible place, and yield the libraries: first the one that this process already uses,
+    then those in wheels, and last the system's.
     """
     is_windows = sys.platform == "win32"
     names = [
         f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _SUPPORTED_MAJOR_VERSIONS
     ]
     wheels = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _LIBRARY_FOLDERS]
-    # A name finds a library that is loaded already, wherever its file is.
+    # A name without a path finds a library that is already loaded, wherever its file is.
     in_process = getattr(os, "RTLD_NOLOAD", None)
     tried = [] if in_process is None else [(name, in_process | os.RTLD_LAZY) for name in names]
     for path, mode in (*tried, *((path, ctypes.DEFAULT_MODE) for path in (*wheels, *names))):
@@ -184,9 +194,12 @@ def _yield_loaded_libraries() -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class MatrixDescription:
-    """A matrix in device memory, stored by columns that begin ``column_stride`` elements apart.
+    """A description of a matrix in device memory that is stored by columns.
 
-    ``scales``: the address of its scales and their mode, if it has any.
+    - ``data_type``: its dtype, as a cudaDataType. ``address``: the address of its first element.
+    - ``column_stride``: the number of elements from the start of a column to the start of the next one.
+    - ``is_transposed``: whether the matmul uses its transpose.
+    - ``scales``: the address of its scales and their mode (see SCALE_MODES); None without scales.
     """
 
     data_type: int
@@ -199,10 +212,11 @@ class MatrixDescription:
 
 
 class MatmulDescriptors:
-    """The descriptors of D = alpha op(A) op(B), valid until ``destroy_descriptors``. ``handle``: the handle of a
-    device.
+    """cuBLASLt's descriptors of the matmul D = alpha op(A) op(B), which exist until ``destroy_descriptors``.
 
-    ``compute_type``: cublasComputeType_t; ``scale_type``: the cudaDataType of alpha.
+    - ``handle``: the library's handle for the device. ``operands``: A, B and D.
+    - ``compute_type``: the arithmetic, as a cublasComputeType_t. ``scale_type``: the cudaDataType of alpha.
+    - ``fast_accumulation``: whether partial sums of 8-bit floats may have fewer bits.
     """
 
     def __init__(
@@ -243,7 +257,10 @@ class MatmulDescriptors:
         self._library.set_attribute("MatmulDesc", self._matmul_descriptor, attribute, value)
 
     def request_proposals(self, count: int, workspace_bytes: int) -> list[Proposal]:
-        """Return up to ``count`` algorithms that the library's heuristic proposes, the most promising first."""
+        """Return up to ``count`` algorithms that the library's heuristic proposes, the most promising first.
+
+        ``workspace_bytes``: the largest workspace that an algorithm may need.
+        """
         preference, found, number = self._create_object("MatmulPreference"), (Proposal * count)(), c_int()
         self._library.set_attribute("MatmulPreference", preference, _MAX_WORKSPACE_ATTRIBUTE, c_size_t(workspace_bytes))
         a, b, d = self._layouts
@@ -253,7 +270,11 @@ class MatmulDescriptors:
         return [each for each in found[: number.value] if not each.status]
 
     def make_launch_arguments(self, proposal: Proposal, alpha: float, workspace: int) -> tuple[Any, ...]:
-        """Return the arguments of a launch, except the stream. They keep alive the host memory that they point to."""
+        """Return the arguments of the C function cublasLtMatmul, except the last one, the stream.
+
+        ``proposal``: the algorithm. ``workspace``: the address of its workspace. The arguments refer to the host memory
+        to which they point, so that it is not freed.
+        """
         (a, b, d), (layout_a, layout_b, layout_d) = self._operands, self._layouts
         factor, zero, output = self._scalar_type(alpha), self._scalar_type(0), c_void_p(d.address)
         return (
@@ -263,7 +284,7 @@ class MatmulDescriptors:
         )
 
     def destroy_descriptors(self) -> None:
-        """Destroy the descriptors."""
+        """Destroy all descriptors that this object has created in the library."""
         while self._created_objects:
             object_type, made = self._created_objects.pop()
             self._library.call[f"cublasLt{object_type}Destroy"](made)

@@ -1,8 +1,9 @@
-"""Matrix products for Hopper in Gluon, Triton's language for layouts and warps; imported only if Triton has it.
+"""Compute C = A @ B^T on Hopper in Gluon, Triton's language for layouts and warps.
 
-A program has groups of four warps that multiply, and a warp that loads blocks of A and B into a ring of stages. A block
-of A has 64 rows, as many as a group multiplies at once. If there are P programs, each computes every P-th tile, and
-loads the next tile's blocks while it stores results.
+This module is imported only if the installed Triton has Gluon. A program has two groups of four warps that multiply,
+and one warp that loads blocks of A and B into a ring buffer of stages in shared memory. A block of A has 64 rows, as
+many as a group multiplies at once. If there are P programs, each computes every P-th tile of C, and loads the blocks of
+the next tile while it stores results.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ locate_tile = gluon.jit(triton_kernels.locate_tile.fn)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Load blocks of A, and the block of B that they share, into each stage as soon as all groups have read it."""
+def load_operand_blocks(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Load blocks of A and B into each stage of the ring buffer, as soon as both groups of warps have read the stage.
+
+    All ``BLOCKS`` blocks of A in a stage are multiplied by the same block of B.
+    """
     left, right, _, ready, free = ring
     tiles_m, tiles_n, steps = tiles
     BLOCK_N: gl.constexpr = b.block_shape[0]
@@ -46,23 +50,27 @@ def load(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # typ
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def store(c, staged, part, row, column):  # type: ignore[no-untyped-def]
-    """Store part of a tile at this row and column, once the group's previous part has left ``staged``."""
+def store_tile_part(c, store_buffer, part, row, column):  # type: ignore[no-untyped-def]
+    """Write ``part`` of a tile to C at this row and column, through ``store_buffer`` in shared memory.
+
+    First wait until the previous part in that buffer has been written.
+    """
     tma.store_wait(0)
-    staged.store(part.to(c.dtype))
+    store_buffer.store(part.to(c.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(c, [row, column], staged)
+    tma.async_copy_shared_to_global(c, [row, column], store_buffer)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def multiply(  # type: ignore[no-untyped-def]
+def compute_tile_part(  # type: ignore[no-untyped-def]
     c, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
 ):
-    """Compute one group's part of each tile: a block of 64 rows and, if there is a third block, half of its columns.
+    """Compute the part of each tile that one group of four warps computes, and write it to C.
 
-    Sums stay in registers. The tensor cores still compute one step while the group waits for the operands of the next.
+    The part is a block of 64 rows and, if a tile has a third block, half of the columns of that block. Sums stay in
+    registers. The tensor cores compute one step while the group waits for the operands of the next step.
     """
-    left, right, staged, ready, free = ring
+    left, right, store_buffer, ready, free = ring
     tiles_m, tiles_n, steps = tiles
     STAGES: gl.constexpr = right.shape[0]
     BLOCK_N: gl.constexpr = right.shape[1]
@@ -88,9 +96,13 @@ def multiply(  # type: ignore[no-untyped-def]
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
         halves = sums.reshape((64, 2, HALF)).permute((0, 2, 1)).split()
         for half in gl.static_range(2):
-            store(c, staged.index(GROUP), halves[half], (row * BLOCKS + GROUP) * 64, column * BLOCK_N + half * HALF)
+            store_tile_part(
+                c, store_buffer.index(GROUP), halves[half], (row * BLOCKS + GROUP) * 64, column * BLOCK_N + half * HALF
+            )
         if BLOCKS == 3:
-            store(c, staged.index(GROUP), third, (row * BLOCKS + 2) * 64, column * BLOCK_N + GROUP * HALF)
+            store_tile_part(
+                c, store_buffer.index(GROUP), third, (row * BLOCKS + 2) * 64, column * BLOCK_N + GROUP * HALF
+            )
     tma.store_wait(0)
 
 
@@ -98,29 +110,30 @@ def multiply(  # type: ignore[no-untyped-def]
 def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
     a, b, c, m, n, k, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
 ):
-    """Compute C = A @ B^T with two groups of warps that multiply and one that loads. Each tile has ``BLOCKS`` blocks of
-    rows.
+    """Compute C = A @ B^T with two groups of warps that multiply and one warp that loads.
 
-    ``a``, ``b``, ``c``: tensor descriptors of A (M,K), B (N,K) and C (M,N).
+    - ``a``, ``b``, ``c``: tensor descriptors of A (M, K), B (N, K) and C (M, N).
+    - ``BLOCKS``: the number of blocks of 64 rows in a tile, 2 or 3. ``STAGES``: the stages of the ring buffer.
     """
     BLOCK_N: gl.constexpr = b.block_shape[0]
     BLOCK_K: gl.constexpr = b.block_shape[1]
     left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS, 64, BLOCK_K], a.layout)
     right = gl.allocate_shared_memory(b.dtype, [STAGES, BLOCK_N, BLOCK_K], b.layout)
-    staged = gl.allocate_shared_memory(c.dtype, [2, 64, c.block_shape[1]], c.layout)
+    store_buffer = gl.allocate_shared_memory(c.dtype, [2, 64, c.block_shape[1]], c.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
-    ring = (left, right, staged, ready, free)
+    ring = (left, right, store_buffer, ready, free)
     tiles = (gl.cdiv(m, BLOCKS * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
-    # The lists of warps and registers omit the first group, which gets the remaining registers.
+    # Both lists omit the first group of warps: warps per group, and registers per thread. The first group gets the
+    # registers that remain.
     gl.warp_specialize(
         [
-            (multiply, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
-            (multiply, (c, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
-            (load, (a, b, ring, tiles, BLOCKS, GROUP_M)),
+            (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
+            (compute_tile_part, (c, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
+            (load_operand_blocks, (a, b, ring, tiles, BLOCKS, GROUP_M)),
         ],
         [4, 1],
         [240, 24],

@@ -1,4 +1,5 @@
-"""The operation ``matmul``, the base class of operations that consist of matmuls, and the choice of matmul kernels."""
+"""Define the operation ``matmul`` and the base class of operations that consist of matmuls, and choose matmul
+kernels."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
     LAYOUT_BY_LAYER_PASS,
     MATMUL_LAYOUTS,
+    MATMUL_PRESETS,
     PADDING_SUFFIXES,
-    PRESETS,
     MatmulKernel,
     MatmulProblem,
     MatmulShape,
@@ -28,15 +29,15 @@ from mamf.operations.matmul.shapes import (
 from mamf.plans import CLASSIC, KERNEL_REGIMES
 from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
 
-# A share of random products is deep: few outputs and a long K, which libraries divide among compute units. Two of three
-# have a K of which cuBLAS 13.1.0 leaves out the last 8 terms on an H100 or H200. Other versions do so at other lengths:
-# https://github.com/facebookexperimental/triton/pull/2767
+# This share of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
+# among compute units. Two thirds of them have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or H200.
+# Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_KS, _LONG_KS = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
 
 
 class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
-    """Base class of single, batched and grouped matmul."""
+    """The base class of the operations for single, batched and grouped matmuls."""
 
     gives_tensors = True
     reference = (
@@ -45,7 +46,10 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
     )
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
-        """Return the problem, as in Operation. The output dtype defaults to that of the operand dtype."""
+        """Make a problem from the fields in ``asked`` and the device's defaults.
+
+        The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
+        """
         operand = backend.resolve_dtype(canonicalize_dtype_name(asked.get("dtype") or backend.default_dtype))
         output = asked.get("out_dtype") or DTYPES[operand].default_output_dtype
         if output not in DTYPES:
@@ -53,16 +57,19 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return FLOP per byte, with the minimum bytes of a launch, and the quantization error of a scaled format."""
+        """Return additional columns of a report: FLOP per byte of a launch, counting each operand once, and for scaled
+        formats the relative error that quantization causes.
+        """
         error = row.details.get("quantization_error")
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
 
     def words(self, problem: ProductProblemT) -> Sequence[str]:
-        """Return the fields that differ from the defaults."""
+        """Return the fields of a problem that differ from the defaults, each as its name and its value."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output_dtype}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
 
-    #: The possible numbers of matmuls in a random problem, if shapes begin with that number; empty for a single matmul.
+    #: The possible numbers of matmuls in a random problem, if the number is the first size of a shape; empty for the
+    #: operation with a single matmul.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -111,15 +118,19 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
         return (MatmulShape(4096, 4096, 4096),)
 
     def presets(self) -> Mapping[str, Preset[MatmulShape]]:
-        """Return the matmuls of linear layers of known models, by preset name."""
-        return {name: self.preset(name, {}) for name in PRESETS}
+        """Return the presets by name: the matmuls of linear layers of known models."""
+        return {name: self.preset(name, {}) for name in MATMUL_PRESETS}
 
     def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:
-        """Return the matmuls of the preset's layers. Values of ``m`` are token counts. Raises UnknownNameError."""
-        if name not in PRESETS:
-            raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, PRESETS)
+        """Return a preset: the matmuls of linear layers of known models.
+
+        ``values``: values of ``m``, which are numbers of tokens, and of ``product``, the pass through the layers.
+        Raises UnknownNameError for an unknown name.
+        """
+        if name not in MATMUL_PRESETS:
+            raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS)
         (product,) = values.get("product", ("forward",))
-        shapes = PRESETS[name].shapes(product, values.get("m"))
+        shapes = MATMUL_PRESETS[name].make_shapes(product, values.get("m"))
         return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, taken=("m",))
 
 
@@ -132,10 +143,11 @@ def problem_for(
     seed: int = 0,
     fast_accumulation: bool = False,
 ) -> MatmulProblem:
-    """Make a matmul problem with the defaults of an open backend. ``fp8`` is the 8-bit float that the device supports.
+    """Make a matmul problem. An open backend supplies the default dtype.
 
-    ``layout``: how A and B are stored; ``nt`` is that of a linear layer. ``data``: normal, uniform, zeros or integers.
-    Raises UnknownNameError for unknown names.
+    ``dtype``, ``out_dtype``: the dtypes of the operands and of C; ``fp8`` is the 8-bit float that the device supports.
+    ``layout``: how A and B are stored; ``nt`` is that of a linear layer. ``data``: values of the operands: ``normal``,
+    ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
 
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
@@ -145,17 +157,18 @@ def problem_for(
 
 
 def make_matmul_kernel(name: str) -> MatmulKernel:
-    """Return the matmul kernel with this name, such as ``torch.mm``, or one of its algorithms, such as ``cublaslt[3]``.
+    """Make the matmul kernel with this name, such as ``torch.mm``, or one algorithm of a kernel, such as
+    ``cublaslt[3]``.
 
-    Raises UnknownNameError, UsageError if it has no algorithms to choose from, or PluginError if it is broken.
+    Raises UnknownNameError, UsageError if the kernel has no algorithms, or PluginError if the kernel is broken.
     """
     return make_kernel(Matmul(), name)  # type: ignore[return-value]
 
 
 def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
-    """Return the named matmul kernel, or for ``auto`` the first default kernel that supports this problem.
+    """Return the matmul kernel named ``name``, or for ``auto`` the first default kernel that supports this problem.
 
-    Raises UnavailableError, UnknownNameError or PluginError.
+    Raises UnavailableError if no such kernel runs here, UnknownNameError, or PluginError if a kernel is broken.
     """
     if name != "auto":
         return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
@@ -165,9 +178,10 @@ def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "
 def choose_search_kernels(
     backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None
 ) -> list[MatmulKernel]:
-    """Return the kernels that a search for a ceiling tries: the named ones, or all that are tried by default.
+    """Return the kernels that a search for a ceiling (the highest rate of any shape) tries, the default kernel first.
 
-    Raises UnavailableError, UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
+    ``names``: the kernels to try; None: all available kernels that a search tries by default. Raises UnavailableError,
+    UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
     if names is None:
         usable = _find_available_kernels(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
@@ -187,7 +201,10 @@ def choose_search_kernels(
 def _find_available_kernels(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
 ) -> list[tuple[MatmulKernel, str | None]]:
-    """Return the available kernels that are wanted, each with why it does not support this problem, or None."""
+    """Return the kernels that run on this backend, each with the reason why it does not support this problem, or None.
+
+    ``is_wanted``: returns whether to consider a kernel. Broken kernels are omitted.
+    """
     found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
@@ -204,16 +221,17 @@ def _choose_default_kernel(backend: Backend, usable: Sequence[tuple[MatmulKernel
             if reason is None:
                 return each
             reasons.append(reason)
-    # No kernel supports the problem. The most specific reason comes from a kernel that supports the dtype.
+    # No kernel supports the problem. Prefer the reason of a kernel that supports the dtype, because it is more
+    # specific.
     specific = [reason for reason in reasons if "; it takes" not in reason]
     none = f"no default matmul kernel runs on {backend.name}: name one"
     raise UnavailableError((specific or reasons or [none])[0])
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:
-    """Return the kernel that a log names. Raises UsageError if it is not installed.
+    """Return the installed kernel with a name from a log. Raises UsageError if it is not installed.
 
-    A log may come from anyone, so nothing is imported only because a log names it.
+    Do not import a module that the name gives (``package.module:Class``), because anyone may have written the log.
     """
     if not is_path(name):
         with suppress(UnknownNameError):
@@ -227,11 +245,14 @@ def get_installed_kernel(name: str) -> MatmulKernel:
 def get_ceiling_kernels(
     names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
 ) -> dict[str, MatmulKernel]:
-    """Return the kernels that ceilings were measured with, by their names in logs.
+    """Return the kernels with which ceilings were measured, by their names in logs.
 
-    ``given``: kernels that the caller names, such as ``package.module:Class``, for ``names`` that are not installed.
-    ``warn``: called with a remark for each kernel that is neither given nor installed. Its ceiling still gives shares,
-    but its matmul is not measured with the rows. Raises UsageError for a given kernel that has no ceiling.
+    - ``names``: the names of these kernels.
+    - ``given``: kernels that the user names, such as ``package.module:Class``, because they are not installed.
+    - ``warn``: called with a remark for each kernel that is neither given nor installed. mamf still reports shares of
+      its ceiling, but does not repeat the ceiling's matmul between the rows.
+
+    Raises UsageError for a given kernel that has no ceiling.
     """
     wanted, found = set(names), {each.name: each for each in map(make_matmul_kernel, given)}
     if unused := found.keys() - wanted:

@@ -1,7 +1,7 @@
-"""Matmul with quack-kernels (CuTe DSL), with one kernel per configuration.
+"""Multiply matrices with the library quack-kernels (CuTe DSL), with one kernel for each of its configurations.
 
-quack's own tuner ranks configurations in a short loop at an uncontrolled clock. Here each configuration is a variant of
-the kernel (``variants``), and a regime ranks them.
+quack's own tuner compares configurations in a short loop, during which the clock of the device may change. So mamf does
+not use it: each configuration is a variant of the kernel (``variants``), and mamf measures which one is fastest.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ALIGNMENT_ELEMENTS = 8  # elements
-#: Configurations by the architecture's major version: the tile of C, the cluster of tiles, and whether it uses
-#: ping-pong. The first one is the default.
+#: The configurations to try, by the major version of NVIDIA's architecture: the rows and columns of a tile of C, those
+#: of a cluster of tiles, and whether two groups of warps compute tiles in turn ("pingpong"). The first one is the
+#: default.
 _CONFIGURATIONS = {
     9: (
         "256x128/c2x1",
@@ -37,21 +38,23 @@ _CONFIGURATIONS = {
 
 
 class Quack(TorchMatmul):
-    """Matmul by quack in one configuration. ``text``: the configuration, such as ``256x192/c2x1``; None: the most
-    promising one. ``architecture``: the major version of the device's architecture.
+    """A matmul by quack in one configuration.
 
-    Each configuration takes seconds to compile, so a search tries this kernel only on request.
+    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising one.
+    - ``architecture``: the major version of the device's architecture.
+
+    Each configuration takes seconds to compile, so a search tries this kernel only if the user names it.
     """
 
     dtypes = ("bfloat16", "float16")
     takes = "a configuration"
     is_tried_unasked = False
 
-    def __init__(self, text: str | None = None, architecture: int = 9) -> None:
-        self.text, self._architecture = text, architecture
-        if text is not None and _CONFIGURATION_PATTERN.fullmatch(text) is None:
-            raise UsageError(f"{text!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
-        self.name = "quack" if text is None else f"quack[{text}]"
+    def __init__(self, configuration: str | None = None, architecture: int = 9) -> None:
+        self.configuration, self._architecture = configuration, architecture
+        if configuration is not None and _CONFIGURATION_PATTERN.fullmatch(configuration) is None:
+            raise UsageError(f"{configuration!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
+        self.name = "quack" if configuration is None else f"quack[{configuration}]"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
@@ -73,16 +76,16 @@ class Quack(TorchMatmul):
         return None
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
-        if self.text is not None:
+        if self.configuration is not None:
             return (self,)
         architecture = get_architecture_major(backend)
-        return [Quack(text, architecture) for text in _CONFIGURATIONS[architecture]]
+        return [Quack(configuration, architecture) for configuration in _CONFIGURATIONS[architecture]]
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
-        return Quack(self.text, get_architecture_major(backend))
+        return Quack(self.configuration, get_architecture_major(backend))
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether the error means that CuTe DSL, or a check in quack itself, rejects the configuration."""
+        """Return whether an error means that CuTe DSL, or an assertion in quack, rejects the configuration."""
         return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
 
     def bind(
@@ -92,21 +95,21 @@ class Quack(TorchMatmul):
             from quack.gemm_config import GemmConfig
             from quack.gemm_interface import gemm_tuned
 
-            product: Any = gemm_tuned.fn  # the function without its tuner
+            gemm: Any = gemm_tuned.fn  # This is the function without its tuner.
             config = GemmConfig(**self._make_gemm_config_fields())
         except (ImportError, AttributeError, TypeError) as error:
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
-        return functools.partial(_launch_gemm, product, a, b, c, config), 1.0
+        return functools.partial(_launch_gemm, gemm, a, b, c, config), 1.0
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        return {"configuration": self.configuration_or_default}
+        return {"configuration": self._chosen_configuration}
 
     @property
-    def configuration_or_default(self) -> str:
-        return self.text or _CONFIGURATIONS[self._architecture][0]
+    def _chosen_configuration(self) -> str:
+        return self.configuration or _CONFIGURATIONS[self._architecture][0]
 
     def _make_gemm_config_fields(self) -> dict[str, Any]:
-        match = _CONFIGURATION_PATTERN.fullmatch(self.configuration_or_default)
+        match = _CONFIGURATION_PATTERN.fullmatch(self._chosen_configuration)
         assert match is not None
         tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
         return {
@@ -120,11 +123,11 @@ class Quack(TorchMatmul):
         }
 
 
-def _launch_gemm(product: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
-    product(a, b, c, config=config)
+def _launch_gemm(gemm: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
+    gemm(a, b, c, config=config)
 
 
 def get_architecture_major(backend: Backend) -> int:
-    """Return the major version of an NVIDIA architecture, such as 9 for sm_90; 0 if it is unknown."""
+    """Return the major version of the NVIDIA architecture of a backend's device, such as 9 for sm_90; 0 if unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

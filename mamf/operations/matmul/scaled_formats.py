@@ -1,4 +1,4 @@
-"""Scaled products: torch._scaled_mm, torch.nn.functional.scaled_mm, and operands that are dequantized first."""
+"""Multiply operands with scales: by torch._scaled_mm, by torch.nn.functional.scaled_mm, or after dequantizing them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mamf.operations.quantization import QuantizedOperand, swizzle_scales
 from mamf.operations.whole_products import MatmulPart
 from mamf.torch_backend import to_torch_dtype
 
-#: torch's name of how an operand is scaled, by the size of its blocks.
+#: torch's name of each way to scale an operand (torch.nn.functional.ScalingType), by the rows and columns of a block.
 _TORCH_SCALING_NAMES = {
     (1, None): "RowWise",
     (1, 128): "BlockWise1x128",
@@ -34,23 +34,23 @@ _TORCH_SCALING_NAMES = {
     (1, 32): "BlockWise1x32",
     (1, 16): "BlockWise1x16",
 }
-#: What _scaled_mm writes, by the dtype of A.
+#: The output dtypes that torch._scaled_mm supports, by the dtype of A.
 _OUTPUT_DTYPES = {
     dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
     for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 }
-#: What cuBLAS pads scales of 128x128 blocks to, along K.
+#: cuBLAS expects a multiple of this number of scales along K if blocks have 128x128 values.
 _BLOCK_SCALES_MULTIPLE = 4
 
 
 class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
-    """Matmul of quantized operands and their scales. Derived classes define the launch."""
+    """A matmul of operands in a scaled format. Derived classes implement ``bind``, which returns the launch."""
 
     @abstractmethod
     def bind(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
-        """Return the launch over A (M,K) and B (N,K), whose rows are the columns of C."""
+        """Return a function that launches C = A @ B^T, with A (M, K), B (N, K) and C (M, N)."""
 
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
@@ -71,7 +71,7 @@ class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKerne
 
 
 class FunctionalScaledMm(ScaledFormatMatmul):
-    """torch.nn.functional.scaled_mm, which calls the vendor's library. It supports some of the formats."""
+    """The kernel torch.nn.functional.scaled_mm, which calls the vendor's library. It supports only some formats."""
 
     name = "F.scaled_mm"
     function = "scaled_mm"
@@ -99,10 +99,10 @@ class FunctionalScaledMm(ScaledFormatMatmul):
 
 
 def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor:
-    """Return an operand's scales in the memory layout that torch's scaled_mm requires.
+    """Return the scales of an operand in the memory layout that torch's scaled_mm and cuBLASLt require.
 
-    Scales of 1x128 blocks are stored by columns. Scales of 128x128 blocks are padded along K. Scales of MX and NVFP4
-    are flat, and with ``has_swizzle`` (NVIDIA) in the tiles of ``swizzle_scales``.
+    Scales of 1x128 blocks are stored by columns, and scales of 128x128 blocks are padded along K. Scales of MX and
+    NVFP4 formats are one-dimensional, and if ``has_swizzle`` (on NVIDIA), in the tiles of ``swizzle_scales``.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":
@@ -114,7 +114,10 @@ def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor
 
 
 class Dequantized(ScaledFormatMatmul):
-    """Dequantizes both operands and multiplies them in float32, all in the launch, for devices without the format."""
+    """A kernel that dequantizes both operands and multiplies them in float32, all of it in the timed launch.
+
+    It runs on devices that do not support the format.
+    """
 
     name = "dequantized"
     is_tried_unasked = False
@@ -150,7 +153,7 @@ class ScaledMm(TorchMatmul):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # C is scaled back to the magnitude of A and B, so that no 8-bit output saturates whatever K is.
+        # Scale C by 1 / sqrt(K), which gives it the magnitude of A and B, so that no 8-bit output saturates for any K.
         scale = torch.tensor(1 / math.sqrt(a.shape[1]), dtype=torch.float32).item()
         scale_a = torch.ones((), dtype=torch.float32, device=a.device)
         scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)

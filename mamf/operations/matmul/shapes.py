@@ -1,4 +1,4 @@
-"""Matmul shapes, their exact FLOP counts and those of known models; matmul problems, and what a matmul kernel is."""
+"""Define the shapes and problems of matmuls, their exact FLOP and bytes, and the shapes of layers of known models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, order=True, slots=True)
 class MatmulShape(Sizes):
-    """C[M,N] = A[M,K] @ B[K,N]; K is the reduction. Printed and parsed as ``MxNxK``."""
+    """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
@@ -35,7 +35,7 @@ class MatmulShape(Sizes):
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
         if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= MAX_SIZE:
-            return  # fast path for the thousands of shapes of a grid
+            return  # Return early, because a grid has thousands of shapes and the checks below are slow.
         for name in ("m", "n", "k"):
             object.__setattr__(self, name, require_whole_number(name.upper(), getattr(self, name)))
 
@@ -44,27 +44,30 @@ class MatmulShape(Sizes):
 
     @property
     def flop(self) -> int:
-        """FLOP of the matmul: 2*M*N*K, one multiply and one add per term."""
+        """The FLOP of the matmul: 2*M*N*K, for one multiplication and one addition per term."""
         return 2 * self.m * self.n * self.k
 
     @property
     def elements(self) -> dict[str, int]:
-        """Elements of each operand: ``a`` (M*K), ``b`` (K*N) and ``c`` (M*N)."""
+        """The number of elements of ``a`` (M*K), ``b`` (K*N) and ``c`` (M*N), by these names."""
         return {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
 
     @property
     def rows(self) -> dict[str, int]:
-        """The number of rows (of K elements) of ``a`` and ``b``."""
+        """The number of rows with K elements each: M in ``a`` and N in ``b``, which is B transposed."""
         return {"a": self.m, "b": self.n}
 
 
-#: The matmul that all devices of a shared run measure, so that their rows can be compared.
+#: The shape that every device of a machine measures if several devices share a run, so that they can be compared.
 COMMON_MATMUL_SHAPE = MatmulShape(8192, 8192, 8192)
 
 
 @dataclass(frozen=True)
 class MatmulGrid:
-    """All combinations of these sizes of M, N and K, up to ``most_flop``; sizes need not be evenly spaced."""
+    """A grid of matmul shapes: all combinations of the given values of M, N and K with at most ``most_flop`` FLOP.
+
+    The values of a size need not be evenly spaced.
+    """
 
     m: tuple[int, ...]
     n: tuple[int, ...]
@@ -78,17 +81,21 @@ class MatmulGrid:
         return [shape for shape in matmul_grid(self.m, self.n, self.k) if self.accepts(shape)]
 
     def __len__(self) -> int:
-        """The number of combinations of sizes."""
+        """Return the number of combinations, including those with more than ``most_flop`` FLOP."""
         return len(self.m) * len(self.n) * len(self.k)
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of a search for ceilings. The default kernel, the first of the plan, scouts the grid; then shapes and
-    kernels are searched together.
+    """The options of a search for ceilings, that is, for the shapes and kernels with the most FLOP per second.
 
-    ``scouts``, ``refinements``: the maximum number of measurements on the grid, and around its best shapes, for all
-    kernels together. ``priors``: shapes to measure first. ``is_quick``: whether to use fewer rounds and visits.
+    The search first measures shapes of the grid with the plan's first kernel, and then tries shapes like the fastest
+    ones with all kernels.
+
+    - ``scouts``: the maximum number of measurements on the grid.
+    - ``refinements``: the maximum number of measurements around the fastest shapes, for all kernels together.
+    - ``priors``: shapes to measure before the grid, because they were fast elsewhere.
+    - ``is_quick``: whether to repeat measurements less often.
     """
 
     grid: MatmulGrid
@@ -103,7 +110,9 @@ class SearchOptions:
 
 
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
-    """Return all combinations of the sizes, once each, in the given order. Raises UsageError for more than MAX_STEPS.
+    """Return a matmul shape for every combination of the sizes, without duplicates, in the given order.
+
+    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_STEPS``).
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
@@ -112,7 +121,8 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))
 
 
-#: The layout of each matmul of a linear layer: y = x W^T (forward), dx = dy W (grad-input), dW = dy^T x (grad-weight).
+#: The layout of each of the three matmuls of a linear layer: y = x W^T (``forward``), dx = dy W (``grad-input``) and
+#: dW = dy^T x (``grad-weight``). ``n`` means not transposed and ``t`` transposed, first for A, then for B.
 LAYOUT_BY_LAYER_PASS: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
 _DECODE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
 _TRAINING_TOKENS = (8192,)
@@ -120,35 +130,39 @@ _TRAINING_TOKENS = (8192,)
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """y = x W^T with x (tokens, ``inputs``) and W (``outputs``, ``inputs``)."""
+    """A linear layer y = x W^T of a model, with x (tokens, ``input_size``) and W (``output_size``, ``input_size``)."""
 
     name: str
-    outputs: int
-    inputs: int
+    output_size: int
+    input_size: int
 
-    def shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_BY_PRODUCT."""
+    def make_shape(self, tokens: int, product: str = "forward") -> MatmulShape:
+        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_BY_LAYER_PASS."""
         return {
-            "forward": MatmulShape(tokens, self.outputs, self.inputs),
-            "grad-input": MatmulShape(tokens, self.inputs, self.outputs),
-            "grad-weight": MatmulShape(self.outputs, self.inputs, tokens),
+            "forward": MatmulShape(tokens, self.output_size, self.input_size),
+            "grad-input": MatmulShape(tokens, self.input_size, self.output_size),
+            "grad-weight": MatmulShape(self.output_size, self.input_size, tokens),
         }[product]
 
 
 @dataclass(frozen=True)
 class LayerPreset:
-    """The layers of a preset, and the token counts to measure them with."""
+    """A preset of matmul shapes: linear layers of known models, and the numbers of tokens to measure them with."""
 
     layers: tuple[LinearLayer, ...]
-    tokens: tuple[int, ...] = _TRAINING_TOKENS
+    token_counts: tuple[int, ...] = _TRAINING_TOKENS
 
-    def shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
-        """Return the shapes of the matmuls, each with the names of its layers. Layers of the same shape share a row."""
-        found: dict[MatmulShape, list[str]] = {}
-        for count in tokens or self.tokens:
+    def make_shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
+        """Return the shapes of one matmul of each layer, each shape with the names of its layers.
+
+        ``product``: the matmul, by its name in LAYOUT_BY_LAYER_PASS. ``tokens``: token counts to use instead of the
+        preset's.
+        """
+        names_by_shape: dict[MatmulShape, list[str]] = {}
+        for count in tokens or self.token_counts:
             for layer in self.layers:
-                found.setdefault(layer.shape(count, product), []).append(layer.name)
-        return {shape: ", ".join(dict.fromkeys(names)) for shape, names in found.items()}
+                names_by_shape.setdefault(layer.make_shape(count, product), []).append(layer.name)
+        return {shape: ", ".join(dict.fromkeys(names)) for shape, names in names_by_shape.items()}
 
 
 def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int) -> tuple[LinearLayer, ...]:
@@ -171,7 +185,7 @@ _DEEPSEEK_V3_ATTENTION = (
     LinearLayer("deepseek-v3 out", 7168, 128 * 128),
 )
 
-PRESETS: Mapping[str, LayerPreset] = {
+MATMUL_PRESETS: Mapping[str, LayerPreset] = {
     "decode": LayerPreset(_LLAMA_8B, _DECODE_TOKENS),
     "llama-8b": LayerPreset(_LLAMA_8B),
     "llama-70b": LayerPreset(_LLAMA_70B),
@@ -180,35 +194,36 @@ PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Name the weights of shapes that share N and K and differ in M, the number of tokens.
+    """Return a name for each shape that shares N and K, the size of a layer's weights, with a shape of another M.
 
-    The name is that of a layer if the shapes contain all layers of its preset, or else ``Mx{N}x{K}``. Shapes that share
-    N and K with no other shape are left out.
+    M is the number of tokens. If ``shapes`` contain all layers of a preset, the name is that of the layer. Otherwise it
+    is ``Mx{N}x{K}``. Shapes that share N and K with no other shape are omitted.
     """
     tokens: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
         tokens.setdefault((shape.n, shape.k), set()).add(shape.m)
     names = {weights: f"Mx{weights[0]}x{weights[1]}" for weights, counts in tokens.items() if len(counts) > 1}
-    for preset in PRESETS.values():
-        layers = {(layer.outputs, layer.inputs): layer.name for layer in preset.layers}
+    for preset in MATMUL_PRESETS.values():
+        layers = {(layer.output_size, layer.input_size): layer.name for layer in preset.layers}
         if layers.keys() <= names.keys():
             names |= layers
     return {MatmulShape(m, *weights): name for weights, name in names.items() for m in tokens[weights]}
 
 
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
-#: The suffixes of a layout: the number of unused elements after each stored row of A and B.
+#: The suffixes that a layout may have: the number of unused elements after each stored row of A and B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
 _LAYOUTS_WITH_PADDING = tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS)
-# The standard deviation of int8 values for each kind of data; how many standard deviations of C must fit in int8.
+# The standard deviation of int8 operands for each kind of data. At least so many standard deviations of an int8 C must
+# be below the largest int8 value.
 _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
-#: The dtype of the values before they are quantized to a scaled format.
+#: The dtype of A and B before they are quantized to a scaled format.
 UNQUANTIZED_DTYPE = "bfloat16"
 
 
 class ProductShape(Protocol):
-    """The shape of one or several matmuls."""
+    """The interface of the shapes of single, batched and grouped matmuls."""
 
     @property
     def n(self) -> int: ...
@@ -218,16 +233,16 @@ class ProductShape(Protocol):
     def flop(self) -> int: ...
     @property
     def elements(self) -> Mapping[str, int]:
-        """Elements of ``a``, ``b`` and ``c``."""
+        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """The number of rows (of K elements) of ``a`` and ``b``, over all matmuls."""
+        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
 
 
 @dataclass(frozen=True)
 class ProductProblem(DeclaredProblem):
-    """The common fields of single, batched and grouped matmuls. MatmulProblem explains ``layout``."""
+    """All parameters of single, batched or grouped matmuls except their shape. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
     convention: ClassVar[str]
@@ -265,17 +280,19 @@ class ProductProblem(DeclaredProblem):
         return compute_error_tolerance(self.dtype, self.out_dtype, self.fast_accumulation)
 
     @property
-    def rounding(self) -> float:
-        """The largest relative error that rounding causes, if partial sums are not rounded to bfloat16."""
+    def max_rounding_error(self) -> float:
+        """The largest relative error of C that rounding can cause if no partial sums are rounded to bfloat16."""
         return self.tolerance / (4 if self.dtype == "bfloat16" else 2)
 
     @property
     def has_int8_output(self) -> bool:
-        """Whether C is rounded to int8 and saturated."""
+        """Whether the int32 result of int8 operands is scaled, rounded and clamped to an int8 C."""
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
-        """Return the factor from A @ B to C: a power of two with which few int8 outputs saturate, or else 1."""
+        """Return the factor from A @ B to C: for an int8 C a power of two with which few values saturate, otherwise
+        1.
+        """
         if not self.has_int8_output:
             return 1.0
         deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
@@ -283,27 +300,27 @@ class ProductProblem(DeclaredProblem):
 
     @property
     def padding(self) -> int:
-        """Unused elements after each stored row of A and B."""
+        """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
     def count_stored_elements(self, shape: ProductShape, operand: str) -> int:
-        """Return the number of elements of ``a`` or ``b``, including the unused ones."""
+        """Return the number of elements of ``a`` or ``b`` in memory, including the unused elements after each row."""
         is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
         rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
         return shape.elements[operand] + rows * self.padding
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B. It is the dtype of A, but float8_e4m3fn if A is float8_e5m2 (a gradient), because no vendor
-        supports two e5m2 operands.
+        """The dtype of B: that of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of gradients),
+        because no vendor supports two e5m2 operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
     def buffers(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the device buffers: ``sets`` each of A, B and C, and with ``rewrite`` one to overwrite C from.
+        """Return the device buffers for ``sets`` operand sets, by name: ``a``, ``b`` and ``c``.
 
-        For a scaled format, A and B are the values before quantization; launches read ``a_quantized`` and
-        ``b_quantized``.
+        With ``rewrite`` there is also ``c_rewrite``, which the classic regime copies over C. For a scaled format, ``a``
+        and ``b`` are the values before quantization, and launches read ``a_quantized`` and ``b_quantized`` instead.
         """
         elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
         needed = {
@@ -331,7 +348,7 @@ class ProductProblem(DeclaredProblem):
         return Work(shape.flop, operands + written, self.convention)
 
     def count_operand_bytes(self, shape: ProductShape, operand: str) -> int:
-        """Return the bytes of ``a`` or ``b`` that a launch reads, including scales."""
+        """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""
         count, scaled_format = shape.elements[operand], DTYPES[self.dtype].scaled_format
         if scaled_format is None:
             return count * DTYPES[self.dtype].itemsize
@@ -340,7 +357,7 @@ class ProductProblem(DeclaredProblem):
         return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
 
     def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of all buffers that launches read or write."""
+        """Return the bytes of all buffers that launches read or write, for ``sets`` operand sets."""
         buffers = self.buffers(shape, sets, rewrite)
         unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
         return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
@@ -354,9 +371,9 @@ ProductShapeT = TypeVar("ProductShapeT", bound=ProductShape)
 class MatmulProblem(ProductProblem):
     """All parameters of a matmul except its shape.
 
-    ``layout``: how A and B are stored, in BLAS terms for row-major storage: ``n`` as multiplied, ``t`` transposed.
-    ``nt`` (B stored as N x K) is the layout of a linear layer and of mamf-finder. ``nt+8``: 8 unused elements follow
-    each stored row.
+    ``layout``: a letter for A and a letter for B: ``n`` if memory contains the rows of the matrix one after the other,
+    ``t`` if it contains the rows of its transpose. In ``nt``, the layout of a linear layer and of mamf-finder, B is
+    stored as N rows of K elements. In ``nt+8``, 8 unused elements follow each stored row.
     """
 
     operation: ClassVar[str] = "matmul"
@@ -364,7 +381,7 @@ class MatmulProblem(ProductProblem):
 
 
 class MatmulKernel(Kernel[MatmulProblem, MatmulShape]):
-    """One implementation of matmul."""
+    """An implementation of a single matmul."""
 
     operation = "matmul"
 

@@ -1,6 +1,6 @@
-"""Matmul in torch: torch.mm, torch.compile, TunableOp and torch._int_mm.
+"""Multiply matrices with functions of torch: torch.mm, also under torch.compile and TunableOp, and torch._int_mm.
 
-Operands are views of the pool's buffers. Results are verified on the host.
+``TorchMatmul`` is the base class of matmul kernels that call one function with tensors A, B and C.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from mamf.operations.whole_products import MatmulPart
 
 
 class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
-    """Matmul by one torch function. Derived classes define their dtypes and the launch."""
+    """A matmul kernel that calls one function with tensors. Derived classes define their dtypes, and the launch in
+    ``bind``.
+    """
 
-    #: The torch function that this kernel calls, if some releases of torch lack it; else empty.
+    #: The name of the function in torch that this kernel calls, if some releases of torch lack it; empty otherwise.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -35,10 +37,13 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        """Return the launch over A (M, K), B (K, N) and C (M, N), and the factor from A @ B to C."""
+        """Return a function that launches C = factor * A @ B, and the factor, with A (M, K), B (K, N) and C (M, N).
+
+        The function writes C, or returns another tensor with the result.
+        """
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return details of the computation that its rows should show, such as the configuration."""
+        """Return details of the launch that reports should show, such as the kernel's configuration."""
         return {}
 
     def operand_set(
@@ -60,7 +65,10 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
 
 
 def describe_idle_units(programs: int, units: int | None) -> dict[str, str]:
-    """Return a detail that says how many compute units a launch of ``programs`` can use, if it is not all of them."""
+    """Return a detail that says how many of the device's compute units are busy, if a launch cannot use all of them.
+
+    ``programs``: the number of Triton programs of the launch. ``units``: the number of compute units, if known.
+    """
     return {"ran": f"{programs} programs on at most {programs} of {units} units"} if programs < (units or 0) else {}
 
 
@@ -77,8 +85,9 @@ class TorchMm(TorchMatmul):
 
 
 class Compiled(TorchMm):
-    """torch.mm under torch.compile. Each shape takes seconds to minutes to compile, so a search tries this kernel only
-    on request.
+    """The kernel torch.mm under torch.compile.
+
+    Each shape takes seconds to minutes to compile, so a search tries this kernel only if the user names it.
     """
 
     is_default = False
@@ -91,7 +100,7 @@ class Compiled(TorchMm):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Return the result instead of writing it to C: Inductor would compute it first and then copy it.
+        # Return the result instead of writing it to C, because Inductor would compute it elsewhere and copy it to C.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 
@@ -100,8 +109,9 @@ class Compiled(TorchMm):
 
 
 class TunableOp(TorchMm):
-    """torch.mm with TunableOp, which selects the fastest algorithm of ROCm's libraries. It tunes in the first launch of
-    a shape, which is not timed.
+    """The kernel torch.mm with TunableOp, which selects the fastest algorithm of ROCm's libraries.
+
+    TunableOp measures the algorithms in the first launch of a shape, which mamf does not time.
     """
 
     is_default = False
@@ -109,7 +119,7 @@ class TunableOp(TorchMm):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "hip":
-            # On CUDA, torch up to 2.13 has no algorithms to choose from.
+            # On CUDA, TunableOp has no algorithms to choose from in torch up to 2.13.
             return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
         if not hasattr(torch.cuda, "tunable"):
             return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
@@ -133,11 +143,12 @@ def _enable_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
         tunable.tuning_enable(tuning)
 
 
+# torch._int_mm on CUDA requires more rows of A than this.
 _MAX_UNSUPPORTED_ROWS = 16
 
 
 class IntMm(TorchMatmul):
-    """torch._int_mm: int8 operands, exact int32 result."""
+    """The kernel torch._int_mm, which multiplies int8 operands and returns the exact int32 result."""
 
     name = "int_mm"
     is_default = True

@@ -1,8 +1,9 @@
-"""Matmul kernels written in Triton and Gluon. Each dtype has a few promising configurations, with a kernel for each,
-and a regime ranks these kernels.
+"""Multiply matrices with mamf's own kernels in Triton and Gluon.
 
-Triton ships with torch on NVIDIA, AMD and Intel. It is faster than libraries for some problems, mainly int8 on Hopper.
-Gluon ships with Triton from 3.6 on. In contrast to Triton it assigns warps: some load, others multiply.
+Each dtype has a few promising configurations. Each configuration is a kernel, and mamf measures which one is fastest.
+Triton is installed with torch on NVIDIA, AMD and Intel. It is faster than the vendors' libraries for some problems,
+mainly int8 on Hopper. Gluon is part of Triton 3.6 and later. In contrast to Triton, a program in Gluon decides which
+warps load and which multiply.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from mamf.operations.compilation import check_triton
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_idle_units
 
-#: ``tile``: one program per tile of C. ``persistent``: as many programs as the device runs at once; each computes many
-#: tiles. ``tma``: persistent, and operands are loaded by tensor descriptors.
+#: The way in which programs share the tiles of C. ``tile``: one program per tile. ``persistent``: as many programs as
+#: the device runs at once, and each computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
+#: operands.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
 _EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
@@ -31,7 +33,11 @@ _EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
 
 @dataclass(frozen=True)
 class TritonConfiguration:
-    """The tile of C that a program computes at a time, the step along K, the warps and the pipeline stages."""
+    """A configuration of the Triton matmul.
+
+    ``block_m``, ``block_n``: the rows and columns of a tile of C. ``block_k``: the terms of K per step. ``warps``: the
+    warps of a program. ``stages``: the steps whose operands are loaded in advance. ``schedule``: see TileSchedule.
+    """
 
     block_m: int
     block_n: int
@@ -42,7 +48,10 @@ class TritonConfiguration:
 
     @classmethod
     def parse(cls, text: str) -> TritonConfiguration:
-        """Read the text that ``str`` writes: ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``. Raises UsageError."""
+        """Read the text that ``str`` writes, such as ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``.
+
+        Raises UsageError for any other text, and for sizes that Triton does not support.
+        """
         match = _CONFIGURATION_PATTERN.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r} is not a configuration of kernel triton; write it like {_EXAMPLE}")
@@ -55,8 +64,8 @@ class TritonConfiguration:
         kinds: tuple[TileSchedule, ...] = get_args(TileSchedule)
         return cls(block_m, block_n, block_k, warps, stages, kinds[kinds.index(schedule)])  # type: ignore[arg-type]
 
-    def tiles(self, m: int, n: int) -> int:
-        """Return the number of tiles of C (M, N)."""
+    def count_tiles(self, m: int, n: int) -> int:
+        """Return the number of tiles of C with ``m`` rows and ``n`` columns."""
         return -(-m // self.block_m) * -(-n // self.block_n)
 
     def __str__(self) -> str:
@@ -79,7 +88,7 @@ _FLOAT8_CONFIGURATIONS = (
     "128x128x128/4w3s",
 )
 _FLOAT32_CONFIGURATIONS = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
-#: For NVIDIA, mainly Hopper; the first configuration is the kernel's default.
+#: The configurations for NVIDIA, mainly for Hopper, by dtype. The first configuration is the kernel's default.
 _CUDA_CONFIGURATIONS = {
     "bfloat16": _16_BIT_CONFIGURATIONS,
     "float16": _16_BIT_CONFIGURATIONS,
@@ -95,7 +104,7 @@ _CUDA_CONFIGURATIONS = {
         "128x256x128/8w3s/tma",
     ),
 }
-#: For other devices: shared memory is 64 KiB on AMD's CDNA 3.
+#: The configurations for other devices, by dtype. They need less shared memory, because AMD's CDNA 3 has only 64 KiB.
 _OTHER_CONFIGURATIONS = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
@@ -108,27 +117,32 @@ _OTHER_CONFIGURATIONS = {
 
 
 def list_configurations(runtime: str, dtype: str) -> list[TritonConfiguration]:
-    """Return the configurations worth trying for a dtype, most promising first."""
+    """Return the configurations that are worth trying for a dtype, most promising first.
+
+    ``runtime``: the runtime of the backend, such as ``cuda``.
+    """
     texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
     return [TritonConfiguration.parse(text) for text in texts or _OTHER_CONFIGURATIONS[dtype]]
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# Rows of tiles per group: concurrent programs share their operands.
+# The number of rows of tiles in a group, whose tiles have consecutive numbers. Programs that run at once then share
+# operands in the cache.
 _TILE_ROWS_PER_GROUP = 8
 # The assumed number of compute units of a device that does not report it.
 _ASSUMED_COMPUTE_UNITS = 64
-# Elements of C per compute unit, all persistent programs together: two of 128 x 128 or one of 128 x 256 fill its
-# registers.
+# The warps of all persistent programs on a compute unit: two tiles of 128 x 128 with 4 warps each, or one tile of
+# 128 x 256 with 8 warps, fill its registers.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT = 16  # bytes
 _HOPPER_ARCHITECTURE = 90
 
 
 class TritonMatmul(TorchMatmul):
-    """``text``: a configuration such as ``128x256x64/8w3s``, by default the most promising one for the dtype.
+    """A matmul by mamf's Triton kernels in one configuration.
 
-    ``compute_units``: the number of compute units of the device that it is prepared for, if known.
+    - ``text``: the configuration, such as ``128x256x64/8w3s``; None: the most promising one for the dtype.
+    - ``compute_units``: the number of compute units of the device for which it is prepared, if known.
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
@@ -185,17 +199,19 @@ class TritonMatmul(TorchMatmul):
         ]
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether a configuration is too large for the device or does not compile."""
+        """Return whether an error means that a configuration is too large for the device or does not compile."""
         from triton.errors import TritonError
 
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return the configuration, units without work, and how 8-bit floats are summed: Hopper keeps 14 bits unless
-        partial sums are added to float32 regularly.
+        """Return the configuration, the number of busy compute units if it is not all, and how 8-bit floats are summed.
+
+        The last detail is reported because Hopper keeps sums in 14 bits, unless a kernel adds them to float32
+        regularly.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
-        idle = describe_idle_units(self.configuration.tiles(shape.m, shape.n), self._compute_units)
+        idle = describe_idle_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
         details = {"configuration": str(self.configuration), **idle}
         if problem.dtype not in _FLOAT8_DTYPES:
             return details
@@ -214,10 +230,11 @@ class TritonMatmul(TorchMatmul):
         chosen = self.configuration
         assert chosen is not None, "the kernel that is prepared has one"
         (m, k), n = a.shape, b.shape[1]
-        programs = chosen.tiles(m, n)
+        program_count = chosen.count_tiles(m, n)
         if chosen.schedule != "tile":
-            programs = min(
-                programs, (self._compute_units or _ASSUMED_COMPUTE_UNITS) * max(1, _MAX_WARPS_PER_UNIT // chosen.warps)
+            program_count = min(
+                program_count,
+                (self._compute_units or _ASSUMED_COMPUTE_UNITS) * max(1, _MAX_WARPS_PER_UNIT // chosen.warps),
             )
         options: dict[str, Any] = {
             "BLOCK_M": chosen.block_m,
@@ -230,13 +247,13 @@ class TritonMatmul(TorchMatmul):
         }
         arguments: tuple[Any, ...]
         if chosen.schedule == "tma":
-            kernel = kernels.multiply_by_descriptors[(programs,)]
+            kernel = kernels.multiply_by_descriptors[(program_count,)]
             arguments = (*_make_tensor_descriptors(a, b, c, problem.layout, chosen), m, n, k)
             options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
-            kernel = kernels.multiply_by_pointers[(programs,)]
+            kernel = kernels.multiply_by_pointers[(program_count,)]
             arguments = (a, b, c, m, n, k, *a.stride(), *b.stride())
-            options["WHOLE_K"] = k % chosen.block_k == 0
+            options["IS_K_WHOLE_BLOCKS"] = k % chosen.block_k == 0
 
         def launch() -> None:
             kernel(*arguments, **options)
@@ -245,7 +262,7 @@ class TritonMatmul(TorchMatmul):
 
 
 def supports_tensor_descriptors(backend: Backend) -> bool:
-    """Return whether the device loads blocks with tensor descriptors and this Triton lets the host create them."""
+    """Return whether the device supports tensor descriptors, and the installed Triton can create them on the host."""
     architecture = backend.info.architecture or ""
     is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
     if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER_ARCHITECTURE:
@@ -254,22 +271,25 @@ def supports_tensor_descriptors(backend: Backend) -> bool:
 
 
 def _choose_arithmetic_options(problem: MatmulProblem, chosen: TritonConfiguration) -> dict[str, Any]:
-    """Return the kernel's options that say how the dtype is multiplied and summed."""
+    """Return the options of the Triton kernel that decide in which precision operands are multiplied and summed."""
     import triton.language as tl
 
     is_precise_float8 = problem.dtype in _FLOAT8_DTYPES and not problem.fast_accumulation
     return {
-        "SUMS": tl.int32 if problem.dtype == "int8" else tl.float32,
-        "PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
-        # Only Hopper uses this; None keeps sums in the precision of its tensor cores.
-        "IMPRECISE": chosen.block_k if is_precise_float8 else None,
+        "SUM_DTYPE": tl.int32 if problem.dtype == "int8" else tl.float32,
+        "INPUT_PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
+        # Only Hopper uses this option: None keeps sums in the precision of its tensor cores.
+        "MAX_IMPRECISE_STEPS": chosen.block_k if is_precise_float8 else None,
     }
 
 
 def _make_tensor_descriptors(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: TritonConfiguration
 ) -> list[Any]:
-    """Make tensor descriptors of A, B and C in their memory layouts; C is stored in halves, to save shared memory."""
+    """Make tensor descriptors of A, B and C in their memory layouts.
+
+    The blocks of C have half the width of a tile, because the kernel stores halves to save shared memory.
+    """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     a_block, b_block = [chosen.block_m, chosen.block_k], [chosen.block_k, chosen.block_n]
@@ -289,20 +309,26 @@ _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: Tiles that fill the shared memory, most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
 _TILE_COLUMNS = 256
-# A block of A has as many rows as four warps multiply at once; C is stored in blocks of this width.
+# The rows of a block of A, which is what four warps multiply at once, and the columns of the blocks that are stored to
+# C.
 _BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
-# Bytes of a row of a block of A or B, which is the widest swizzle of shared memory; alignment of rows in memory, bytes.
+# The bytes of a row of a block of A or B, which is the widest swizzle of shared memory; and the number of bytes of
+# which the distance of two rows in memory must be a multiple.
 _BLOCK_ROW_BYTES, _ROW_ALIGNMENT_BYTES = 128, 16
 
 
 class Gluon(TorchMatmul):
-    """``text``: a tile of C and the stages of its ring, such as ``192x256/3s``; by default the most promising one."""
+    """A matmul by mamf's Gluon kernel for Hopper.
+
+    ``text``: the rows and columns of a tile of C, and the stages of the ring buffer of operands, such as
+    ``192x256/3s``; None: the most promising ones.
+    """
 
     dtypes = ("bfloat16", "float16")
     takes = "a tile"
     is_tried_unasked = False
-    #: The number of programs: one per compute unit of the device that the kernel is prepared for.
-    programs = 1
+    #: The number of programs of a launch: one per compute unit of the device for which the kernel is prepared.
+    program_count = 1
 
     def __init__(self, text: str | None = None) -> None:
         self.text = text or _GLUON_TILES[0]
@@ -322,11 +348,13 @@ class Gluon(TorchMatmul):
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
         chosen = Gluon(self.text)
-        chosen.programs = backend.info.compute_units or 1
+        chosen.program_count = backend.info.compute_units or 1
         return chosen
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether a tile does not compile, or needs more memory or registers than the device has."""
+        """Return whether an error means that a tile does not compile, or needs more memory or registers than there
+        are.
+        """
         from triton.errors import TritonError
 
         return isinstance(error, TritonError)
@@ -343,20 +371,21 @@ class Gluon(TorchMatmul):
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
-        return {"configuration": self.text, **describe_idle_units(tiles, self.programs)}
+        return {"configuration": self.text, **describe_idle_units(tiles, self.program_count)}
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        return make_gluon_launch(self.rows, self.stages, self.programs, a, b.t(), c), 1.0
+        return make_gluon_launch(self.rows, self.stages, self.program_count, a, b.t(), c), 1.0
 
 
 def make_gluon_launch(
-    rows: int, stages: int, programs: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    rows: int, stages: int, program_count: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> Callable[[], None]:
-    """Return the launch of C (M,N) = A (M,K) @ B^T, with B (N,K), in tiles with ``rows`` rows.
+    """Return a function that launches C = A @ B^T with A (M, K), B (N, K) and C (M, N).
 
-    Raises UnsupportedError if this Triton has no Gluon, or one that differs from Triton 3.6.
+    ``rows``: the rows of a tile of C. ``stages``: the stages of the ring buffer. ``program_count``: the number of
+    programs. Raises UnsupportedError if the installed Triton has no Gluon, or one that differs from that of Triton 3.6.
     """
     try:
         from triton.experimental.gluon.language import NVMMASharedLayout
@@ -374,6 +403,6 @@ def make_gluon_launch(
             (c, [_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
         )
     ]
-    kernel = multiply_with_warp_groups[(min(programs, -(-m // rows) * -(-n // _TILE_COLUMNS)),)]
+    kernel = multiply_with_warp_groups[(min(program_count, -(-m // rows) * -(-n // _TILE_COLUMNS)),)]
     options = {"BLOCKS": rows // _BLOCK_ROWS, "STAGES": stages, "GROUP_M": _TILE_ROWS_PER_GROUP, "num_warps": 4}
     return lambda: kernel(*described, m, n, k, **options)

@@ -41,11 +41,10 @@ from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, f
 
 
 class GuardStrategy(RowsStrategy):
-    """The strategy of ``mamf guard``: it measures every row once, then measures rows again for which it is in doubt
-    whether they are slower than in the baseline, up to the plan's number of rounds.
+    """The strategy of ``mamf guard``: it measures every row once, then again each row that may have become slower.
 
-    - ``baseline``: the baseline's results by key. None: measure a new baseline, with every row in all rounds.
-    - ``tolerance``: the share by which a row may be slower than in the baseline.
+    ``baseline``: the baseline's results by key; None: measure a new baseline, with every row in all rounds of the plan.
+    ``tolerance``: the share by which a row may be slower than in the baseline.
     """
 
     def __init__(
@@ -61,9 +60,7 @@ class GuardStrategy(RowsStrategy):
             regime = self.runner.start_regime(self.make_regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]
             yield from self._visit_steps(regime, [step for step in steps if step in left], "", 1)
-            later_regime = regime.make_confirmation_regime(
-                summarize_conditions(self._select_measured_rows(name)), math.inf
-            )
+            later_regime = regime.make_confirmation_regime(summarize_conditions(self._select_measured(name)), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
@@ -81,7 +78,7 @@ class GuardStrategy(RowsStrategy):
             if row is not None:
                 self._rows_by_step.setdefault(self._replace_kernel_name(step), []).append(row)
 
-    def _select_measured_rows(self, regime: str) -> list[Measurement]:
+    def _select_measured(self, regime: str) -> list[Measurement]:
         return [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == regime]
 
     def _is_in_doubt(self, step: StepKey) -> bool:
@@ -100,9 +97,7 @@ class GuardStrategy(RowsStrategy):
 
 
 def add_second_step(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """Return the ``due`` steps of a round. If only one is due, add another one of ``steps``, so that no row is measured
-    twice in succession.
-    """
+    """Return the ``due`` steps, plus one of ``steps`` if only one is due, so that no row is measured twice in a row."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]
 
@@ -112,33 +107,27 @@ _MAX_VISITS = 5
 
 
 class ReproduceStrategy(RowsStrategy):
-    """The strategy of ``mamf reproduce``: it measures the rows of a plan's claimed rates again, up to 5 times each,
-    until it is decided whether the rate is reproduced.
-    """
+    """The strategy of ``mamf reproduce``: it measures claimed rates again until each is reproduced or refuted."""
 
     def yield_steps(self) -> Steps:
-        self._rows_so_far, self._answered_visits = (
-            list(self.setup.rows),
-            {(row.step, row.round) for row in self.setup.rows},
-        )
+        self._rows, self._measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         for name in self.plan.regimes:
             yield from self._visit_claims(self.runner.start_regime(self.make_regime(name)))
 
     def _visit_claims(self, regime: Regime) -> Steps:
-        # Claims take turns. From the second turn on, each measurement follows a rest if the device's power controller
-        # would otherwise stay in one of its states.
+        # From the second turn on, measure after a rest if the power controller would otherwise stay in one state.
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
         for visit in range(1, _MAX_VISITS + 1):
-            judged = judge_claims(self.plan.options, self._rows_so_far)
+            judged = judge_claims(self.plan.options, self._rows)
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
-                if step.regime == regime.name and (step, visit) not in self._answered_visits:
+                if step.regime == regime.name and (step, visit) not in self._measured_visits:
                     _, problem, shape, name = step
                     self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
                         by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
                     )
-                    self._rows_so_far += [row] if row is not None else []
-            seen = [row for row in self._rows_so_far if row.ok and row.regime == regime.name]
+                    self._rows += [row] if row is not None else []
+            seen = [row for row in self._rows if row.ok and row.regime == regime.name]
             regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
 
 
@@ -153,11 +142,8 @@ _MIN_LOADING_SHARE = 0.25
 
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
-    """Draw the random problem ``number`` of a kernel, and its shape. Return None if the kernel supports no problem that
-    the plan allows.
-
-    The result depends only on the plan's seed, dtypes and largest shape, the kernel, the number and the regime, so that
-    a problem can be verified again.
+    """Draw the random problem ``number`` of a kernel, and its shape; None if the kernel supports none of the plan's. It
+    depends only on the plan's seed, dtypes and largest shape, the kernel, the number and the regime.
     """
     of, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
@@ -176,9 +162,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 
 def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
-    """Return the kernels of any operation that ``names`` lists, by name. If ``names`` is empty, return all kernels that
-    are available here and do not compile for minutes.
-    """
+    """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
     names_by_operation: dict[str, list[str] | None] = {}
     for name in names or ():
         names_by_operation.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
@@ -246,8 +230,7 @@ class VerifyStrategy(PlanStrategy):
                     continue
                 drawn, repeats = found, repeats + 1
                 self.setup.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
-                # A problem that the user requested by number is verified again and again, with a row each time, until
-                # it fails.
+                # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
                 # Count a failure as much time, because a kernel that fails immediately must not always be next.
@@ -260,8 +243,7 @@ class VerifyStrategy(PlanStrategy):
 
 
 AnswerT = TypeVar("AnswerT")
-#: The four rows that ``mamf overlap`` measures for each matmul and other work: which work is timed, and whether it runs
-#: alone.
+#: The four rows of a matmul and other work: which of the two is timed, and whether it runs alone.
 PAIR_ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
 #: The number of rounds, each of which measures the matmul, the other work, and both at once, so that a drift of the
 #: device affects all three equally; and the default seconds to measure each row, over all rounds.
@@ -269,14 +251,14 @@ _VISIT_ROUNDS, DEFAULT_SECONDS = 3, 3.0
 #: A window is a series of launches that gives one sample. These are the number of blocks of launches in a window, the
 #: number of blocks of the other work that a CPU queues ahead, the seconds of a window, and the maximum number of
 #: windows to try for a first sample.
-_BLOCKS_PER_WINDOW, _BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
+_BLOCKS, _BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
 #: Each pair contains the number of cache flushes ahead of a window, during which the host queues the window's first
 #: blocks, and the maximum number of short launches in a window. mamf begins with the first pair, and uses the next one
 #: if the host is late in more than the share _MAX_LATE_SHARE of the windows.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: The host must be at least this many seconds ahead of the device at each mark, or the device may have waited for it.
-#: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.
-_MIN_AHEAD_SECONDS, _MIN_LAUNCH_SECONDS = 20e-6, 1e-9
+#: A launch counts as at least _MIN_SECONDS long, to avoid a division by 0.
+_MIN_AHEAD_SECONDS, _MIN_SECONDS = 20e-6, 1e-9
 
 
 def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
@@ -289,10 +271,8 @@ def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, O
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Return the seconds per launch of each concurrent work, from the blocks between the latest start and the earliest
-    end of all works. Return None if a work has no block in that period.
-
-    ``marks``: for each work, the device time in seconds and the number of launches so far at each mark between blocks.
+    """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
+    works; None if one has no block there. ``marks``: each work's device seconds and launches so far at each mark.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -338,25 +318,21 @@ class OverlapStrategy:
             with self.kernel.settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
-            status_and_reason: tuple[Status, str] = ("wrong_result", str(error))
+            failure: tuple[Status, str] = ("wrong_result", str(error))
         except get_plugin_errors() as error:
-            status_and_reason = classify_error(error, self.kernel, self.backend)
+            failure = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
         steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in PAIR_ROWS]
-        return [
-            replace(make_failed_row(step), status=status_and_reason[0], reason=status_and_reason[1]) for step in steps
-        ]
+        return [replace(make_failed_row(step), status=failure[0], reason=failure[1]) for step in steps]
 
 
 @dataclass
-class _ConcurrentWork:
+class _TimedWork:
     """One of the two works that run at the same time (the matmul or the other work), with its queue on the device.
 
     - ``queue_mark``, ``queue_launch``: functions that queue a mark, or a given launch, in the queue of this work.
-    - ``launch_rotation``: the launches in turn, each with another set of operands.
-    - ``launch_seconds``: the latest time of a launch, which sets the number of launches in a block.
-    - ``block_marks``: the marks around the blocks of a window, each with the host's time and the number of launches so
-      far.
+    - ``launch_rotation``: the launches in turn, each with another set of operands. ``launch_seconds``: the latest time
+      of a launch. ``marks``: the marks around blocks, each with the host's time and the number of launches so far.
     """
 
     kernel_name: str
@@ -365,13 +341,11 @@ class _ConcurrentWork:
     queue_launch: Callable[[Callable[[], object]], object]
     launch_rotation: Iterator[Callable[[], object]]
     launch_seconds: float
-    block_marks: list[tuple[Any, float, int]] = field(default_factory=list)
+    marks: list[tuple[Any, float, int]] = field(default_factory=list)
 
 
 class _PairMeasurement:
-    """The measurement of one pair: its prepared matmul and other work, and the samples of its four rows. Creating it
-    raises whatever their kernels raise.
-    """
+    """The measurement of one pair of a matmul and other work. Creating it raises whatever the kernels raise."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
@@ -386,9 +360,7 @@ class _PairMeasurement:
         self.works = {PRODUCTS: own, OTHER: self._prepare_work(OTHER, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
-    def _prepare_work(
-        self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]
-    ) -> _ConcurrentWork:
+    def _prepare_work(self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]) -> _TimedWork:
         kernel, backend, problem = self.strategy.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
@@ -399,12 +371,10 @@ class _PairMeasurement:
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
         name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
-        return _ConcurrentWork(name, checked, mark, queue_launch, rotation, seconds)
+        return _TimedWork(name, checked, mark, queue_launch, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:
-        """Measure the four rows of the pair. Raise WrongResultError if an output is wrong, and UnsupportedError if the
-        host was too slow or the device did not run both works at the same time.
-        """
+        """Measure the four rows of the pair. Raise WrongResultError, or UnsupportedError if the works never overlap."""
         every = list(self.works.values())
         for flushes, self.max_short_launches in _FLUSHES_AND_MAX_LAUNCHES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
@@ -421,7 +391,7 @@ class _PairMeasurement:
             )
         return [self._build_row(row) for row in PAIR_ROWS]
 
-    def _measure_all_visits(self, every: Sequence[_ConcurrentWork], is_last: bool) -> bool:
+    def _measure_all_visits(self, every: Sequence[_TimedWork], is_last: bool) -> bool:
         """Measure all rounds of the matmul, the other work and both at once. Return False if the host was late in too
         many windows and, unless ``is_last``, the caller can try more flushes and fewer launches per window.
         """
@@ -444,14 +414,14 @@ class _PairMeasurement:
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
         return cast(AnswerT, answer)
 
-    def _verify_outputs(self, works: Sequence[_ConcurrentWork], whole: bool = False) -> None:
+    def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:
         for work in works:
             self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.launch_seconds))
             self._call_on_all_ranks(partial(work.checked.verify, whole))
             if whole:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _measure_visit(self, works: Sequence[_ConcurrentWork]) -> float:
+    def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
         """Launch these works for one oscillation period of the power controller without taking samples, then take
         samples for this round's share of the time. Return the share of windows in which a host was late.
         """
@@ -464,30 +434,26 @@ class _PairMeasurement:
             if elapsed >= part and (of_first or tried >= _MAX_WINDOWS_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
-            block = max(
-                min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS_PER_WINDOW,
-                *seconds,
-                _MIN_LAUNCH_SECONDS,
-            )
-            counts = [block / max(each, _MIN_LAUNCH_SECONDS) for each in seconds]
+            block = max(min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS, *seconds, _MIN_SECONDS)
+            counts = [block / max(each, _MIN_SECONDS) for each in seconds]
             found = self._measure_window(works, counts)
             windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.launch_seconds = latest
                 samples = self.samples[PRODUCTS if work is self.works[PRODUCTS] else OTHER, len(works) == 1]
                 samples.seconds += [latest] * is_settled
-                samples.launches += round(_BLOCKS_PER_WINDOW * count) * is_settled
+                samples.launches += round(_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
-    def _measure_window(self, works: Sequence[_ConcurrentWork], launches: Sequence[float]) -> list[float] | None:
+    def _measure_window(self, works: Sequence[_TimedWork], launches: Sequence[float]) -> list[float] | None:
         """Launch the works at once for a window, and return the seconds per launch of each while all of them run.
         Return None if they never ran at the same time, or waited for the host. ``launches``: for each work, the mean
         number of launches per block, chosen so that the works end at the same time.
         """
         backend = self.backend
         for work in works:
-            work.block_marks = []
+            work.marks = []
             work.checked.change_operands_and_poison()
         first = backend.mark()
         backend.wait(first)
@@ -497,29 +463,26 @@ class _PairMeasurement:
         self.queue.fork()
         # A CPU runs the matmul while it is queued, so the host must queue some of the other work first.
         ahead = 0 if self.flushes or len(works) == 1 else _BLOCKS_AHEAD
-        for block in range(_BLOCKS_PER_WINDOW + 1 + ahead):
+        for block in range(_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
                 own = block - ahead if work is works[0] else block
-                if not 0 <= own <= _BLOCKS_PER_WINDOW:
+                if not 0 <= own <= _BLOCKS:
                     continue
                 done = round(own * count)
-                for launch in itertools.islice(work.launch_rotation, done - work.block_marks[-1][2] if own else 0):
+                for launch in itertools.islice(work.launch_rotation, done - work.marks[-1][2] if own else 0):
                     work.queue_launch(launch)
                     backend.submit()
-                work.block_marks.append((work.queue_mark(), backend.now(), done))
+                work.marks.append((work.queue_mark(), backend.now(), done))
         self.queue.join()
         end = backend.mark()
         self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks wait for one another.
-        times = [
-            [(backend.seconds_between(first, mark), done) for mark, _, done in work.block_marks[1:]] for work in works
-        ]
-        due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.block_marks[1:]]
+        times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
+        due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
         found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
-        # Use the values of all ranks, because a collective waits for the slowest host, and because all ranks must adapt
-        # their works equally.
+        # Use the values of all ranks: a collective waits for the slowest host, and all must adapt their works equally.
         answers = self.strategy.gather_from_ranks((headway, last if found is None else None))
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)

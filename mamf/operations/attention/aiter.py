@@ -16,10 +16,10 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 class AiterLibrary(Library):
     """AMD's library AITER. It builds its kernels in the first launch, which mamf does not time."""
 
-    library = "AITER"
-    module = "aiter"
-    distribution = "amd-aiter"
-    install = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
+    library_name = "AITER"
+    module_name = "aiter"
+    distribution_name = "amd-aiter"
+    install_command = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
     runtimes = ("hip",)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -37,7 +37,7 @@ class Aiter(AiterLibrary, LibraryAttention):
     has_window = True
     has_unequal_head_dims = True
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         from aiter import flash_attn_func
 
         return flash_attn_func

@@ -68,18 +68,18 @@ class _FlashAttention(LibraryAttention):
 
 
 class FlashAttention2Library(Library):
-    library = "FlashAttention 2"
-    module = "flash_attn"
-    distribution = "flash-attn"
-    install = "pip install flash-attn --no-build-isolation"
+    library_name = "FlashAttention 2"
+    module_name = "flash_attn"
+    distribution_name = "flash-attn"
+    install_command = "pip install flash-attn --no-build-isolation"
     runtimes = ("cuda", "hip")
-    cards = "compute capability 8.0 and above"
+    supported_cards = "compute capability 8.0 and above"
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability >= (8, 0)
 
-    def load(self) -> Any:
-        module = importlib.import_module(self.module)
+    def import_library(self) -> Any:
+        module = importlib.import_module(self.module_name)
         # flash-attn-4 also installs a package flash_attn, which contains only ``cute``.
         if not hasattr(module, "flash_attn_func"):
             raise WrongLibraryError(
@@ -93,20 +93,20 @@ class FlashAttention2(FlashAttention2Library, _FlashAttention):
 
 
 class FlashAttention3Library(Library):
-    library = "FlashAttention 3"
-    module = _FA3_MODULES[0]
-    distribution = "flash-attn-3"
-    install = (
+    library_name = "FlashAttention 3"
+    module_name = _FA3_MODULES[0]
+    distribution_name = "flash-attn-3"
+    install_command = (
         "pip install --no-build-isolation"
         " 'flash-attn-3 @ git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
     )
-    cards = "Hopper (sm90) only"
-    instead = "flash-attn-4"
+    supported_cards = "Hopper (sm90) only"
+    alternative_kernel = "flash-attn-4"
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability[0] == 9
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         for name in _FA3_MODULES:
             try:
                 return importlib.import_module(name)
@@ -115,7 +115,7 @@ class FlashAttention3Library(Library):
                 # error.
                 if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                     raise
-        raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module)
+        raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module_name)
 
 
 class FlashAttention3(FlashAttention3Library, _FlashAttention):
@@ -139,24 +139,24 @@ class FlashAttention4(_FlashAttention):
     """
 
     name = "flash-attn-4"
-    library = "FlashAttention 4"
-    module = "flash_attn.cute"
-    distribution = "flash-attn-4"
+    library_name = "FlashAttention 4"
+    module_name = "flash_attn.cute"
+    distribution_name = "flash-attn-4"
     # pip needs --pre, because flash-attn-4 has only pre-releases.
-    install = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
-    cards = "compute capability 8.0 to 12.x"
+    install_command = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
+    supported_cards = "compute capability 8.0 to 12.x"
     no_window = None
     has_unequal_head_dims = True
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability[0] in _FA4_FORWARD_MAJORS
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         # flash-attn 2.8 includes an early copy of flash_attn.cute, which needs other packages. The module's __version__
         # does not tell whether it is this copy, so ask for the installed package.
-        if get_package_version(self.distribution) is None:
-            raise ModuleNotFoundError(f"no {self.distribution}", name=self.module)
-        return importlib.import_module(self.module)
+        if get_package_version(self.distribution_name) is None:
+            raise ModuleNotFoundError(f"no {self.distribution_name}", name=self.module_name)
+        return importlib.import_module(self.module_name)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         is_asked = problem.has_backward and backend.runtime in self.runtimes

@@ -17,16 +17,16 @@ class FusedSdpa(LibraryAttention):
     """
 
     name = "fused-sdpa"
-    library = "FusedSDPA"
-    module = "habana_frameworks.torch.hpex.kernels"
-    distribution = "habana-torch-plugin"
-    install = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
+    library_name = "FusedSDPA"
+    module_name = "habana_frameworks.torch.hpex.kernels"
+    distribution_name = "habana-torch-plugin"
+    install_command = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
     # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
     has_unequal_lengths = False
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         from habana_frameworks.torch.hpex.kernels import FusedSDPA
 
         return FusedSDPA.apply

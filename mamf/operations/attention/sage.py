@@ -44,18 +44,18 @@ _BUILT_FLAGS: Mapping[ComputeCapability, str] = {
 
 
 class _Sage(QuantizedAttention):
-    module = "sageattention"
-    distribution = "sageattention"
+    module_name = "sageattention"
+    distribution_name = "sageattention"
     # SageAttention's causal mask is right only if there are as many queries as keys.
     has_unequal_lengths = False
     release: ClassVar[int]
 
-    def load(self) -> Any:
-        module = importlib.import_module(self.module)
+    def import_library(self) -> Any:
+        module = importlib.import_module(self.module_name)
         # Releases 1 and 2 have a function ``sageattn``, but only release 2 also has a function for each of its kernels.
         release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
         if release != self.release:
-            found = get_package_version(self.distribution) or f"{release}.x"
+            found = get_package_version(self.distribution_name) or f"{release}.x"
             raise WrongLibraryError(f"the installed sageattention is {found}")
         self.require_built()
         return module.sageattn
@@ -89,9 +89,9 @@ class Sage1(_Sage):
 
     name = "sage-1"
     release = 1
-    library = "SageAttention 1"
-    install = "pip install sageattention==1.0.6"
-    cards = "compute capability 8.0 and above"
+    library_name = "SageAttention 1"
+    install_command = "pip install sageattention==1.0.6"
+    supported_cards = "compute capability 8.0 and above"
     product_dtypes = _FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
@@ -121,10 +121,10 @@ class Sage2(_Sage):
 
     name = "sage-2"
     release = 2
-    library = "SageAttention 2"
-    install = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
-    cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
-    instead = "sage-1"
+    library_name = "SageAttention 2"
+    install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
+    supported_cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
+    alternative_kernel = "sage-1"
     head_dims = range(8, 129, 8)
     #: On normal data, the error with P and V in fp8 (3 bits of mantissa) and Q and K in int8 is 4e-2. The limit is
     #: twice as large.

@@ -28,10 +28,10 @@ _FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
 class _Sparge(QuantizedAttention):
-    library = "SpargeAttn"
-    module = "spas_sage_attn"
-    distribution = "spas-sage-attn"
-    install = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
+    library_name = "SpargeAttn"
+    module_name = "spas_sage_attn"
+    distribution_name = "spas-sage-attn"
+    install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
     head_dims = (64, 128)
     has_gqa = False
     has_unequal_lengths = False
@@ -42,8 +42,8 @@ class _Sparge(QuantizedAttention):
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in self.capabilities
 
-    def load(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.function)
+    def import_library(self) -> Any:
+        return getattr(importlib.import_module(self.module_name), self.function)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if min(shape.seqlen_q, shape.seqlen_k) < _MIN_TOKENS:
@@ -85,7 +85,7 @@ class _Sparge(QuantizedAttention):
 
 
 class _Fp16(_Sparge):
-    cards = "sm80, sm86, sm87, sm89 and sm90"
+    supported_cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
     #: int8 causes an error of 1.3e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks,
@@ -94,7 +94,7 @@ class _Fp16(_Sparge):
 
 
 class _Fp8(_Sparge):
-    cards = "sm89 and sm90"
+    supported_cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
     #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
@@ -132,10 +132,10 @@ class SpargeFp16TopK(_Fp16, _TopK):
 class SpargeFp8Threshold(_Fp8):
     name = "sparge-fp8-threshold"
     function = "spas_sage2_attn_meansim_cuda"
-    instead = "sparge-fp16-threshold"
+    alternative_kernel = "sparge-fp16-threshold"
 
 
 class SpargeFp8TopK(_Fp8, _TopK):
     name = "sparge-fp8-topk"
     function = "spas_sage2_attn_meansim_topk_cuda"
-    instead = "sparge-fp16-topk"
+    alternative_kernel = "sparge-fp16-topk"

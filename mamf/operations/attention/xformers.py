@@ -15,11 +15,11 @@ from mamf.operations.attention.torch_attention import LibraryAttention
 
 class XFormers(LibraryAttention):
     name = "xformers"
-    library = "xFormers"
-    module = "xformers.ops"
-    distribution = "xformers"
+    library_name = "xFormers"
+    module_name = "xformers.ops"
+    distribution_name = "xformers"
     # --no-deps, because xFormers requires the torch that it was built with, so pip would replace the installed torch.
-    install = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
+    install_command = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
@@ -28,8 +28,8 @@ class XFormers(LibraryAttention):
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
-    def load(self) -> Any:
-        ops = importlib.import_module(self.module)
+    def import_library(self) -> Any:
+        ops = importlib.import_module(self.module_name)
         function = ops.memory_efficient_attention
         # After release 0.0.35, another package (mslk) has the kernels, and they do not need xFormers' compiled library.
         if function.__module__.startswith("xformers") and not _is_built():

@@ -217,9 +217,10 @@ def compute_reference_attention(
     kv: slice,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Compute the output and, if do is given, the gradients of the kv heads in ``kv`` and all heads that share them.
+    """Compute the output and, if ``tensors`` contains do, the gradients of all heads that share the kv heads in ``kv``.
 
-    With ``rows``, compute only these rows of the output and of dQ. Shapes are those of ``view_heads``.
+    ``batch``: the index of the sequence. ``rows``: compute only these rows of the output and of dQ, and neither dK nor
+    dV; None: all. Return the results by name, in the shapes of ``view_heads``.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.operation import READS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
@@ -122,7 +122,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 def reads_operands(problem: object) -> bool:
     """Return whether the work of this problem reads operands."""
-    return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
+    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS[problem.pattern])
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
 
     Arrays that fit in the cache are served from it after the first pass of a launch, so ``warm`` must be above 1.
     """
-    if problem.is_of_memory(shape, cache_bytes):
+    if problem.is_served_by_memory(shape, cache_bytes):
         return MEMORY
     fits = cache_bytes is not None and len(problem.arrays) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from mamf.engine.search.search import find_best
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
-from mamf.report.document import table
+from mamf.report.document import align_table
 
 # -- landscapes --------------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ def main() -> None:
         for task in tasks
         for name, units in (("mamf", task.compute_units), ("mamf, compute units unknown", None))
     ]
-    print(table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
+    print(align_table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
 
 
 if __name__ == "__main__":

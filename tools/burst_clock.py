@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
-from mamf.report.charts.picture import SMALL, TEXT, DrawnPanel, Named, Picture, prepare
+from mamf.report.charts.picture import SMALL, TEXT, DrawnPanel, LegendEntries, Picture, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,10 +128,10 @@ class BurstClock(Picture):
     def inches(self) -> float:
         return 5.0
 
-    def drawn_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+    def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
         return [[DrawnPanel(f"clock over time: {self.title}", functools.partial(_draw, chart=self))]]
 
-    def legend(self) -> Named:
+    def make_legend(self) -> LegendEntries:
         return [(name, look) for (name, _), look in zip(self.lines, _LOOKS, strict=False)]
 
 
@@ -163,7 +163,7 @@ def picture_of(path: Path) -> BurstClock:
 
 
 def _draw(axes: Axes, chart: BurstClock) -> None:
-    prepare(axes)
+    style_axes(axes)
     for (_, points), look in zip(chart.lines, _LOOKS, strict=False):
         axes.plot(*zip(*points, strict=True), **look)
     axes.set_xlabel("milliseconds since the first launch", fontsize=TEXT)

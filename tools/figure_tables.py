@@ -28,7 +28,7 @@ from mamf.logs.compare import build_log_roofs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report.document import DASH, format_significant, markdown
+from mamf.report.document import MISSING_VALUE, format_markdown_table, format_significant
 from mamf.report.rows import find_best_rows
 from mamf.report.shares import Shares
 from mamf.text import Markup
@@ -85,7 +85,7 @@ def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
 def field(row: Measurement, name: str) -> str:
     """A field of a row, of its shape or of its problem, as a table shows it."""
     if name == "page_size" and row.shape.page_size is None:
-        return DASH
+        return MISSING_VALUE
     for holder in (row.shape, row.problem, row):
         value = getattr(holder, name, None)
         if value is not None and not isinstance(value, re.Pattern):  # how a kind of shape is written
@@ -119,7 +119,7 @@ def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measu
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    return DASH if share is None else f"{100 * share:.{digits}f} %"
+    return MISSING_VALUE if share is None else f"{100 * share:.{digits}f} %"
 
 
 def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
@@ -144,7 +144,7 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
-    "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).mbu(row)),
+    "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).compute_row_mbu(row)),
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
 }
@@ -222,12 +222,12 @@ def matrix_table(words: Sequence[str]) -> str:
         cells = [_cell(found[key].get(column, ()), cell_names, fastest if best else None) for column in columns]
         lines.append([*key, *cells])
     heads = [_HEADS.get(name, name) for name in row_names]
-    return markdown([*heads, *columns], lines, heads)
+    return format_markdown_table([*heads, *columns], lines, heads)
 
 
 def _cell(held: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], fastest: float | None) -> str:
     if not held:
-        return DASH
+        return MISSING_VALUE
     texts = []
     for name in names:
         shown = [CELLS[name](*each) for each in sorted(held, key=lambda each: each[0].best_rate)]
@@ -255,10 +255,14 @@ def winners_table(words: Sequence[str]) -> str:
         for regime in ("burst", "sustained"):
             ceiling = log.ceilings[regime]
             gain = ceiling.gain_over_default
-            cells += [format_significant(ceiling.rate), ceiling.kernel, DASH if gain is None else percent(gain, 1)]
+            cells += [
+                format_significant(ceiling.rate),
+                ceiling.kernel,
+                MISSING_VALUE if gain is None else percent(gain, 1),
+            ]
         lines.append(cells)
     heads = ["dtype", "tried", "burst TFLOPS", "by", "gain", "sustained TFLOPS", "by", "gain"]
-    return markdown(heads, lines, {"dtype", "tried", "by"})
+    return format_markdown_table(heads, lines, {"dtype", "tried", "by"})
 
 
 def cards_table(words: Sequence[str]) -> str:
@@ -275,13 +279,16 @@ def cards_table(words: Sequence[str]) -> str:
         for regime in ("burst", "sustained"):
             rates = [each.rate for each in held.get(regime, [])]
             half = max((each.interval.half_width / each.rate for each in held.get(regime, [])), default=None)
-            cells += [" ".join(map(format_significant, rates)) or DASH, "" if half is None else f"+-{percent(half, 2)}"]
+            cells += [
+                " ".join(map(format_significant, rates)) or MISSING_VALUE,
+                "" if half is None else f"+-{percent(half, 2)}",
+            ]
             if len(words) > len(found):
-                cells.append(DASH if len(rates) < 2 else percent(max(rates) / min(rates) - 1, 2))
+                cells.append(MISSING_VALUE if len(rates) < 2 else percent(max(rates) / min(rates) - 1, 2))
         lines.append(cells)
     spread = ["spread"] if len(words) > len(found) else []
     heads = ["", "burst TFLOPS", "interval", *spread, "sustained TFLOPS", "interval", *spread]
-    return markdown(heads, lines, {"", "burst TFLOPS", "sustained TFLOPS"})
+    return format_markdown_table(heads, lines, {"", "burst TFLOPS", "sustained TFLOPS"})
 
 
 def repeats_table(words: Sequence[str]) -> str:
@@ -307,7 +314,7 @@ def repeats_table(words: Sequence[str]) -> str:
             ]
         )
     heads = ["", "TFLOPS", "spread", "standard deviation", "stated half-width", "intervals that contain the median"]
-    return markdown(heads, lines, {"", "TFLOPS"})
+    return format_markdown_table(heads, lines, {"", "TFLOPS"})
 
 
 # -- runs of mamf-finder -----------------------------------------------------------------------------------------------
@@ -336,7 +343,7 @@ def finder_repeats_table(words: Sequence[str]) -> str:
         spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
         lines.append([tool, name, " ".join(map(format_significant, bests_of_runs)), *spreads, took])
     heads = ["", "figure", "best TFLOPS of each run", "spread of best", "spread per shape, median", "max", "run time"]
-    return markdown(heads, lines, {"", "figure", heads[2]})
+    return format_markdown_table(heads, lines, {"", "figure", heads[2]})
 
 
 def _apart(rates: Sequence[float]) -> float:

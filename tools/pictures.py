@@ -28,9 +28,9 @@ from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import build_log_roofs
 from mamf.node.logs import log_path, read_nodes
 from mamf.node.verdict import judge, make_node_chart
-from mamf.report.charts.clocks import clock_chart
-from mamf.report.charts.picture import Picture, draw
-from mamf.report.roofline import roofline_chart, select_points
+from mamf.report.charts.clocks import make_clock_chart
+from mamf.report.charts.picture import Picture, draw_figure
+from mamf.report.roofline import make_roofline_chart, select_points
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"
@@ -51,7 +51,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
     def chart() -> Picture:
         roofs = build_log_roofs([read(ceiling)])
         points = [point for log in map(read, rows) for point in select_points(log.measurements, roofs)]
-        return roofline_chart(roofs, points, read(ceiling).header)
+        return make_roofline_chart(roofs, points, read(ceiling).header)
 
     return chart
 
@@ -81,7 +81,7 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
     "docs/attention-h200-bwd.png": _log(_ATTENTION, directions=["bwd"]),
     "docs/decode-h200.png": _log(f"{_H200}/decode-bfloat16-burst-20261124-193736.jsonl"),
     "docs/burst-clock-h200.png": lambda: burst_clock.picture_of(ROOT / "docs/burst-clock-h200.csv"),
-    "docs/cycles-h200.png": lambda: clock_chart(read(_CLOCKED)),
+    "docs/cycles-h200.png": lambda: make_clock_chart(read(_CLOCKED)),
     "docs/roofline-h200.png": _roofline(
         f"{_H200}/bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl",
         f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-000343.jsonl",
@@ -153,7 +153,7 @@ def stale(pictures: Mapping[str, Callable[[], Picture]] = PICTURES, root: Path =
 
 def write(path: Path, chart: Picture) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw(chart).savefig(path, format="png", metadata={_KEY.decode(): digest(chart), "Software": None})
+    draw_figure(chart).savefig(path, format="png", metadata={_KEY.decode(): digest(chart), "Software": None})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -51,7 +51,7 @@ def checked(row: Mapping[str, Any]) -> Published:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    write_atomically(ROOT / "mamf" / SHIPPED_FILE, csv_text(read_published(ROOT / "results")))
+    write_atomically(ROOT / "mamf" / SHIPPED_FILE, format_csv(read_published(ROOT / "results")))
 
 
 def read_published(results: Path) -> list[Published]:
@@ -69,7 +69,7 @@ def read_published(results: Path) -> list[Published]:
         raise UsageError(f"cannot read {path}: {error}") from None
 
 
-def csv_text(figures: Iterable[Published]) -> str:
+def format_csv(figures: Iterable[Published]) -> str:
     groups: dict[tuple[str, str], list[Published]] = {}
     for device, figure in bounded(figures):
         groups.setdefault((device.device, figure["dtype"]), []).append(figure)

@@ -23,7 +23,7 @@ from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FinderRun
 from mamf.report.document import Document, Lines, Table
-from mamf.report.imported import finder_document
+from mamf.report.imported import make_finder_document
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "unit" / "data" / "report_figures.json"
@@ -34,7 +34,7 @@ def document_of(path: Path) -> Document:
     """Return the report of a log."""
     log = mamf.read_log(path)
     if isinstance(log, FinderRun):
-        return finder_document(log)
+        return make_finder_document(log)
     return get_kind(log.plan).make_document(log, ReportOptions())
 
 
@@ -52,17 +52,17 @@ def figures_of(document: Document) -> list[str]:
 
 def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
     """Yield the name of a column, the label of a row and the figure there."""
-    for record in table.records():
+    for record in table.make_records():
         label = " ".join(str(record.get(name, "")) for name in _LABELS)
         for name, value in record.items():
             if value not in (None, ""):
                 yield f"{table.key} {name}", label, f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
-    for row in table.top_rows:
+    for row in table.visible_rows:
         values = {column.name: column.read(row) for column in table.columns}
         label = " ".join(str(values.get(name, "")) for name in _LABELS)
         for column in table.columns:
             if column.title and values[column.name] is not None:
-                yield f"{table.key} shown {column.name or column.title}", label, column.cell(row)
+                yield f"{table.key} shown {column.name or column.title}", label, column.format_cell(row)
 
 
 def checksum(figures: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import read_run
-from mamf.report.charts.picture import draw, save
+from mamf.report.charts.picture import draw_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,9 +102,9 @@ def plot(
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw(make_log_chart(_open_log(log), regime, directions))
+    figure = draw_figure(make_log_chart(_open_log(log), regime, directions))
     if path is not None:
-        save(figure, Path(path), overwrite)
+        save_figure(figure, Path(path), overwrite)
     return figure
 
 

@@ -117,9 +117,9 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
 
 def is_for_people(options: argparse.Namespace) -> bool:
     """Return whether the report's format is for people, not for programs."""
-    from mamf.report.formats import FOR_PEOPLE
+    from mamf.report.formats import TERMINAL_FORMATS
 
-    return options.format in FOR_PEOPLE
+    return options.format in TERMINAL_FORMATS
 
 
 def note_stream(options: argparse.Namespace) -> TextIO:

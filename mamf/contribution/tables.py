@@ -1,4 +1,6 @@
-"""Writes the README.md pages of results/ (one for all accelerators, one for each) and the ceilings that mamf ships."""
+"""Make the README.md pages of results/ (one for all accelerators, and one for each) and the file of ceilings that the
+package ships.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,17 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import group_pairs
 from mamf.plans import CEILINGS
-from mamf.report.document import Column, Table, csv_text, format_significant, interval_cell, sensor_columns, work_line
-from mamf.report.formats import table_text
-from mamf.report.shares import described_title, divide_by_peak
+from mamf.report.document import (
+    Column,
+    Table,
+    describe_counted_work,
+    format_csv,
+    format_interval,
+    format_significant,
+    make_sensor_columns,
+)
+from mamf.report.formats import format_visible_rows
+from mamf.report.shares import divide_by_peak, make_described_title
 from mamf.text import Markup, escape_markdown, escape_markdown_line
 
 _GENERATED_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -59,7 +69,7 @@ RowT = TypeVar("RowT")
 
 
 def make_results_pages(collection: Collection) -> dict[Path, str]:
-    """Write all pages. Returns their Markdown by path in results/."""
+    """Make all pages of results/. Returns their Markdown by path in results/."""
     entries = group_pairs((make_folder_name(each.device), each) for each in collection.entries)
     legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
@@ -71,7 +81,10 @@ def make_results_pages(collection: Collection) -> dict[Path, str]:
 
 
 def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
-    """Write the page with a table of ceilings by accelerator and dtype. Dtypes with the most logs come first."""
+    """Return the page with one table of ceilings: a row per accelerator, a column per dtype.
+
+    ``parts``: the contents of each folder of results/, by its name. Dtypes with the most logs come first.
+    """
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
@@ -95,7 +108,7 @@ def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
     table: Table[str] = Table(
         [Column("", "accelerator", links.get, Markup, left=True), *map(make_rates_column, dtypes)], ranked
     )
-    return "\n".join([_MATRIX_INTRODUCTION, table_text(table), _PUBLISHED_NOTE])
+    return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows(table), _PUBLISHED_NOTE])
 
 
 def _get_device_name(part: Collection) -> str:
@@ -142,13 +155,13 @@ def _write_device_page(part: Collection) -> str:
 
 
 def _select_best_per_log(entries: Iterable[ResultRate]) -> list[ResultRate]:
-    """Return the highest entry of each log, sorted by path."""
+    """Select the highest rate of each log. Returns them sorted by path of the log."""
     groups = group_pairs((entry.place, entry) for entry in entries)
     return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
 def make_rate_columns() -> list[Column[ResultRate]]:
-    """Return the columns for the best figure of a log that is not ranked."""
+    """Return the columns of a table of rates that are not ranked: what was measured, the rate and the date."""
     return [
         make_text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.rate, format_significant),
@@ -157,8 +170,10 @@ def make_rate_columns() -> list[Column[ResultRate]]:
 
 
 def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
-    """Write a title with a table below it. Without rows the result is empty."""
-    return f"## {title}\n\n{above}{table_text(Table(columns, rows))}" if rows else ""
+    """Return a Markdown section with a title and a table, or empty text if there are no rows. ``above``: text between
+    title and table.
+    """
+    return f"## {title}\n\n{above}{format_visible_rows(Table(columns, rows))}" if rows else ""
 
 
 def make_text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
@@ -175,7 +190,10 @@ def make_log_column() -> Column[ResultRate]:
 
 
 def make_ceiling_columns() -> list[Column[Leader]]:
-    """Return the columns of an accelerator's best ceiling. Column ``all`` is the range over all of its logs."""
+    """Return the columns of the table of best ceilings of an accelerator.
+
+    The column ``all`` is the range of rates over all logs from which the best one was chosen.
+    """
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
@@ -185,11 +203,11 @@ def make_ceiling_columns() -> list[Column[Leader]]:
         make_text_column("dtype", lambda row: row[0].dtype),
         make_text_column("regime", lambda row: row[0].regime),
         Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{format_significant(rate)}**")),
-        Column("", "interval", lambda row: row[0].interval, interval_cell),
+        Column("", "interval", lambda row: row[0].interval, format_interval),
         Column("", "MxNxK", lambda row: row[0].row.shape),
         make_text_column("kernel", lambda row: format_kernel_title(row[0])),
         Column("", "of the dense peak", share),
-        *sensor_columns(lambda row: row[0].conditions),
+        *make_sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         make_text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
         Column("", "all", lambda row: _format_range([each.rate for each in row[1]])),
@@ -221,7 +239,7 @@ def make_attention_columns() -> list[Column[ResultRate]]:
 
 
 def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
-    counts = escape_markdown_line(f"{work_line(entry.row.work for entry in entries)}.")
+    counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in entries)}.")
     columns = [*make_kernel_columns(), make_log_column()]
     return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
@@ -231,14 +249,14 @@ def make_kernel_columns() -> list[Column[ResultRate]]:
         return divide_by_peak(entry.rate, entry.row.problem, entry.header)
 
     return [
-        make_text_column("problem", lambda entry: described_title(entry.row.regime, entry.row.problem)),
+        make_text_column("problem", lambda entry: make_described_title(entry.row.regime, entry.row.problem)),
         Column(
             "",
             "rate",
             lambda entry: f"**{format_significant(entry.rate)}** {escape_markdown(entry.row.work.unit)}",
             Markup,
         ),
-        Column("", "interval", lambda entry: entry.interval, interval_cell),
+        Column("", "interval", lambda entry: entry.interval, format_interval),
         Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
         make_text_column("kernel", format_kernel_title),
@@ -250,7 +268,8 @@ def link_to_log(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
 
 
-#: Columns of a mamf-finder figure. A row is the run, the path of its log and the name of the statistic.
+#: The columns of the table of mamf-finder figures. A row of the table is the run, the path of its log, and the name of
+#: the statistic.
 _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     make_text_column("dtype", lambda row: row[0].dtype or "unknown"),
     make_text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
@@ -271,12 +290,13 @@ _MAX_SHIPPED_SHAPES = 6
 
 
 def make_contributed_csv(collection: Collection) -> str:
-    """Write the CSV file of contributed ceilings, the best for each device, build, power limit, dtype and regime.
+    """Return the CSV file of contributed ceilings: the best one for each device, build, power limit, dtype and regime.
 
-    Only confirmed ceilings of accelerators count, from complete searches with normal data.
+    It has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
     entries = split_confirmed(collection.select_table(MATMUL_TABLE), collection.submitters)[0]
-    # Virtual machines give CPUs of different speed the same name, so their figures say nothing about other machines.
+    # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about
+    # another.
     kept = [
         entry
         for entry in entries
@@ -311,10 +331,12 @@ def make_contributed_csv(collection: Collection) -> str:
                 "software": format_software(best.header),
             }
         )
-    return csv_text(rows)
+    return format_csv(rows)
 
 
 def _get_build_key(entry: ResultRate) -> tuple[str, ...]:
-    """Return compute units and power limit as text, because devices with the same name exist in several builds."""
+    """Return the number of compute units and the power limit as text, because devices with the same name exist in
+    several builds.
+    """
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -1,7 +1,7 @@
-"""Kinds of runs: how a kind is measured and how its logs are reported.
+"""Define the interface of a kind of run: how it is measured, and how its logs are reported, drawn and summarized.
 
-This module defines the interface, and the kinds that measure the kernels of one operation: rows of given shapes (sweep)
-and confirmed ceilings (find).
+The module also has the kinds that measure the kernels of one operation: rows of given shapes (``Sweep``), and a search
+for confirmed ceilings (``Find``).
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, SWEEP, Plan
-from mamf.report.ceilings import devices_document, find_document, find_summary_record
+from mamf.report.ceilings import make_devices_document, make_find_document, make_find_summary_record
 from mamf.report.document import Document
-from mamf.report.kernels import kernels_document, kernels_summary_record
-from mamf.report.rows import flat_device, summary_record
+from mamf.report.kernels import make_kernels_document, make_kernels_summary_record
+from mamf.report.rows import make_device_record, make_summary_record
 from mamf.report.shares import Shares
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
     from mamf.report.charts.picture import Picture
 
-#: Ceilings by any key that identifies them.
+#: Ceilings by any key that identifies them, such as (problem, regime).
 AnyCeilings = Mapping[Any, Ceiling]
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report shows. ``top``: the maximum number of rows per table; None: no limit. ``roofs``: show rows as
-    shares of these. ``baseline``: the kernel that speed-ups are relative to.
+    """The options that the user gives to the report of a log.
+
+    - ``top``: the maximum number of rows per table; None: no limit.
+    - ``roofs``: ceilings that rows are shown as shares of; None: the ceilings in the log.
+    - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
     """
 
     top: int | None = None
@@ -47,7 +50,10 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ChartOptions:
-    """What to draw of a log. If a field is None, the default of the log's kind applies."""
+    """The options that the user gives to the chart of a log. If a field is None, the kind of the run chooses.
+
+    - ``regime``: the regime whose rows are drawn. ``directions``: the directions to draw, such as forward.
+    """
 
     regime: str | None = None
     directions: Sequence[str] | None = None
@@ -58,8 +64,12 @@ class ChartOptions:
 
 
 class Kind(ABC):
-    """A kind of run. ``noun``: what such a run is called. ``has_ceilings``: whether it confirms ceilings.
-    ``is_collected``: whether results/ accepts its logs.
+    """A kind of run, such as a sweep: how mamf measures it, and how it reports, draws and summarizes its logs.
+
+    - ``name``: the name of the kind in plans and logs.
+    - ``noun``: what such a run is called in a sentence, with an article.
+    - ``has_ceilings``: True if such a run confirms ceilings.
+    - ``is_collected``: True if results/ accepts logs of such a run.
     """
 
     name: ClassVar[str]
@@ -68,38 +78,48 @@ class Kind(ABC):
     is_collected: ClassVar[bool] = True
 
     def format_command(self, plan: Plan) -> str:
-        """Return the mamf command for such a run."""
+        """Return the mamf command, without options, that starts a run with this plan."""
         return self.name
 
     @abstractmethod
     def make_strategy(self, setup: Setup) -> Strategy:
-        """Return the strategy that measures the plan."""
+        """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
+        another.
+        """
 
     def count_left(self, setup: Setup) -> int:
-        """Count the steps without a row, or the ceilings that are not confirmed."""
+        """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
+        confirmed yet.
+        """
         return len(setup.remaining_steps)
 
     def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
-        """Whether the budget ended the run early. ``skipped_count``: the number of steps that were skipped."""
+        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that the budget
+        excluded.
+        """
         return bool(skipped_count)
 
     @abstractmethod
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        """Return the report of a log."""
+        """Make the report of a log, as a document that can be printed in any format."""
 
     @abstractmethod
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        """Return the chart of a log. Raises UsageError if the log does not have what was requested."""
+        """Make the chart of a log. Raises UsageError if the log lacks the regime or direction that the options name."""
 
     @abstractmethod
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        """Return the last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""
+        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
+
+        ``ceilings``: the ceilings that the rows confirm or, if the kind confirms none, the ceilings that they are
+        shares of.
+        """
 
 
 class KernelRows(Kind):
-    """Rows of kernels of one operation, ranked together."""
+    """A kind of run whose log has rows of several kernels of one operation, which reports rank together."""
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.rows import RowsStrategy
@@ -110,22 +130,22 @@ class KernelRows(Kind):
         shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _build_confirmed_roofs(log))
         own = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, view.baseline
-        return kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
+        return make_kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        from mamf.report.charts.logs import kernels_chart
+        from mamf.report.charts.logs import make_kernels_chart
 
         drawing.require_no_direction(log)
-        return kernels_chart(log.measurements, log.header, drawing.regime)
+        return make_kernels_chart(log.measurements, log.header, drawing.regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        return kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
+        return make_kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
 
 
 class Sweep(KernelRows):
-    """Rows of given shapes."""
+    """A kind of run that measures every kernel of one operation on given shapes."""
 
     name = SWEEP
     noun = "a sweep"
@@ -140,20 +160,20 @@ class Sweep(KernelRows):
         return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        from mamf.report.charts.decode import decode_chart
-        from mamf.report.charts.logs import attention_chart, model_chart, sweep_chart
+        from mamf.report.charts.decode import make_decode_chart
+        from mamf.report.charts.logs import make_attention_chart, make_model_chart, make_sweep_chart
 
         rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
         if of.chart == "lengths":
-            return attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
+            return make_attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
         drawing.require_no_direction(log)
         if of.chart == "caches":
             own = [row for row in rows if row.operation == of.name]
-            return decode_chart(own, _build_confirmed_roofs(log), header, drawing.regime)
+            return make_decode_chart(own, _build_confirmed_roofs(log), header, drawing.regime)
         if of.chart == "phases":
-            return model_chart(rows, log.known_ceilings, header, drawing.regime)
+            return make_model_chart(rows, log.known_ceilings, header, drawing.regime)
         if of.chart == "shapes":
-            return sweep_chart(rows, header, drawing.regime)
+            return make_sweep_chart(rows, header, drawing.regime)
         return super().make_chart(log, drawing)
 
     def make_summary(
@@ -162,11 +182,15 @@ class Sweep(KernelRows):
         of = get_operation(plan.operation)
         if of.has_shares and not of.has_memory_shares:
             return make_shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
-        return super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else summary_record(rows, end)
+        return (
+            super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else make_summary_record(rows, end)
+        )
 
 
 class Find(KernelRows):
-    """Confirmed ceilings, from a search on a grid or from the best of given shapes."""
+    """A kind of run that confirms ceilings, either with a search on a grid of shapes or from the best of
+    given shapes.
+    """
 
     name = FIND
     has_ceilings = True
@@ -178,7 +202,7 @@ class Find(KernelRows):
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        """Return the number of unconfirmed ceilings, of problems that some kernel supports."""
+        """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
         plan, found = setup.plan, setup.confirmed_ceilings
         if explain_no_ceiling(setup.rows):
             return 0
@@ -194,9 +218,9 @@ class Find(KernelRows):
 
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         if log.parts:
-            return devices_document(log)
+            return make_devices_document(log)
         if log.plan.is_search:
-            return find_document(log.measurements, log.ceilings, log.header, log.summary)
+            return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().make_document(log, view)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
@@ -204,22 +228,27 @@ class Find(KernelRows):
             raise UsageError(f"{log.path} has one find per device: draw one of its logs")
         if not log.plan.is_search:
             return super().make_chart(log, drawing)
-        from mamf.report.charts.logs import find_chart
+        from mamf.report.charts.logs import make_find_chart
 
         drawing.require_no_direction(log)
-        return find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
+        return make_find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        """Return the last record of a log. ``ceilings``: by problem and regime."""
+        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
+
+        ``ceilings``: the confirmed ceilings by problem and regime.
+        """
         if plan.is_search:
-            return find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
+            return make_find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().make_summary(plan, rows, ceilings, end)
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Return the roofs that a log has confirmed, if memory may limit its rows; else None."""
+    """Build the roofs of the ceilings that a log has confirmed. Returns None if it has none of its own operation, or if
+    memory bandwidth never limits rows of this operation.
+    """
     if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
@@ -227,8 +256,9 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
 
 
 def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
-    """Return the last record of a log: the best kernel of each regime, dtype and direction, with its share of the
-    ceiling.
+    """Make the summary, which is the last record of a log, for an operation whose rows are shares of a ceiling.
+
+    It names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
     best: dict[str, Measurement] = {}
@@ -245,7 +275,7 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
                 "shape": str(row.shape),
                 "tflops": round(row.best_rate, 3),
                 "mamfu": None if (share := shares[key]) is None else round(share, 4),
-                **flat_device(row),
+                **make_device_record(row),
             }
             for key, row in best.items()
         },

@@ -1,4 +1,6 @@
-"""Renders rows, ceilings, logs and comparisons as html for a notebook, like their reports."""
+"""Render rows, ceilings, logs and comparisons as html for a notebook. They look like the reports on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from mamf.kinds.registry import get_kind
 from mamf.logs.compare import Comparison
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report.comparison import comparison_document
+from mamf.report.comparison import make_comparison_document
 from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.kernels import make_group_table
 from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
-from mamf.report.shares import Shares, ceiling_table
+from mamf.report.shares import Shares, make_ceiling_table
 
-#: The maximum number of rows in one table (best first), and in all tables of a log.
+#: The maximum number of rows in one table, which shows the best ones, and in all tables of a log together.
 _MAX_ROWS_OF_TABLE, _MAX_ROWS_OF_LOG = 10, 50
 
 
@@ -31,7 +33,7 @@ def render_html(shown: object) -> str:
 
 
 def _make_device_header(device: str) -> dict[str, Any]:
-    """Return a header for rows and ceilings that belong to no log."""
+    """Make the header of a log with only the name of the device, for rows and ceilings that belong to no log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
 
@@ -49,12 +51,12 @@ def _(row: Measurement) -> str:
 
 @render_html.register
 def _(ceiling: Ceiling) -> str:
-    return _render_blocks(Lines([ceiling.device]), ceiling_table([ceiling], _make_device_header(ceiling.device)))
+    return _render_blocks(Lines([ceiling.device]), make_ceiling_table([ceiling], _make_device_header(ceiling.device)))
 
 
 @render_html.register
 def _(found: Comparison) -> str:
-    return render_fragment(comparison_document(found, DEFAULT_TOLERANCE))
+    return render_fragment(make_comparison_document(found, DEFAULT_TOLERANCE))
 
 
 @render_html.register
@@ -66,7 +68,7 @@ def _(log: RunLog) -> str:
     )
     for block in document.visible_blocks:
         if isinstance(block, Table):
-            room -= len(block.top_rows)
+            room -= len(block.visible_rows)
         if room >= 0 or not isinstance(block, Table):
             shown.append(block)
     more = [Lines(["more tables: 'mamf show' prints all, 'mamf report' writes a page"])] if room < 0 else []

@@ -1,4 +1,4 @@
-"""Kinds of runs that study a card or a kernel: explain, guard, overlap, reproduce, roofline and verify."""
+"""Define the kinds of runs that study a card or a kernel: explain, guard, overlap, reproduce, roofline and verify."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
-from mamf.report.comparison import change_interval, format_share, list_differences, ratio_interval_cell
+from mamf.report.comparison import describe_differences, format_change_interval, format_ratio_interval, format_share
 from mamf.report.document import (
     Answer,
     Block,
@@ -27,31 +27,33 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
-    end_line,
+    describe_end,
+    describe_machine,
+    format_interval,
     format_percent,
+    format_rate,
     format_significant,
-    interval_cell,
-    interval_columns,
-    machine_line,
-    rate_text,
+    make_interval_columns,
 )
-from mamf.report.roofline import roofline_chart, roofline_document
-from mamf.report.shares import described_title
+from mamf.report.roofline import make_roofline_chart, make_roofline_document
+from mamf.report.shares import make_described_title
 from mamf.report.studies import (
-    explanation_document,
-    overlap_chart,
-    overlap_document,
-    waterfall_chart,
-    waterfall_steps,
+    make_explanation_document,
+    make_overlap_chart,
+    make_overlap_document,
+    make_waterfall_chart,
+    make_waterfall_steps,
 )
-from mamf.report.verification import count_checked, verification_document
+from mamf.report.verification import count_checked, make_verification_document
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
 
 
 class Explain(KernelRows):
-    """One matmul on every kind of data, to show where the datasheet's FLOPS are lost."""
+    """A kind of run that measures one matmul with several kinds of data, to show why it is slower than the datasheet
+    says.
+    """
 
     name = EXPLAIN
     noun = "an explanation"
@@ -61,19 +63,19 @@ class Explain(KernelRows):
         if not rows:
             return super().make_document(log, view)
         first = rows[0]
-        head = [machine_line(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
-        return explanation_document(
-            waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [end_line(log.summary)]
+        head = [describe_machine(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
+        return make_explanation_document(
+            make_waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [describe_end(log.summary)]
         )
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         drawing.require_no_direction(log)
-        steps = waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
-        return waterfall_chart(steps, log.measurements, log.header)
+        steps = make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
+        return make_waterfall_chart(steps, log.measurements, log.header)
 
 
 class Guard(KernelRows):
-    """Rows compared with a baseline, or the visits that make one."""
+    """A kind of run that compares kernels with an earlier log, the baseline, or measures the baseline."""
 
     name = GUARD
     noun = "a guard"
@@ -88,7 +90,7 @@ class Guard(KernelRows):
 
 
 class Overlap(KernelRows):
-    """Matmul at the same time as other work, and the speed that each loses while both run."""
+    """A kind of run that measures a matmul at the same time as other work, and how much each of them slows down."""
 
     name = OVERLAP
     noun = "an overlap"
@@ -104,32 +106,34 @@ class Overlap(KernelRows):
         )
 
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        return overlap_document(log.measurements, log.header, log.summary, view.top)
+        return make_overlap_document(log.measurements, log.header, log.summary, view.top)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         drawing.require_no_direction(log)
-        return overlap_chart(log.measurements, log.header)
+        return make_overlap_chart(log.measurements, log.header)
 
 
 class Roofline(Find):
-    """Compute and bandwidth ceilings in one log. Old logs only: ``mamf roofline`` now writes one log per find."""
+    """A kind of run of old logs, with compute and bandwidth ceilings in one log. Today ``mamf roofline`` writes one log
+    per find.
+    """
 
     name = ROOFLINE
     noun = "a roofline"
 
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        return roofline_document(build_log_roofs([log]), [], machine_line(log.header), view.top)
+        return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), view.top)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        return roofline_chart(build_log_roofs([log]), [], log.header)
+        return make_roofline_chart(build_log_roofs([log]), [], log.header)
 
 
 class Verify(Kind):
-    """Random problems, with a check of the whole output of each."""
+    """A kind of run that draws random problems and checks the whole output of each."""
 
     name = VERIFY
     noun = "a verification"
-    is_collected = False  # it has no rates
+    is_collected = False  # A verification has no rates.
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import VerifyStrategy
@@ -137,10 +141,10 @@ class Verify(Kind):
         return VerifyStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        return 0  # it runs until the budget ends
+        return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        return verification_document(log)
+        return make_verification_document(log)
 
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
         raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
@@ -152,11 +156,13 @@ class Verify(Kind):
 
 
 class Reproduce(KernelRows):
-    """Claims compared with measurements on this device, and the differences between the two setups."""
+    """A kind of run that measures claims (rates from another log or text) again on this device, and compares the two
+    setups.
+    """
 
     name = REPRODUCE
     noun = "a reproduction"
-    is_collected = False  # its rows were chosen by a claim
+    is_collected = False  # Claims chose what was measured, so the rows are not a fair sample.
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy
@@ -181,15 +187,15 @@ class Reproduce(KernelRows):
         shown: list[Block] = [
             Lines(
                 [
-                    f"claims of {options.source}, measured on {machine_line(log.header)}",
+                    f"claims of {options.source}, measured on {describe_machine(log.header)}",
                     *unknown,
-                    *list_differences("the claims were measured under other conditions: ", found),
+                    *describe_differences("the claims were measured under other conditions: ", found),
                 ]
             ),
             Table(
                 _make_claim_columns(judged), judged, key="claims", remarks=_yield_claim_remarks, label=_make_claim_label
             ),
-            Answer([*(_format_verdict_line(each, found) for each in judged), end_line(log.summary)]),
+            Answer([*(_format_verdict_line(each, found) for each in judged), describe_end(log.summary)]),
         ]
         return Document("Reproduction", shown, data)
 
@@ -197,33 +203,33 @@ class Reproduce(KernelRows):
 def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     unit = next((each.measured_here.unit for each in judged if each.measured_here), "TFLOPS")
     title, factor = choose_unit(unit, [each.claim.rate for each in judged])
-    interval = partial(interval_cell, factor=factor)
+    interval = partial(format_interval, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
         Column("problem", "problem", _make_problem_title, importance=2, left=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_significant(it * factor)),
-        *interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
+        *make_interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column(
             "here",
             "here",
             lambda each: each.measured_here and each.measured_here.tflops,
             lambda it: format_significant(it * factor),
         ),
-        *interval_columns(lambda each: each.measured_here and each.measured_here.interval, "here_{}", interval),
+        *make_interval_columns(lambda each: each.measured_here and each.measured_here.interval, "here_{}", interval),
         Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], format_percent),
         Column("here_cycles_used", "here", lambda each: each.cycles[1], format_percent),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
-        *interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", ratio_interval_cell),
+        *make_interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", format_ratio_interval),
         Column("verdict", "verdict", lambda each: each.verdict, left=True),
         Column("is_slower", "", lambda each: each.is_slower),
     ]  # fmt: skip
 
 
 def _make_problem_title(each: JudgedClaim) -> str:
-    return described_title(*each.claim.step[:2])
+    return make_described_title(*each.claim.step[:2])
 
 
 def _make_claim_label(each: JudgedClaim) -> str:
@@ -248,18 +254,19 @@ def _yield_claim_remarks(each: JudgedClaim) -> Iterator[str]:
 def _format_verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
     unit, change = each.measured_here.unit if each.measured_here else "TFLOPS", ""
     if each.pair and each.measured_here:
-        change = f"{100 * (each.pair.ratio - 1):+.2f} % ({change_interval(each.pair.interval)})"
+        change = f"{100 * (each.pair.ratio - 1):+.2f} % ({format_change_interval(each.pair.interval)})"
         then, now = each.cycles
         cycles = (
             f"; {format_percent(then)} % of the units' cycles claimed, {format_percent(now)} % here"
             if then and now
             else ""
         )
-        change = f", {rate_text(each.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
+        change = f", {format_rate(each.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_share(each.tolerance)}" if each.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in found) else ""
     return (
-        f"{each.verdict}{beyond}{device}: {_make_claim_label(each)}: {rate_text(each.claim.rate, unit)} claimed{change}"
+        f"{each.verdict}{beyond}{device}: {_make_claim_label(each)}: "
+        f"{format_rate(each.claim.rate, unit)} claimed{change}"
     )
 
 

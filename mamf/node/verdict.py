@@ -27,11 +27,11 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    convert_to_snake_case,
     format_significant,
-    format_whole,
-    list_once,
-    sensor_columns,
-    snake_case,
+    format_whole_number,
+    make_sensor_columns,
+    merge_remarks,
 )
 
 #: The figures by which devices are compared.
@@ -329,7 +329,7 @@ def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_toge
     The first line gives the reason for the verdict, for a pager; the last one repeats it with the exit code.
     ``not_together``: why the devices did not measure together, empty if they did.
     """
-    others = list_once((finding.text, finding.level) for finding in verdict.findings[1:])
+    others = merge_remarks((finding.text, finding.level) for finding in verdict.findings[1:])
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     remarks += [f"not measured together: {not_together}"] if not_together else []
@@ -364,8 +364,8 @@ def make_device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
         *(Column(name, "", attrgetter(name)) for name in _TEXT_COLUMNS),
         *(column for name in UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), importance=2),
-        *sensor_columns(lambda device: device.conditions),
-        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole, importance=6),
+        *make_sensor_columns(lambda device: device.conditions),
+        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole_number, importance=6),
         Column("throttled", "throttled", format_throttling, importance=3, left=True),
         Column("failures", "", lambda device: "; ".join(device.failures)),
         Column("lacks", "", lambda device: "; ".join(device.lacks)),
@@ -377,7 +377,7 @@ def make_figure_columns(name: str) -> list[Column[Device]]:
     unit, factor = UNITS[name]
     return [
         Column(
-            snake_case(f"{name} {unit}"),
+            convert_to_snake_case(f"{name} {unit}"),
             f"{name} {unit}",
             lambda device: device.figures[name] * factor if name in device.figures else None,
             format_significant,

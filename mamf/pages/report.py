@@ -38,27 +38,33 @@ from mamf.profiling.log import (
 from mamf.profiling.profile import Profile
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.charts.picture import Picture
-from mamf.report.comparison import comparison_document
+from mamf.report.comparison import make_comparison_document
 from mamf.report.document import (
-    UNKNOWN,
+    UNKNOWN_INTERVAL,
     Answer,
     Block,
     Document,
     Lines,
     Table,
     choose_unit,
-    end_line,
+    describe_end,
+    describe_machine,
+    format_interval,
     format_percent,
+    format_rate,
     format_significant,
-    interval_cell,
-    machine_line,
-    rate_text,
-    text_table,
+    make_text_table,
 )
-from mamf.report.imported import convert_log, convert_run, finder_document, side_by_side_chart, side_by_side_document
+from mamf.report.imported import (
+    convert_log,
+    convert_run,
+    make_finder_document,
+    make_side_by_side_chart,
+    make_side_by_side_document,
+)
 from mamf.report.page import Command, Fact, Page, Part, Section
 from mamf.report.rows import select_ranked_rows
-from mamf.report.shares import WRONG_CEILING, Shares, ceiling_title, described_title, divide_by_peak
+from mamf.report.shares import WRONG_CEILING, Shares, divide_by_peak, make_ceiling_title, make_described_title
 from mamf.report.studies import compute_kept_ranges
 
 #: Maximum number of figures in large type, and of rows in a table.
@@ -66,11 +72,11 @@ _MAX_FACTS, _MAX_ROWS = 6, 500
 #: If a log has more tables or panels of pictures than this, they are hidden until the reader clicks.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
 #: The data of headline figures. Runs with other data show how much the data change the rate.
-NORMAL = "normal"
+NORMAL_DATA = "normal"
 
 
 @dataclass(frozen=True)
-class Figure:
+class HeadlineFigure:
     """A headline figure with its interval and notes.
 
     ``unit``: the unit of ``point``. ``share``: the figure as a share of a ceiling, to show in its place.
@@ -92,7 +98,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """What a page shows of one log.
 
     ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the log's report. ``log``:
@@ -104,7 +110,7 @@ class Source:
     lead: Sequence[str]
     document: Document
     pictures: Sequence[Picture] = ()
-    figures: Sequence[Figure] = ()
+    figures: Sequence[HeadlineFigure] = ()
     conditions: Sequence[Part] = ()
     command: str = ""
     log: RunLog | None = None
@@ -122,7 +128,9 @@ class Source:
             for block in self.document.visible_blocks
         ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
-        panels = sum(panel is not None for picture in self.pictures for row in picture.drawn_rows() for panel in row)
+        panels = sum(
+            panel is not None for picture in self.pictures for row in picture.make_panel_rows() for panel in row
+        )
         return [
             Section("Pictures", self.pictures, is_open=panels <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
@@ -186,10 +194,10 @@ def _report_ranks(path: Path) -> Page:
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
 
-def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
+def _report_several(sources: Sequence[LogSource], pages: Sequence[Page]) -> Page:
     """Make a page that shows all logs side by side, and then each log in a section."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
-    listed = [text_table(("log", "what", "machine and run"), rows)] if rows else []
+    listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _compare_sources(sources)
     sections = [
         Section("Side by side", [*_draw_side_by_side(sources), *listed]),
@@ -211,7 +219,7 @@ def _report_several(sources: Sequence[Source], pages: Sequence[Page]) -> Page:
     )
 
 
-def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
+def _collect_facts(sources: Sequence[LogSource]) -> Iterator[Fact]:
     """Yield the headline figures of each log, with the name of its device or log if that tells them apart."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
@@ -223,7 +231,7 @@ def _collect_facts(sources: Sequence[Source]) -> Iterator[Fact]:
             yield replace(fact, label=f"{name}: {fact.label}") if name else fact
 
 
-def _shorten_names(sources: Sequence[Source]) -> list[str]:
+def _shorten_names(sources: Sequence[LogSource]) -> list[str]:
     """Return the names of the logs without the words at the beginning that all names share, to fit in a picture."""
     names = [Path(source.name).stem.split("-") for source in sources]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
@@ -231,7 +239,7 @@ def _shorten_names(sources: Sequence[Source]) -> list[str]:
     return ["-".join(name) for name in names]
 
 
-def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
+def _draw_side_by_side(sources: Sequence[LogSource]) -> list[RangeChart]:
     """Draw the headline figures of all logs that have the same unit as the first figure."""
     names = zip(sources, _shorten_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
@@ -249,7 +257,7 @@ def _draw_side_by_side(sources: Sequence[Source]) -> list[RangeChart]:
     return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
 
 
-def _compare_sources(sources: Sequence[Source]) -> Sequence[Block]:
+def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
     """Compare two logs of the same operation, or say why they cannot be compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(sources) != 2:
@@ -259,7 +267,7 @@ def _compare_sources(sources: Sequence[Source]) -> Sequence[Block]:
     if logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
-        document = comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
+        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
         for log in logs:  # people pass pages on, so they must not show folders of this machine
@@ -268,7 +276,7 @@ def _compare_sources(sources: Sequence[Source]) -> Sequence[Block]:
     return document.visible_blocks
 
 
-def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
+def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
     """Compare two logs if mamf-finder wrote at least one of them. Returns no blocks if they have no row in common."""
     shown = []
     with suppress(UsageError):  # the logs have nothing in common
@@ -278,14 +286,14 @@ def _compare_with_finder(sources: Sequence[Source]) -> Sequence[Block]:
             elif source.log is not None:
                 shown.append(convert_log(source.log))
         if len(shown) == 2:
-            return side_by_side_document(*shown).visible_blocks
+            return make_side_by_side_document(*shown).visible_blocks
     return []
 
 
 # -- the parts of a page -----------------------------------------------------------------------------------------------
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> LogSource:
     """Read a log of any kind, or the folder of a shared run. Raises RunLogError for anything else."""
     if path.is_dir():
         return make_log_source(read_run(path))
@@ -296,10 +304,10 @@ def read_source(path: Path) -> Source:
     return make_log_source(read_run_log(path))
 
 
-def make_finder_source(name: str, run: FinderRun) -> Source:
+def make_finder_source(name: str, run: FinderRun) -> LogSource:
     known = {**run.software, **run.device_properties}
     figures = [
-        Figure(
+        HeadlineFigure(
             f"mamf-finder, best {statistic}",
             "TFLOPS",
             RangePoint(row.tflops[statistic], row.tflops[statistic], row.tflops[statistic]),
@@ -307,12 +315,12 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
         )
         for statistic, row in run.best.items()
     ]
-    return Source(
+    return LogSource(
         name,
         f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
         [f"started {run.started}" if run.started else "the log does not say when it started"],
-        finder_document(run, _MAX_ROWS),
-        [side_by_side_chart([convert_run(name, run)])] if any(row.shape for row in run.rows) else [],
+        make_finder_document(run, _MAX_ROWS),
+        [make_side_by_side_chart([convert_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_FACTS],
         [_make_name_table(known)] if known else [],
         run.command or "",
@@ -320,11 +328,11 @@ def make_finder_source(name: str, run: FinderRun) -> Source:
     )
 
 
-def make_profile_source(path: Path, script: str, profile: Profile) -> Source:
+def make_profile_source(path: Path, script: str, profile: Profile) -> LogSource:
     """Collect what a page shows of a profile. ``path``: the profile's log. ``script``: the profiled script."""
     header = parse_record(next(read_lines(path)))
     document = make_profile_document(script, profile, _MAX_ROWS)
-    return Source(
+    return LogSource(
         path.name,
         f"{document.title} on {describe_device(profile)}",
         [describe_largest_classes(profile), _format_start(header)],
@@ -340,13 +348,13 @@ def _list_profile_facts(profile: Profile) -> list[Fact]:
     took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
-    figure = (UNKNOWN, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
+    figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
     return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
 
 
-def make_log_source(log: RunLog) -> Source:
+def make_log_source(log: RunLog) -> LogSource:
     header = log.header
     document = (
         make_counters_document(log)
@@ -354,12 +362,12 @@ def make_log_source(log: RunLog) -> Source:
         else get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
-    return Source(
+    return LogSource(
         log.path.name,
         f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
-            machine_line(header),
-            f"{_format_start(header)}; {end_line(log.summary)}",
+            describe_machine(header),
+            f"{_format_start(header)}; {describe_end(log.summary)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
@@ -389,7 +397,7 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
             yield make_log_chart(log, regime)
 
 
-def _list_figures(log: RunLog) -> Iterable[Figure]:
+def _list_figures(log: RunLog) -> Iterable[HeadlineFigure]:
     """List the ceilings that the run confirmed, or without ceilings the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
@@ -408,10 +416,10 @@ def _find_best_rows(log: RunLog) -> list[Measurement]:
 
 
 def _has_normal_data(problem: Any) -> bool:
-    return getattr(problem, "data", NORMAL) == NORMAL
+    return getattr(problem, "data", NORMAL_DATA) == NORMAL_DATA
 
 
-def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
+def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> HeadlineFigure:
     unit, factor = choose_unit(ceiling.unit, [ceiling.rate])
     share = divide_by_peak(ceiling.rate, ceiling.problem, header)
     interval = ceiling.interval
@@ -420,37 +428,37 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Figure:
     # Without the seed, so that searches with different seeds get the same label and are drawn side by side.
     is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
-        f"{interval_cell(ceiling.interval, factor)} {unit} (95 % repeat interval)",
+        f"{format_interval(ceiling.interval, factor)} {unit} (95 % repeat interval)",
         f"{format_percent(share)} % of the datasheet" if share else "",
         f"at {ceiling.shape} by {ceiling.kernel}",
         compare_with_known_ceilings(ceiling, header["device"]),
     ]
-    of = ceiling.dtype if is_plain else ceiling_title(ceiling)
-    return Figure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
+    of = ceiling.dtype if is_plain else make_ceiling_title(ceiling)
+    return HeadlineFigure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
 
 
-def _make_row_figure(row: Measurement, shares: Shares) -> Figure:
-    interval, of_peak, is_median = row.rate_interval, shares.of_peak(row), row.best_by == row.figure
+def _make_row_figure(row: Measurement, shares: Shares) -> HeadlineFigure:
+    interval, of_peak, is_median = row.rate_interval, shares.compute_peak_share(row), row.best_by == row.figure
     unit, factor = choose_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
-        f"{interval_cell(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
-        shares.mamfu_text(row),
+        f"{format_interval(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
+        shares.describe_mamfu(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    title = described_title(row.regime, row.problem)
-    return Figure(f"best {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes))
+    title = make_described_title(row.regime, row.problem)
+    return HeadlineFigure(f"best {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes))
 
 
 def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
-    share = shares.mamfu(row) if get_operation(row.operation).has_shares else None
+    share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_CEILING_SHARE:
         return None
-    rest = [note for note in notes if note and note != shares.mamfu_text(row)]
-    label, rate = f"MAMFU of the best {row.operation}, {title}", rate_text(row.best_rate, row.work.unit)
+    rest = [note for note in notes if note and note != shares.describe_mamfu(row)]
+    label, rate = f"MAMFU of the best {row.operation}, {title}", format_rate(row.best_rate, row.work.unit)
     return Fact(label, format_percent(share), "%", [rate, *rest])
 
 
@@ -475,9 +483,9 @@ def list_conditions(header: Mapping[str, Any]) -> list[Block]:
     checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
     checks.sort(key=lambda each: each[0].lower() == "ok")
     results = [(level, text.strip()) for level, _, text in checks]
-    return [_make_name_table(rows), text_table(("check", "found"), results)]
+    return [_make_name_table(rows), make_text_table(("check", "found"), results)]
 
 
 def _make_name_table(values: Mapping[str, Any]) -> Table[Any]:
     """Make a table of names and values, without unknown values."""
-    return text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])
+    return make_text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

@@ -28,19 +28,19 @@ from mamf.report.document import (
     Column,
     Lines,
     Table,
-    csv_text,
     format_count,
+    format_csv,
+    format_interval,
     format_percent,
     format_significant,
-    format_whole,
-    interval_cell,
+    format_whole_number,
     shorten_line,
 )
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
 from mamf.text import Link
 
 #: The file in the site's folder that lists the files of the site, one per line.
-LIST = ".mamf-site"
+FILE_LIST = ".mamf-site"
 _DEVICES = "devices"
 _MAX_NAME_CHARACTERS = 80
 INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
@@ -79,7 +79,7 @@ def _list_own_files(output: Path) -> set[str]:
     """List the files of an earlier build. Raises UsageError if the folder contains other files, except those whose name
     or folder begins with a dot, such as .git.
     """
-    listed = (output / LIST).read_text(errors="replace").splitlines() if (output / LIST).is_file() else []
+    listed = (output / FILE_LIST).read_text(errors="replace").splitlines() if (output / FILE_LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
     present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
@@ -95,9 +95,9 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
         yield pages[name], render_page(make_device_page(name, part, below))
     rows = [make_feed_record(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
-    yield CSV, csv_text([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
+    yield CSV, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
-    yield FEED, f'{{"schema": {SCHEMA}, "title": {json.dumps(_TITLE)}, "ceilings": [{listed}\n]}}\n'
+    yield FEED, f'{{"schema": {SCHEMA}, "title": {json.dumps(_FEED_TITLE)}, "ceilings": [{listed}\n]}}\n'
     yield INDEX, render_page(make_index_page(data, logs, pages))
 
 
@@ -118,12 +118,12 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     make_folder(output / _DEVICES)
     # Write the list first, so that the next build can delete the files of an interrupted one.
-    write_atomically(output / LIST, "\n".join(sorted(old | set(texts))))
+    write_atomically(output / FILE_LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
         write_atomically(output / name, text)
     for name in old - set(texts):
         (output / name).unlink()
-    write_atomically(output / LIST, "\n".join(sorted(texts)))
+    write_atomically(output / FILE_LIST, "\n".join(sorted(texts)))
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 
 #: Version of index.json. It changes if a field is removed, renamed or redefined, but not for new fields.
 SCHEMA = 1
-_TITLE = "Measured matmul ceilings by device, dtype and regime"
+_FEED_TITLE = "Measured matmul ceilings by device, dtype and regime"
 
 
 def make_feed_record(line: CeilingLine) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def make_feed_record(line: CeilingLine) -> dict[str, Any]:
 _MAX_FACTS = 4
 #: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
-_WORDS = (
+_WORD_EXPLANATIONS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
     "(MSMF). classic: the rate in the loop of mamf-finder.",
     "% of peak: share of the datasheet's dense peak. interval: 95 % of repeated measurements are inside it. cards: "
@@ -171,7 +171,7 @@ _WORDS = (
     "tier legacy: figures that mamf-finder printed. It did not check its results.",
     "Figures of different tiers cannot be compared.",
 )
-_CONTRIBUTE: Sequence[Part] = (
+_CONTRIBUTION_PARTS: Sequence[Part] = (
     Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
     Command("mamf find --dtype bfloat16"),
     Command("mamf results submit LOG"),
@@ -213,9 +213,9 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
             Section("Ceilings", charts[:1]),
             Section(f"Ceilings of {format_count(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
             Section("All ceilings", _make_tables(columns, data.lines)),
-            Section("What the words mean", [Lines(_WORDS)] if data.lines else []),
+            Section("What the words mean", [Lines(_WORD_EXPLANATIONS)] if data.lines else []),
             Section("Devices", _make_tables(devices, sorted(runs))),
-            Section("Add your accelerator", _CONTRIBUTE),
+            Section("Add your accelerator", _CONTRIBUTION_PARTS),
         ],
         links=[("As CSV", CSV), ("As JSON", FEED)],
     )
@@ -233,7 +233,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     kernels = _make_tables([operation, *make_kernel_columns(), log], select_best_per_problem(data.kernels))
     ceilings: list[Column[CeilingLine]] = [
         *_make_figure_columns(),
-        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole),
+        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole_number),
         Column("", "J/TFLOP", _format_joules),
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
@@ -253,7 +253,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     unconfirmed = "Not ranked until a second contributor measures the same"
     return Page(
         format_device_name(name),
-        [_summarize(data)],
+        [_describe_device(data)],
         [_make_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
         sections=[
             Section("Ceilings", _make_tables(ceilings, data.lines)),
@@ -279,7 +279,7 @@ def count_cards(runs: Iterable[SiteLog]) -> int:
     return len({run.card for run in runs if run.card}) or 1
 
 
-def _summarize(data: SiteData) -> str:
+def _describe_device(data: SiteData) -> str:
     units_and_watts = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
     builds = [
         f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "")
@@ -295,7 +295,7 @@ def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
     lines = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
-        f"{interval_cell(line.interval)} (95 % repeat interval)" if line.interval else "",
+        f"{format_interval(line.interval)} (95 % repeat interval)" if line.interval else "",
         f"{format_percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
         f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
         f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
@@ -337,7 +337,7 @@ def _make_figure_columns() -> list[Column[CeilingLine]]:
         make_text_column("dtype", lambda line: line.dtype),
         make_text_column("regime", lambda line: line.regime),
         Column("", "% of peak", lambda line: line.share, format_percent),
-        Column("", "interval", lambda line: line.interval, interval_cell),
+        Column("", "interval", lambda line: line.interval, format_interval),
         Column("", "cards", lambda line: len(line.cards) or None),
         Column("", "over cards", _format_range),
         make_text_column("tier", lambda line: line.tier),

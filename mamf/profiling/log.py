@@ -36,11 +36,11 @@ from mamf.report.document import (
     Lines,
     Table,
     format_count,
+    format_rate,
     format_significant,
-    rate_column,
-    rate_text,
+    make_rate_column,
 )
-from mamf.report.shares import known_ceiling_lines
+from mamf.report.shares import describe_known_ceilings
 
 PROFILE_TIER = "profile"
 RANK_LOG_PATTERN = "rank-*.jsonl"
@@ -175,7 +175,7 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
     tables = ("classes", "kernels", "memory", "modules", "dtypes")
     whole = {name: value for name, value in asdict(profile).items() if name not in tables}
     blocks: list[Block] = [
-        Lines([*_describe_steps(script, profile), *known_ceiling_lines(profile.ceilings)]),
+        Lines([*_describe_steps(script, profile), *describe_known_ceilings(profile.ceilings)]),
         Table(_make_class_columns(profile), profile.classes, key="classes"),
         Table(_make_class_columns(profile, "module"), profile.modules, key="modules", top=top),
         Table(_make_kernel_columns(profile), profile.kernels, key="kernels", top=top),
@@ -208,8 +208,8 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
         time = "" if profile.unprofiled_step_seconds is None else " in the time without the profiler"
-        work = rate_text(profile.flop / profile.steps / 1e12, "TFLOP")
-        yield f"a step needs {work}: {rate_text(profile.tflops, 'TFLOPS')}{share}{time}"
+        work = format_rate(profile.flop / profile.steps / 1e12, "TFLOP")
+        yield f"a step needs {work}: {format_rate(profile.tflops, 'TFLOPS')}{share}{time}"
 
 
 def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
@@ -220,7 +220,7 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
     steps = profile.steps or 1
     rows = profile.classes if what == "class" else profile.modules
     return [
-        Column(what, what, lambda row: row.name, _cut_off_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column(what, what, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
         Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
         Column("step_seconds", "ms", lambda row: row.visible / steps, format_milliseconds),
         Column(
@@ -237,8 +237,8 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
         Column("flop", "", lambda row: row.total_flop),
         Column("dtypes", "", lambda row: " ".join(row.flop)),
         Column("multiplying_seconds", "", lambda row: row.multiplying),
-        rate_column("", "TFLOP", lambda row: row.total_flop / steps / 1e12 or None, rows, importance=4),
-        rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, importance=2),
+        make_rate_column("", "TFLOP", lambda row: row.total_flop / steps / 1e12 or None, rows, importance=4),
+        make_rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, importance=2),
         Column("mamfu", "MAMFU", lambda row: row.mamfu, _format_percent, 1),
     ]
 
@@ -246,7 +246,7 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
 def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
     what, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
     return [
-        Column("kernel", what, lambda row: row.name, _cut_off_name, left=True, shortest=_MIN_NAME_LENGTH),
+        Column("kernel", what, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         Column("", "calls", lambda row: row.calls / steps, importance=3),
         Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),

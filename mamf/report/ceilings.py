@@ -21,7 +21,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.peaks import find_peak
 from mamf.report.document import (
-    WHY_UNKNOWN,
+    UNKNOWN_INTERVAL_REASON,
     Answer,
     Block,
     Column,
@@ -30,23 +30,23 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
-    clock_columns,
-    end_line,
+    describe_end,
+    describe_machine,
     format_count,
+    format_interval,
+    format_rate,
     format_significant,
-    format_whole,
-    interval_cell,
-    machine_line,
-    rate_name,
-    rate_text,
+    format_whole_number,
+    make_clock_columns,
+    name_rate_column,
 )
-from mamf.report.rows import describe_failures, row_columns
-from mamf.report.shares import HEADLINES, Shares, ceiling_table, ceiling_title, clock_text
+from mamf.report.rows import describe_failures, make_row_columns
+from mamf.report.shares import HEADLINES, Shares, describe_clock, make_ceiling_table, make_ceiling_title
 
 #: A smaller difference from the default kernel is not printed.
-_SMALLEST_GAIN = 0.0005
-_SHOWN_TIES = 5
-_PHASES = {
+_MIN_SHOWN_GAIN = 0.0005
+_MAX_SHOWN_TIES = 5
+_PHASE_NAMES = {
     "scout": "scout",
     "refine": "refinement",
     "algorithm": "algorithm trial",
@@ -56,7 +56,9 @@ _PHASES = {
 }
 
 
-def find_summary_record(rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: RunEnd) -> dict[str, Any]:
+def make_find_summary_record(
+    rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: RunEnd
+) -> dict[str, Any]:
     """Return the last record of a find of products: what was done, and a summary of the ceilings (by regime)."""
     return {
         **end.make_summary(sum(row.ok for row in rows)),
@@ -74,14 +76,14 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
     throttled = ", ".join(ceiling.conditions.throttle_reasons)
     lines = [
-        f"{ceiling.regime}{HEADLINES[ceiling.regime]}: {_interval_note(ceiling, rows)}",
+        f"{ceiling.regime}{HEADLINES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
         ""
-        if not gain or abs(gain) < _SMALLEST_GAIN
+        if not gain or abs(gain) < _MIN_SHOWN_GAIN
         else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
-        *_default_note(ceiling, rows),
+        *_describe_default_kernel(ceiling, rows),
         f"    peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
-        *([f"    {clock_text(ceiling.conditions)}"] if ceiling.conditions.true_clock_hz else []),
-        *_temperature_note(ceiling),
+        *([f"    {describe_clock(ceiling.conditions)}"] if ceiling.conditions.true_clock_hz else []),
+        *_describe_temperature(ceiling),
         f"    throttled by {throttled}" if throttled else "",
     ]
     return [line for line in lines if line]
@@ -89,15 +91,15 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
 
 def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     """Say which shapes tie with a ceiling, and how it was found."""
-    tied, more = ceiling.tied[:_SHOWN_TIES], len(ceiling.tied) - _SHOWN_TIES
+    tied, more = ceiling.tied[:_MAX_SHOWN_TIES], len(ceiling.tied) - _MAX_SHOWN_TIES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
-    counts = (format_count(count, _PHASES.get(phase, phase or "other row")) for phase, count in phases.items())
+    counts = (format_count(count, _PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
     ties = [f"{ceiling.regime}: tied with {shown}"] if tied else []
     return [*ties, f"{ceiling.regime}: found by {', '.join(counts)}"]
 
 
-def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
+def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
     """Return the best of the library's default, which scouts, if another kernel reaches the ceiling."""
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
@@ -105,10 +107,10 @@ def _default_note(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
     if default == ceiling.kernel or not rates:
         return []
     best = max(rates, key=rates.__getitem__)
-    return [f"    the default kernel, {default}, reaches {rate_text(rates[best], ceiling.unit)} at best, @ {best}"]
+    return [f"    the default kernel, {default}, reaches {format_rate(rates[best], ceiling.unit)} at best, @ {best}"]
 
 
-def _temperature_note(ceiling: Ceiling) -> Iterator[str]:
+def _describe_temperature(ceiling: Ceiling) -> Iterator[str]:
     celsius, known = ceiling.conditions.celsius, ceiling.repeatability
     if celsius is None:
         return
@@ -121,14 +123,14 @@ def _temperature_note(ceiling: Ceiling) -> Iterator[str]:
         )
 
 
-def _interval_note(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
+def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     if has_faster_visit(ceiling, rows):
         return "interval unknown: this shape was faster earlier in the run, so the device was busy later; find it again"
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
         return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"
     if not ceiling.interval.is_known:
-        return WHY_UNKNOWN
+        return UNKNOWN_INTERVAL_REASON
     return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
 
 
@@ -141,24 +143,24 @@ def describe_scouted_regimes(
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"  # else the table says it
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
-            rate = rate_text(best.best_rate, best.work.unit)
+            rate = format_rate(best.best_rate, best.work.unit)
             yield f"{regime}{dtype}: not confirmed; scouted so far {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:
             yield f"{regime}{dtype}: not measured, because the run ended before it; --resume LOG continues"
 
 
-def find_document(
+def make_find_document(
     rows: Sequence[Measurement],
     ceilings: Mapping[str, Ceiling],
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
 ) -> Document:
     """Return the report of a find: its ceilings. CSV has a row for each ceiling; JSON also has all measurements."""
-    every = [replace(each, title="") for each in row_columns(rows, Shares(header), lambda row: None)]
+    every = [replace(each, title="") for each in make_row_columns(rows, Shares(header), lambda row: None)]
     reason = explain_no_ceiling(rows)
     blocks: list[Block] = [
-        Lines([machine_line(header)]),
-        ceiling_table(list(ceilings.values()), header),
+        Lines([describe_machine(header)]),
+        make_ceiling_table(list(ceilings.values()), header),
         Lines([line for ceiling in ceilings.values() for line in describe_certainty(ceiling, rows, header)]),
         Details([line for ceiling in ceilings.values() for line in describe_search(ceiling, rows)]),
         Table(every, rows, key="measurements"),
@@ -167,14 +169,14 @@ def find_document(
             [
                 *([f"no ceiling can be found: {reason}"] if reason else []),
                 *describe_scouted_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
-                end_line(summary),
+                describe_end(summary),
             ]
         ),
     ]
     return Document(f"ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
 
 
-def devices_document(log: RunLog) -> Document:
+def make_devices_document(log: RunLog) -> Document:
     """Return a report of the ceilings of several devices, each of which did the same search."""
     rows = [
         (part.header["device"], ceiling)
@@ -185,24 +187,24 @@ def devices_document(log: RunLog) -> Document:
     columns: list[Column[tuple[dict[str, Any], Ceiling]]] = [
         Column("device", "device", lambda row: row[0]["index"]),
         Column("uuid_hash", "", lambda row: row[0]["uuid_hash"]),
-        Column("ceiling", "ceiling", lambda row: ceiling_title(row[1]), left=True),
-        Column(rate_name("rate", unit), unit, lambda row: row[1].rate * factor, format_significant),
+        Column("ceiling", "ceiling", lambda row: make_ceiling_title(row[1]), left=True),
+        Column(name_rate_column("rate", unit), unit, lambda row: row[1].rate * factor, format_significant),
         Column(
-            "", "interval", lambda row: row[1].interval, lambda interval: interval_cell(interval, factor), left=True
+            "", "interval", lambda row: row[1].interval, lambda interval: format_interval(interval, factor), left=True
         ),
         Column("shape", "shape", lambda row: str(row[1].shape), left=True),
         Column("kernel", "kernel", lambda row: row[1].kernel, left=True),
-        *clock_columns(lambda row: row[1].conditions, 3),
-        Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole, 4),
+        *make_clock_columns(lambda row: row[1].conditions, 3),
+        Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole_number, 4),
     ]
     spreads = []
-    for title, same in group_pairs((ceiling_title(each), each.rate) for _, each in rows).items():
+    for title, same in group_pairs((make_ceiling_title(each), each.rate) for _, each in rows).items():
         if len(same) > 1:
             spreads.append(f"{title}: the slowest device is {1 - min(same) / max(same):.1%} below the fastest")
     blocks: list[Block] = [
-        Lines([machine_line(log.header)]),
+        Lines([describe_machine(log.header)]),
         Table(columns, rows, key="ceilings"),
-        Answer([*spreads, end_line(log.summary)]),
+        Answer([*spreads, describe_end(log.summary)]),
     ]
     return Document(
         f"ceilings of {log.header['device']['name']}", blocks, {"header": log.header, "summary": log.summary}

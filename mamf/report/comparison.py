@@ -20,40 +20,40 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
-    columns_from,
     format_count,
     format_significant,
+    make_columns_from_mappings,
 )
 from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import escape_invisible
 
-_HOST_CLOCK = "host clock"
+_HOST_CLOCK_TIMER = "host clock"
 # An interval of a ratio whose ends lie further apart, one over the other, says nothing.
-_WIDEST_RATIO = 100.0
+_MAX_INTERVAL_RATIO = 100.0
 # Tables with at most this many rows are printed whole, even if all are SAME.
-_FEW_ROWS = 3
-_SHOWN_FIRST: tuple[Verdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
+_MIN_SHOWN_ROWS = 3
+_VERDICT_ORDER: tuple[Verdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
 # From this share on, a difference in temperature is worth a remark.
-_WARMTH = 0.001
+_MIN_TEMPERATURE_EFFECT = 0.001
 
 
-def comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
+def make_comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
     """``tolerance``: the share by which a row may be slower. ``comparison`` has at least one pair. People see what
     changed, then what is undecided, and of the rest as many rows as make ``top``; None: all.
     """
     verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
-    shown = sorted(comparison.pairs, key=lambda pair: _SHOWN_FIRST.index(verdicts[id(pair)]))
+    shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
     different = sum(verdict != "SAME" for verdict in verdicts.values())
     table: Table[Pair] = Table(
-        pair_columns(comparison, tolerance),
+        make_pair_columns(comparison, tolerance),
         comparison.pairs,
         shown=shown,
-        top=None if top is None else max(top, different, _FEW_ROWS),
-        remarks=lambda pair: remarks(pair, tolerance),
-        label=label,
+        top=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
+        remarks=lambda pair: yield_pair_remarks(pair, tolerance),
+        label=label_pair,
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
-    is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK
+    is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
     chance = f"at most {format_share(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
     alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
     blocks: list[Block] = [
@@ -62,27 +62,30 @@ def comparison_document(comparison: Comparison, tolerance: float, top: int | Non
         Lines([*together, *([] if comparison.forced else [alarms])]),
         Answer(summarize_verdicts(comparison, tolerance)),
     ]
-    return Document("Comparison", blocks, comparison_data(comparison, tolerance))
+    return Document("Comparison", blocks, make_comparison_data(comparison, tolerance))
 
 
-def pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
+def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
     """Return the columns: for tables, the fields that vary and the figures; for csv and json, ``Comparison.rows``."""
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = choose_rate_unit(pairs)
     return [
-        *(Column("", name, partial(_field, name), str, importance=1, left=True) for name in find_varying_fields(pairs)),
-        Column("", "shape", shapes, left=True),
+        *(
+            Column("", name, partial(_read_field, name), str, importance=1, left=True)
+            for name in find_varying_fields(pairs)
+        ),
+        Column("", "shape", format_shapes, left=True),
         Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_significant, importance=2),
         Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_significant, importance=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
-        Column("", "interval", lambda pair: pair.interval, ratio_interval_cell, importance=3, left=True),
+        Column("", "interval", lambda pair: pair.interval, format_ratio_interval, importance=3, left=True),
         Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
-        *columns_from(pairs, lambda pair: flat[id(pair)], titled=False),
+        *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], titled=False),
     ]
 
 
-def _field(name: str, pair: Pair) -> object:
+def _read_field(name: str, pair: Pair) -> object:
     return pair.fields[name]
 
 
@@ -92,17 +95,21 @@ def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
     return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
 
 
-def shapes(pair: Pair) -> str:
+def format_shapes(pair: Pair) -> str:
     return pair.a.shape if pair.a.shape == pair.b.shape else f"{pair.a.shape} / {pair.b.shape}"
 
 
-def ratio_interval_cell(interval: Interval) -> str:
-    return f"{interval.low:.4f} to {interval.high:.4f}" if interval.high < _WIDEST_RATIO * interval.low else "unknown"
+def format_ratio_interval(interval: Interval) -> str:
+    return (
+        f"{interval.low:.4f} to {interval.high:.4f}"
+        if interval.high < _MAX_INTERVAL_RATIO * interval.low
+        else "unknown"
+    )
 
 
-def change_interval(interval: Interval) -> str:
+def format_change_interval(interval: Interval) -> str:
     """Format the interval of a ratio as changes in percent."""
-    if interval.high < _WIDEST_RATIO * interval.low:
+    if interval.high < _MAX_INTERVAL_RATIO * interval.low:
         return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
     return "of unknown accuracy"
 
@@ -112,14 +119,14 @@ def choose_rate_unit(pairs: Sequence[Pair]) -> tuple[str, float]:
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
-def label(pair: Pair) -> str:
-    return f"{pair.fields.get('regime', '')} {shapes(pair)} by {pair.b.kernel}".strip()
+def label_pair(pair: Pair) -> str:
+    return f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip()
 
 
-def remarks(pair: Pair, tolerance: float) -> Iterator[str]:
+def yield_pair_remarks(pair: Pair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"too short to decide: the interval is wider than +-{format_share(tolerance)}"
-    if pair.by_temperature >= _WARMTH and pair.a.celsius and pair.b.celsius:
+    if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
         yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: this makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
@@ -145,15 +152,15 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
     return [
         *lines,
-        *list_differences("not comparable, compared anyway: ", comparison.forced),
-        *list_differences("rows are paired without the kernel, which differs: ", kernels),
-        *list_differences("the runs differ in ", comparison.noted),
+        *describe_differences("not comparable, compared anyway: ", comparison.forced),
+        *describe_differences("rows are paired without the kernel, which differs: ", kernels),
+        *describe_differences("the runs differ in ", comparison.noted),
         f"all rows: {', '.join(shared)}",
         f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_share(tolerance)}",
     ]
 
 
-def list_differences(what: str, differences: Sequence[Difference]) -> list[str]:
+def describe_differences(what: str, differences: Sequence[Difference]) -> list[str]:
     """Return a line if there are differences."""
     return [what + ", ".join(map(str, differences))] if differences else []
 
@@ -165,7 +172,9 @@ def format_share(share: float) -> str:
 def describe_overall_change(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
     """Say how all rows of a regime changed together, and the smallest loss that the test would have found."""
     interval, threshold = each.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
-    figures = f"{each.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {ratio_interval_cell(interval)}"
+    figures = (
+        f"{each.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
+    )
     if interval.high < 1:
         found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
     elif interval.low > 1:
@@ -180,7 +189,7 @@ def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
     """Count the rows by verdict, and say what is slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
-        f"{len(rows)} only in {name}{_find_statuses(rows, other)}"
+        f"{len(rows)} only in {name}{_describe_statuses(rows, other)}"
         for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
     )
     mean = f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}"
@@ -206,14 +215,14 @@ def describe_slower(comparison: Comparison, tolerance: float) -> str:
     return f"no regression beyond {format_share(tolerance)}"
 
 
-def _find_statuses(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
+def _describe_statuses(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
     """Statuses of rows that the other log tried without getting a figure."""
     counts = Counter(there.status for _, there in rows if there is not None)
     statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
     return f" ({statuses})" if statuses else ""
 
 
-def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
+def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     """Return what JSON contains besides the rows."""
     return {
         "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
@@ -225,8 +234,8 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
         "together": [each.flat(tolerance) for each in comparison.together],
-        "only_in_a": [flatten_unpaired(*each) for each in comparison.only_a],
-        "only_in_b": [flatten_unpaired(*each) for each in comparison.only_b],
+        "only_in_a": [flatten_unpaired_row(*each) for each in comparison.only_a],
+        "only_in_b": [flatten_unpaired_row(*each) for each in comparison.only_b],
         "summary": {
             **comparison.counts(tolerance),
             "regressions": len(comparison.regressions(tolerance)),
@@ -235,7 +244,7 @@ def comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
     }
 
 
-def flatten_unpaired(entry: ComparedRow, other: ComparedRow | None) -> dict[str, Any]:
+def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[str, Any]:
     """Return a row that has a figure in only one log; ``status_in_other``: what became of it in the other."""
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
@@ -243,10 +252,10 @@ def flatten_unpaired(entry: ComparedRow, other: ComparedRow | None) -> dict[str,
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
-_JUNIT = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
+_JUNIT_TAGS = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
-def describe_verdict(found: GuardResult) -> str:
+def describe_guard_verdict(found: GuardResult) -> str:
     """Say the verdict of the guard in one line."""
     counts, rows = found.counts(), format_count(len(found.rows), "row")
     slower = f"slower by more than {format_share(found.tolerance)}"
@@ -262,13 +271,13 @@ def describe_verdict(found: GuardResult) -> str:
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
-def describe_row(row: JudgedRow) -> str:
+def describe_judged_row(row: JudgedRow) -> str:
     """Describe a row: kernel, shape, and its other fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
 
-def describe_outcome(row: JudgedRow) -> str:
+def describe_row_outcome(row: JudgedRow) -> str:
     """Describe the outcome of a row with its figures."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
@@ -277,24 +286,24 @@ def describe_outcome(row: JudgedRow) -> str:
     visits = f", over {b.rounds} fresh visits" if b.rounds else ""
     return (
         f"{format_significant(b.tflops)} {b.unit}, was {format_significant(a.tflops)}: "
-        f"{100 * (row.pair.ratio - 1):+.2f} % ({change_interval(interval)}){visits}"
+        f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){visits}"
     )
 
 
-def guard_document(found: GuardResult) -> Document:
+def make_guard_document(found: GuardResult) -> Document:
     """Return the comparison with the baseline, and the verdict, as a report."""
     rows = [row for row in found.rows if row.outcome != "ok"]
-    lines = [f"{row.outcome}: {describe_row(row)}: {describe_outcome(row)}" for row in rows]
-    answer = Answer([*lines, describe_verdict(found)])
-    data = {"guard": {"verdict": describe_verdict(found), "rows": found.counts()}}
+    lines = [f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}" for row in rows]
+    answer = Answer([*lines, describe_guard_verdict(found)])
+    data = {"guard": {"verdict": describe_guard_verdict(found), "rows": found.counts()}}
     if not found.comparison.pairs:
         return Document("Guard", [answer], data)
-    compared = comparison_document(found.comparison, found.tolerance)
+    compared = make_comparison_document(found.comparison, found.tolerance)
     blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
     return Document("Guard", [*blocks, answer], {**compared.data, **data})
 
 
-def format_junit(found: GuardResult, suite: str, seconds: float) -> str:
+def format_junit_xml(found: GuardResult, suite: str, seconds: float) -> str:
     """Return a JUnit test suite with a test for each row: regressions fail, rows without a figure are errors, and
     undecided and new rows are skipped.
     """
@@ -310,9 +319,9 @@ def format_junit(found: GuardResult, suite: str, seconds: float) -> str:
     )
     for row in found.rows:
         case = ElementTree.SubElement(top, "testcase", classname=escape_invisible(f"{suite}.{row.entry.kernel}"))
-        case.set("name", escape_invisible(describe_row(row)))
-        if row.outcome in _JUNIT:
-            ElementTree.SubElement(case, _JUNIT[row.outcome], message=escape_invisible(describe_outcome(row)))
-    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_verdict(found))
+        case.set("name", escape_invisible(describe_judged_row(row)))
+        if row.outcome in _JUNIT_TAGS:
+            ElementTree.SubElement(case, _JUNIT_TAGS[row.outcome], message=escape_invisible(describe_row_outcome(row)))
+    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_guard_verdict(found))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

@@ -20,11 +20,11 @@ from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
 from mamf.text import escape_invisible, escape_markdown, to_csv_cell
 
-DASH = "-"
+MISSING_VALUE = "-"
 #: In place of an interval that is wider than +-50 %.
-UNKNOWN = "unknown"
-WHY_UNKNOWN = "interval unknown: the samples scatter so much that a repeat may be more than 50 % off"
-_GAP = "  "
+UNKNOWN_INTERVAL = "unknown"
+UNKNOWN_INTERVAL_REASON = "interval unknown: the samples scatter so much that a repeat may be more than 50 % off"
+_COLUMN_GAP = "  "
 
 
 def format_significant(value: float) -> str:
@@ -33,9 +33,9 @@ def format_significant(value: float) -> str:
 
 
 #: Prefixes of units, each with what a value in 1e12 is multiplied by.
-_SCALES = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
+_PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
 #: A largest value below this is shown in a smaller unit.
-_SMALLEST = 0.1
+_MIN_SHOWN_VALUE = 0.1
 
 
 def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
@@ -43,24 +43,26 @@ def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
     largest = max(values, default=0.0) or 1.0
     if not unit.startswith("T"):
         return unit, 1.0
-    prefix, factor = next((each for each in _SCALES.items() if largest * each[1] >= _SMALLEST), ("k", 1e9))
+    prefix, factor = next(
+        (each for each in _PREFIX_FACTORS.items() if largest * each[1] >= _MIN_SHOWN_VALUE), ("k", 1e9)
+    )
     return prefix + unit[1:], factor
 
 
-def rate_text(rate: float, unit: str) -> str:
+def format_rate(rate: float, unit: str) -> str:
     """Format a rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
     name, factor = choose_unit(unit, [rate])
     return f"{format_significant(rate * factor)} {name}"
 
 
-def work_line(works: Iterable[Work]) -> str:
+def describe_counted_work(works: Iterable[Work]) -> str:
     """Say which FLOP and bytes are counted, each once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
-def rate_name(name: str, unit: str) -> str:
+def name_rate_column(name: str, unit: str) -> str:
     """Add the unit of a rate to a name in csv and json: ``rate_tflops``, ``rate_tb_per_s``."""
-    return f"{name}_{snake_case(unit)}"
+    return f"{name}_{convert_to_snake_case(unit)}"
 
 
 def format_plain(value: object) -> str:
@@ -85,30 +87,30 @@ def shorten_line(text: str) -> str:
     return textwrap.shorten(escape_invisible(text), 100, placeholder=" ...")
 
 
-def split_shared(titles: Sequence[str]) -> tuple[list[str], str]:
+def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
     """Split titles such as ``burst, bfloat16`` into what each has for itself, and what all of them share."""
     parts = [title.split(", ") for title in titles]
     shared = [part for part in parts[0] if all(part in each for each in parts)] if parts else []
     return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)
 
 
-def snake_case(title: str) -> str:
+def convert_to_snake_case(title: str) -> str:
     """Convert a heading to a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
     spelled = title.replace("/", " per ").replace("%", " percent ")
     return re.sub(r"\W+", "_", spelled.lower()).strip("_")
 
 
-def interval_cell(interval: Interval, factor: float = 1.0) -> str:
+def format_interval(interval: Interval, factor: float = 1.0) -> str:
     """Format an interval, times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
     low, high = format_significant(interval.low * factor), format_significant(interval.high * factor)
-    return f"{low} to {high}" if interval.is_known else UNKNOWN
+    return f"{low} to {high}" if interval.is_known else UNKNOWN_INTERVAL
 
 
-def format_whole(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0f}"
+def format_whole_number(value: float | None) -> str:
+    return MISSING_VALUE if value is None else f"{value:.0f}"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
+def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """Aligned columns for a terminal."""
     lines = [[escape_invisible(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
@@ -118,12 +120,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: C
             cell.ljust(width) if name in left_aligned else cell.rjust(width)
             for name, cell, width in zip(columns, line, widths, strict=True)
         )
-        return _GAP.join(padded).rstrip()
+        return _COLUMN_GAP.join(padded).rstrip()
 
     return "\n".join(map(aligned, lines)) + "\n"
 
 
-def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
+def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
     """Return a line for each remark, with the first row that it applies to and the number of others."""
     labels = group_pairs(remark for remark in remarks if remark[0])
     return [
@@ -131,14 +133,14 @@ def list_once(remarks: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
+def format_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """Format a GitHub table. Its cells are plain text, except Markup."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
-    lines = [list(map(_cell, columns)), rule, *(list(map(_cell, row)) for row in rows)]
+    lines = [list(map(_format_markdown_cell, columns)), rule, *(list(map(_format_markdown_cell, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def _format_markdown_cell(text: str) -> str:
     return " ".join(escape_markdown(text).split())
 
 
@@ -154,7 +156,7 @@ def _planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
     return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
 
-def machine_line(header: Mapping[str, Any]) -> str:
+def describe_machine(header: Mapping[str, Any]) -> str:
     """Name the device, the software and the timer of a run, and the kernels that it was given by path."""
     device = header["device"]
     known = [
@@ -169,7 +171,7 @@ def machine_line(header: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 
-def end_line(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
+def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
     """Say how a run ended: its status and the reason, how much was measured and how much is left."""
     if summary is None:
         return "killed: the log has no summary; resume it"
@@ -179,7 +181,7 @@ def end_line(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
     return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format rows with equal keys as CSV, with the keys in the first line. Return an empty string for no rows."""
     text = io.StringIO()
     if rows:
@@ -211,11 +213,11 @@ class Column(Generic[RowT]):
     format: Callable[[Any], str] = format_plain
     importance: int = 0
     left: bool = False
-    shortest: int = 0
+    min_characters: int = 0
 
-    def cell(self, row: RowT) -> str:
+    def format_cell(self, row: RowT) -> str:
         value = self.read(row)
-        return DASH if value is None else self.format(value)
+        return MISSING_VALUE if value is None else self.format(value)
 
     def is_empty(self, rows: Iterable[RowT]) -> bool:
         """Whether no row has a value."""
@@ -244,28 +246,28 @@ class Table(Generic[RowT]):
     @property
     def is_hidden(self) -> bool:
         """Whether it is not shown to people: only csv and json have it, or it has neither rows nor a title."""
-        return not any(column.title for column in self.columns) or not (self.top_rows or self.title)
+        return not any(column.title for column in self.columns) or not (self.visible_rows or self.title)
 
     @property
-    def top_rows(self) -> Sequence[RowT]:
+    def visible_rows(self) -> Sequence[RowT]:
         """The rows in tables for people."""
         return (self.rows if self.shown is None else self.shown)[: self.top]
 
     @property
-    def top_columns(self) -> list[Column[RowT]]:
+    def visible_columns(self) -> list[Column[RowT]]:
         """The columns in tables for people: those with a title and with a value in some row."""
-        rows = self.top_rows
+        rows = self.visible_rows
         return [column for column in self.columns if column.title and rows and not column.is_empty(rows)]
 
     @property
     def notes(self) -> list[str]:
         """Lines below the table: how many rows are left out, and each remark once."""
-        rows = self.top_rows
+        rows = self.visible_rows
         hidden = len(self.rows if self.shown is None else self.shown) - len(rows)
         more = [f"{format_count(hidden, 'more row')} (--top all shows all)"] if hidden else []
-        return more + list_once((text, self.label(row)) for row in rows for text in self.remarks(row))
+        return more + merge_remarks((text, self.label(row)) for row in rows for text in self.remarks(row))
 
-    def records(self) -> list[dict[str, object]]:
+    def make_records(self) -> list[dict[str, object]]:
         """Return all rows as CSV and JSON contain them."""
         return [{column.name: column.read(row) for column in self.columns if column.name} for row in self.rows]
 
@@ -310,19 +312,19 @@ class Document:
         """The blocks that people see."""
         return [each for each in self.blocks if (not each.is_hidden if isinstance(each, Table) else each.texts)]
 
-    def tables(self) -> dict[str, list[dict[str, object]]]:
+    def make_records_by_key(self) -> dict[str, list[dict[str, object]]]:
         """Return the records of all tables by key. Records with one key have equal columns: what one lacks is None."""
         found: dict[str, list[dict[str, object]]] = {}
         for block in self.blocks:
             if isinstance(block, Table):
-                found.setdefault(block.key, []).extend(block.records())
+                found.setdefault(block.key, []).extend(block.make_records())
         for records in found.values():
             names = dict.fromkeys(name for record in records for name in record)
             records[:] = [{name: record.get(name) for name in names} for record in records]
         return found
 
 
-def columns_from(
+def make_columns_from_mappings(
     rows: Iterable[RowT],
     read: Callable[[RowT], Mapping[str, object]],
     importance: int = 0,
@@ -341,7 +343,9 @@ def columns_from(
         return lambda row: read(row).get(name)
 
     return [
-        Column(snake_case(name), name if titled else "", reader(name), importance=importance, left=name in texts)
+        Column(
+            convert_to_snake_case(name), name if titled else "", reader(name), importance=importance, left=name in texts
+        )
         for name in dict.fromkeys(name for row in rows for name in read(row))
     ]
 
@@ -349,8 +353,8 @@ def columns_from(
 # -- columns that several reports have ---------------------------------------------------------------------------------
 
 
-def interval_columns(
-    read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = interval_cell
+def make_interval_columns(
+    read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = format_interval
 ) -> list[Column[RowT]]:
     """Return the interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
     return [
@@ -360,7 +364,7 @@ def interval_columns(
     ]
 
 
-def clock_columns(read: Callable[[RowT], Conditions | None], importance: int) -> list[Column[RowT]]:
+def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: int) -> list[Column[RowT]]:
     """Return the share of the compute units' cycles that a row used, the clock that they had, and the clock that the
     driver requested. The last one is less important by two.
     """
@@ -375,20 +379,20 @@ def clock_columns(read: Callable[[RowT], Conditions | None], importance: int) ->
 
     return [
         Column("cycles_used", "% cycles", of("cycles_used"), format_percent, importance),
-        Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), format_whole, importance),
-        Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), format_whole, importance + 2),
+        Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), format_whole_number, importance),
+        Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), format_whole_number, importance + 2),
     ]
 
 
-def sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
+def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
     """Clock and power while the samples of a row were taken."""
     return [
-        *clock_columns(read, 5),
-        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, format_whole, 6),
+        *make_clock_columns(read, 5),
+        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, format_whole_number, 6),
     ]
 
 
-def rate_column(
+def make_rate_column(
     name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
 ) -> Column[RowT]:
     """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the largest of them."""
@@ -396,6 +400,6 @@ def rate_column(
     return Column(name, title, read, lambda rate: format_significant(rate * factor), importance)
 
 
-def text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
+def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
     """Format a table for people; a dash stands for None."""
     return Table([Column("", title, itemgetter(place), left=True) for place, title in enumerate(titles)], rows)

@@ -7,54 +7,59 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.report.document import Column, Details, Document, Table, csv_text, table
-from mamf.report.document import markdown as markdown_table
+from mamf.report.document import Column, Details, Document, Table, align_table, format_csv, format_markdown_table
 from mamf.text import Markup, escape_invisible, escape_markdown_line, wrap_line
 
-_GAP = 2
+_COLUMN_GAP_CHARACTERS = 2
 
 
-def terminal(document: Document, width: int | None = None) -> str:
+def format_terminal(document: Document, width: int | None = None) -> str:
     """Write aligned text for a terminal. A line below the last table names the columns that do not fit."""
     texts: list[str] = []
     hidden: dict[str, None] = {}
     last = 0
     for block in document.visible_blocks:
         if isinstance(block, Table):
-            text, dropped = _terminal_table(block, width)
+            text, dropped = _format_terminal_table(block, width)
             hidden |= dict.fromkeys(dropped)
             last = len(texts)
         elif width is not None and isinstance(block, Details):
             continue
         else:
-            text = _lines([block.heading, *block.texts] if block.heading else block.texts, width)
+            text = _format_lines([block.heading, *block.texts] if block.heading else block.texts, width)
         texts.append(text)
     if hidden:
-        texts[last] += _lines([f"hidden columns (use --wide): {', '.join(hidden)}"], width)
+        texts[last] += _format_lines([f"hidden columns (use --wide): {', '.join(hidden)}"], width)
     return "\n".join(texts)
 
 
-def _terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str]]:
+def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str]]:
     """Write a table, and return it with the titles of the columns that do not fit."""
-    rows = block.top_rows
-    columns = [_shorten_column(column, block, width) for column in block.top_columns]
+    rows = block.visible_rows
+    columns = [_shorten_column(column, block, width) for column in block.visible_columns]
     kept = drop_columns_to_fit(columns, rows, width)
-    cells = [[column.cell(row) for column in kept] for row in rows]
-    drawn = table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
-    text = _lines([block.title] if block.title else [], width) + drawn + _lines(block.notes, width)
+    cells = [[column.format_cell(row) for column in kept] for row in rows]
+    table_text = (
+        align_table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
+    )
+    text = _format_lines([block.title] if block.title else [], width) + table_text + _format_lines(block.notes, width)
     return text, [column.title for column in columns if column not in kept]
 
 
-def _lines(texts: Iterable[str], width: int | None) -> str:
+def _format_lines(texts: Iterable[str], width: int | None) -> str:
     return "".join(f"{wrap_line(escape_invisible(text), width)}\n" for text in texts)
 
 
 def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
     """Shorten the texts of a column with long names if the table is too wide."""
-    if width is None or not column.shortest:
+    if width is None or not column.min_characters:
         return column
-    others = sum(_width(each, table.top_rows) + _GAP for each in table.top_columns if each is not column)
-    room = max(column.shortest, width - others)
+    others = sum(
+        _measure_column_width(each, table.visible_rows) + _COLUMN_GAP_CHARACTERS
+        for each in table.visible_columns
+        if each is not column
+    )
+    room = max(column.min_characters, width - others)
     return replace(column, format=lambda value: shorten_middle(column.format(value), room))
 
 
@@ -64,15 +69,18 @@ def shorten_middle(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 2 - tail]}..{text[-tail:]}"
 
 
-def _width(column: Column[Any], rows: Sequence[Any]) -> int:
-    return max(len(escape_invisible(text)) for text in (column.title, *map(column.cell, rows)))
+def _measure_column_width(column: Column[Any], rows: Sequence[Any]) -> int:
+    return max(len(escape_invisible(text)) for text in (column.title, *map(column.format_cell, rows)))
 
 
 def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
     """Drop the least important columns until a line fits ``width``; columns of importance 0 stay."""
     kept = list(columns)
-    widths = {id(each): _width(each, rows) for each in kept}
-    while width is not None and sum(widths[id(each)] + _GAP for each in kept) - _GAP > width:
+    widths = {id(each): _measure_column_width(each, rows) for each in kept}
+    while (
+        width is not None
+        and sum(widths[id(each)] + _COLUMN_GAP_CHARACTERS for each in kept) - _COLUMN_GAP_CHARACTERS > width
+    ):
         least = max(reversed(kept), key=lambda each: each.importance)
         if not least.importance:
             break
@@ -80,18 +88,18 @@ def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], wid
     return kept
 
 
-def csv(document: Document, width: int | None = None) -> str:
+def format_main_csv(document: Document, width: int | None = None) -> str:
     """Write the main table."""
-    tables = document.tables()
-    return csv_text(tables.get(document.main or next(iter(tables), ""), []))
+    tables = document.make_records_by_key()
+    return format_csv(tables.get(document.main or next(iter(tables), ""), []))
 
 
-def json_text(document: Document, width: int | None = None) -> str:
+def format_json(document: Document, width: int | None = None) -> str:
     """Write data and tables."""
-    return json.dumps({**document.data, **document.tables()}, indent=2) + "\n"
+    return json.dumps({**document.data, **document.make_records_by_key()}, indent=2) + "\n"
 
 
-def html(document: Document, width: int | None = None) -> str:
+def format_html(document: Document, width: int | None = None) -> str:
     """Write a self-contained page. Every text is escaped."""
     from mamf.report.page import (  # here, because every command that prints a report imports this
         Page,
@@ -102,33 +110,33 @@ def html(document: Document, width: int | None = None) -> str:
     return render_page(Page(document.title, sections=[Section("", document.visible_blocks)]))
 
 
-def markdown(document: Document, width: int | None = None) -> str:
+def format_markdown(document: Document, width: int | None = None) -> str:
     """Write GitHub markdown, with every text escaped. A blank line ends each block, so that no line below a table
     becomes one of its rows.
     """
     blocks = []
     for block in document.visible_blocks:
         if isinstance(block, Table):
-            parts = [_bold(block.title), table_text(block), _list(block.notes)]
+            parts = [_format_bold_line(block.title), format_visible_rows(block), _format_markdown_list(block.notes)]
         else:
-            parts = [_bold(block.heading), _list(block.texts)]
+            parts = [_format_bold_line(block.heading), _format_markdown_list(block.texts)]
         blocks.append("\n".join(filter(None, parts)))
     return "\n".join(blocks)
 
 
-def table_text(table: Table[Any]) -> str:
+def format_visible_rows(table: Table[Any]) -> str:
     """Write the rows that people see, without title and notes."""
-    columns = table.top_columns
-    lines = [[column.cell(row) for column in columns] for row in table.top_rows]
+    columns = table.visible_columns
+    lines = [[column.format_cell(row) for column in columns] for row in table.visible_rows]
     left = {column.title for column in columns if column.left}
-    return markdown_table([column.title for column in columns], lines, left) if columns else ""
+    return format_markdown_table([column.title for column in columns], lines, left) if columns else ""
 
 
-def _bold(text: str) -> str:
+def _format_bold_line(text: str) -> str:
     return f"**{escape_markdown_line(text.strip())}**\n" if text else ""
 
 
-def _list(texts: Iterable[str]) -> str:
+def _format_markdown_list(texts: Iterable[str]) -> str:
     """Write a list; indented lines are one level deeper, and Markup stays as it is."""
     lines = []
     for text in texts:
@@ -139,13 +147,13 @@ def _list(texts: Iterable[str]) -> str:
 
 #: By the value of ``--format``. ``width``: columns of the terminal, None for all; only tables for a terminal use it.
 FORMATS: Mapping[str, Callable[[Document, int | None], str]] = {
-    "table": terminal,
-    "csv": csv,
-    "json": json_text,
-    "markdown": markdown,
-    "html": html,
+    "table": format_terminal,
+    "csv": format_main_csv,
+    "json": format_json,
+    "markdown": format_markdown,
+    "html": format_html,
 }
 #: The formats that people read on a terminal, in which further lines may follow a report.
-FOR_PEOPLE = ("table", "markdown")
+TERMINAL_FORMATS = ("table", "markdown")
 #: The formats that hold one table and nothing else.
-TABLE_ALONE = ("csv",)
+SINGLE_TABLE_FORMATS = ("csv",)

@@ -14,7 +14,7 @@ from mamf.logs.run_log import RunLog
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import BURST, CLASSIC, SUSTAINED
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, format_in_giga, make_even_ticks
 from mamf.report.document import (
     Answer,
     Block,
@@ -25,17 +25,17 @@ from mamf.report.document import (
     format_count,
     format_plain,
     format_significant,
-    format_whole,
+    format_whole_number,
 )
 
-_HEADLINES = {"MAMF": BURST, "MSMF": SUSTAINED}
-_LOOP = ("median", "mean", "stated", "fastest")
+_HEADLINE_REGIMES = {"MAMF": BURST, "MSMF": SUSTAINED}
+_LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
-def finder_document(run: FinderRun, top: int | None = None) -> Document:
+def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
     """Confirmed rows come first, because scouts read higher, and each row is sorted by its first figure."""
     rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
-    columns = _columns()
+    columns = _make_finder_columns()
     records = {name: {each.name: each.read(row) for each in columns} for name, row in run.best.items()}
     rows = sorted(
         run.rows, key=lambda row: (row.stage == "confirm", next(iter(row.tflops.values()), 0.0)), reverse=True
@@ -43,7 +43,7 @@ def finder_document(run: FinderRun, top: int | None = None) -> Document:
     table = Table(
         columns, rows, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
     )
-    blocks: list[Block] = [Lines(list(_title(run))), table, Answer(list(_end(run)))]
+    blocks: list[Block] = [Lines(list(_describe_finder_run(run))), table, Answer(list(_describe_finder_end(run)))]
     return Document(f"mamf-finder on {run.device}", blocks, {"tier": LEGACY_TIER, **rest, "best": records})
 
 
@@ -70,14 +70,14 @@ class ComparedRun(NamedTuple):
 
 def convert_run(name: str, run: FinderRun) -> ComparedRun:
     """Convert a run to the statistic that most rows have. If a shape has several rows, use the best one."""
-    counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP}
+    counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP_STATISTICS}
     statistic = max(counts, key=lambda each: counts[each])
     figures: dict[str, float] = {}
     for row in run.rows:
         if row.shape is not None and statistic in row.tflops:
             figures[str(row.shape)] = max(row.tflops[statistic], figures.get(str(row.shape), 0.0))
     headlines = {
-        name: Headline(row.tflops[name], str(row.shape)) for name, row in run.best.items() if name in _HEADLINES
+        name: Headline(row.tflops[name], str(row.shape)) for name, row in run.best.items() if name in _HEADLINE_REGIMES
     }
     label = f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}"
     return ComparedRun(label, statistic, figures, headlines)
@@ -93,12 +93,14 @@ def convert_log(log: RunLog) -> ComparedRun:
     figures = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
     ceilings = log.ceilings if log.plan.is_search else {}
     headlines = {
-        name: Headline(ceilings[of].rate, str(ceilings[of].shape)) for name, of in _HEADLINES.items() if of in ceilings
+        name: Headline(ceilings[of].rate, str(ceilings[of].shape))
+        for name, of in _HEADLINE_REGIMES.items()
+        if of in ceilings
     }
     return ComparedRun(f"{log.path.name}: mamf on {log.header['device']['name']}", regime, figures, headlines, regime)
 
 
-def side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
+def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     """MAMF and MSMF of both if both have them, else the shapes of both; without a verdict. Raises UsageError if they
     have nothing in common.
     """
@@ -110,7 +112,7 @@ def side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
         names = [shape for shape, rate in a.figures.items() if rate and b.figures.get(shape)]
     if not names:
         raise UsageError("the two logs have no shape in common")
-    is_headline = names[0] in _HEADLINES
+    is_headline = names[0] in _HEADLINE_REGIMES
     ratios = {name: figures[1][name] / figures[0][name] for name in names}
     columns: list[Column[str]] = [
         Column("figure" if is_headline else "shape", "figure" if is_headline else "shape", str, left=True),
@@ -125,13 +127,13 @@ def side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),
-        Lines([f"no verdict: {_difference([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
+        Lines([f"no verdict: {_explain_no_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([answer]),
     ]
     return Document("mamf-finder and mamf side by side", blocks)
 
 
-def _difference(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
+def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
     """Return why figures of mamf-finder are not compared like others."""
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
@@ -140,7 +142,7 @@ def _difference(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
     return "figures of mamf-finder have no samples" + (", and its loop is another regime" if is_other_loop else "")
 
 
-def side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
+def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     """Runs as lines against M if only M differs, else as points against the work. Raises UsageError without any."""
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
     if not shapes:
@@ -153,20 +155,20 @@ def side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
         held = [(place[text], run.figures[text]) for text in by_place if text in run.figures]
         if held:
             lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in held)))
-    axis = Axis("M", ticks=even_ticks([shape.m for shape in shapes.values()]))
+    axis = Axis("M", ticks=make_even_ticks([shape.m for shape in shapes.values()]))
     if not is_m:
         first, last = (math.log10(place[text]) for text in (by_place[0], by_place[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
-        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, in_giga(tick)) for tick in ticks))
+        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_in_giga(tick)) for tick in ticks))
     title = "mamf-finder and mamf"
     if len(runs) == 1 and not is_m:
         marked = {name: each for name, each in runs[0].headlines.items() if each.shape in place}
         lines += [Line(name, (Point(place[each.shape], *[each.tflops] * 3),)) for name, each in marked.items()]
         title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in marked.items()) or "mamf-finder"
-    return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_difference(runs),))
+    return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_no_verdict(runs),))
 
 
-def _columns() -> list[Column[Reported]]:
+def _make_finder_columns() -> list[Column[Reported]]:
     def tflops(name: str) -> Column[Reported]:
         return Column(f"{name.lower()}_tflops", name, lambda row: row.tflops.get(name), lambda value: f"{value:.1f}")
 
@@ -175,21 +177,21 @@ def _columns() -> list[Column[Reported]]:
         Column("stage", "stage", lambda row: row.stage, format_plain, 2, True),
         Column("label", "label", lambda row: row.label, format_plain, 2, True),
         *map(tflops, FINDER_STATISTICS),
-        Column("power_watts", "W", lambda row: row.watts, format_whole, 4),
-        Column("clock_mhz", "MHz", lambda row: row.clock_mhz, format_whole, 4),
-        Column("temperature_celsius", "C", lambda row: row.celsius, format_whole, 5),
+        Column("power_watts", "W", lambda row: row.watts, format_whole_number, 4),
+        Column("clock_mhz", "MHz", lambda row: row.clock_mhz, format_whole_number, 4),
+        Column("temperature_celsius", "C", lambda row: row.celsius, format_whole_number, 5),
         Column("remarks", "", lambda row: "; ".join(row.remarks)),
     ]
 
 
-def _title(run: FinderRun) -> Iterator[str]:
+def _describe_finder_run(run: FinderRun) -> Iterator[str]:
     known = (run.device, run.dtype, *(f"{name} {version}" for name, version in run.software.items()))
     yield ", ".join(text for text in known if text) or "unknown device"
     version = run.version or "of unknown version"
     yield f"tier {LEGACY_TIER}: figures of mamf-finder {version}, in TFLOPS, without samples or checks"
 
 
-def _end(run: FinderRun) -> Iterator[str]:
+def _describe_finder_end(run: FinderRun) -> Iterator[str]:
     for name, best in run.best.items():
         yield f"best {name}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}"
     if run.means:

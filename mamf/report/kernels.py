@@ -21,15 +21,15 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
-    end_line,
+    describe_counted_work,
+    describe_end,
+    describe_machine,
     format_count,
     format_percent,
     format_significant,
     label_kernel,
-    machine_line,
-    rate_name,
-    split_shared,
-    work_line,
+    name_rate_column,
+    split_shared_parts,
 )
 from mamf.report.rows import (
     Group,
@@ -38,16 +38,16 @@ from mamf.report.rows import (
     describe_devices,
     describe_drift,
     describe_failures,
-    flat_device,
     get_half_width_percent,
     group_rows,
-    group_title,
-    label,
+    label_row,
+    list_row_remarks,
+    make_device_record,
+    make_group_title,
+    make_row_columns,
     rank_rows,
-    remarks,
-    row_columns,
 )
-from mamf.report.shares import Shares, ceiling_table, problem_title, summarize_ceiling
+from mamf.report.shares import Shares, make_ceiling_table, make_problem_title, summarize_ceiling
 
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
@@ -64,7 +64,7 @@ def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[Grou
     return found
 
 
-def speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
+def compute_speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
     if baseline is None or baseline.summary is None or row.summary is None:
         return None
     return baseline.comparable_seconds / row.comparable_seconds
@@ -95,12 +95,12 @@ def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
 
 def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
     """List the best kernels, and say how often each is the best. ``found``: at least one."""
-    names, shared = split_shared([group_title(each.row) for each in found])
+    names, shared = split_shared_parts([make_group_title(each.row) for each in found])
     own = dict(zip(map(id, found), names, strict=True))
     unit = found[0].row.work.unit
     shown, factor = choose_unit(unit, [each.row.best_rate for each in found])
     columns: list[Column[Winner]] = [
-        Column("problem", "", lambda each: group_title(each.row)),
+        Column("problem", "", lambda each: make_group_title(each.row)),
         Column("", "problem", lambda each: own[id(each)], left=True),
         Column("shape", "shape", lambda each: str(each.row.shape), left=True),
         Column(
@@ -111,13 +111,16 @@ def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) 
             left=True,
         ),
         Column(
-            rate_name("rate", unit), shown, lambda each: each.row.best_rate, lambda it: format_significant(it * factor)
+            name_rate_column("rate", unit),
+            shown,
+            lambda each: each.row.best_rate,
+            lambda it: format_significant(it * factor),
         ),
         Column(
             "half_width_percent", "+-%", lambda each: get_half_width_percent(each.row), lambda value: f"{value:.2f}", 3
         ),
-        Column("mbu", "MBU", lambda each: shares.mbu(each.row), format_percent, 1),
-        Column("mamfu", "MAMFU", lambda each: shares.mamfu(each.row), format_percent, 1),
+        Column("mbu", "MBU", lambda each: shares.compute_row_mbu(each.row), format_percent, 1),
+        Column("mamfu", "MAMFU", lambda each: shares.compute_row_mamfu(each.row), format_percent, 1),
         Column("ahead", "ahead %", lambda each: each.ahead, format_percent, 2),
         Column(
             "second",
@@ -151,14 +154,14 @@ def make_group_table(
         over = f"; speed-up over {baseline.kernel}" if baseline else ""
         one_shape = f": {get_operation(rows[0].operation).describe_shape(rows[0].shape)}{over}"
     return Table(
-        row_columns(rows, shares, faster, by_shape),
+        make_row_columns(rows, shares, faster, by_shape),
         rows,
-        f"{group_title(rows[0])}{one_shape}",
+        f"{make_group_title(rows[0])}{one_shape}",
         "measurements",
         [row for row in rows if row.ok],
         top,
-        lambda row: remarks(row, shares),
-        label,
+        lambda row: list_row_remarks(row, shares),
+        label_row,
     )
 
 
@@ -171,41 +174,49 @@ def make_group_tables(
     bases = choose_baselines(rows, baseline)
 
     def faster(row: Measurement) -> float | None:
-        return speed_up(row, bases.get((row.regime, row.problem, row.shape)))
+        return compute_speed_up(row, bases.get((row.regime, row.problem, row.shape)))
 
-    operation = operation_name(rows, shares.header)
+    operation = find_operation_name(rows, shares.header)
     is_one = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
     by_shape = get_operation(operation).ranks_by_shape and (top is None or is_one)
     for group, same in group_rows(rows, by_shape).items():
         yield make_group_table(same, shares, faster, top, bases.get(group), by_shape)
         yield Lines(describe_failures(same))
     if references := [row for row in rows if row.is_reference and row.operation == operation]:
-        columns = row_columns(references, shares, faster)
+        columns = make_row_columns(references, shares, faster)
         yield Table([replace(each, title="") for each in columns], references, key="measurements")
 
 
-_Phases = Mapping[str, Measurement]
+_RowsByPhase = Mapping[str, Measurement]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _StepPart:
     """A part of a training step. Its time is the first of ``phases``, minus the second if there is one."""
 
     name: str
     phases: tuple[str, ...]
 
-    def columns(self) -> list[Column[tuple[Any, _Phases]]]:
+    def make_columns(self) -> list[Column[tuple[Any, _RowsByPhase]]]:
         """Return the columns of this part, for rows of a step and its phases."""
         return [
-            Column(f"{self.name}_ms", f"{self.name} ms", lambda each: self.ms(each[1]), "{:.4g}".format),
-            Column(f"{self.name}_half_width_ms", "+-ms", lambda each: self.half_width_ms(each[1]), "{:.2g}".format, 2),
+            Column(
+                f"{self.name}_ms", f"{self.name} ms", lambda each: self.compute_milliseconds(each[1]), "{:.4g}".format
+            ),
+            Column(
+                f"{self.name}_half_width_ms",
+                "+-ms",
+                lambda each: self.compute_half_width_milliseconds(each[1]),
+                "{:.2g}".format,
+                2,
+            ),
         ]
 
-    def ms(self, measured: _Phases) -> float | None:
+    def compute_milliseconds(self, measured: _RowsByPhase) -> float | None:
         seconds = [measured[name].seconds for name in self.phases if name in measured]
         return 1e3 * (seconds[0] - sum(seconds[1:])) if len(seconds) == len(self.phases) else None
 
-    def half_width_ms(self, measured: _Phases) -> float | None:
+    def compute_half_width_milliseconds(self, measured: _RowsByPhase) -> float | None:
         """Half the width of its interval. The half widths of independent rows are added in quadrature."""
         rows = [measured[name] for name in self.phases if name in measured]
         if len(rows) < len(self.phases) or not all(row.interval.is_known for row in rows):
@@ -213,10 +224,10 @@ class _Part:
         return 1e3 * math.hypot(*(row.seconds * row.relative_half_width for row in rows))
 
 
-_PARTS = (
-    _Part("forward", ("forward",)),
-    _Part("backward", ("forward-backward", "forward")),
-    _Part("optimizer", ("step", "forward-backward")),
+_STEP_PARTS = (
+    _StepPart("forward", ("forward",)),
+    _StepPart("backward", ("forward-backward", "forward")),
+    _StepPart("optimizer", ("step", "forward-backward")),
 )
 
 
@@ -228,18 +239,18 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
             step = (row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step"))
             group_by_step.setdefault(step, {})[row.problem.phase] = row
     measured = [(step, phases) for step, phases in group_by_step.items() if len(phases) > 1]
-    columns: list[Column[tuple[Any, _Phases]]] = [
+    columns: list[Column[tuple[Any, _RowsByPhase]]] = [
         Column("kernel", "kernel", lambda each: each[0][0], left=True),
         Column("shape", "shape", lambda each: each[0][1], left=True),
         Column("regime", "regime", lambda each: each[0][2], importance=3, left=True),
-        *(column for part in _PARTS for column in part.columns()),
+        *(column for part in _STEP_PARTS for column in part.make_columns()),
     ]
     if measured:
         yield Table(columns, measured, key="parts")
         yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
 
 
-def kernels_document(
+def make_kernels_document(
     rows: Sequence[Measurement],
     shares: Shares,
     summary: Mapping[str, Any] | None,
@@ -251,15 +262,15 @@ def kernels_document(
     """Return the report of a run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel
     of speed-ups.
     """
-    header, best, operation = shares.header, find_winners(rows), operation_name(rows, shares.header)
+    header, best, operation = shares.header, find_winners(rows), find_operation_name(rows, shares.header)
     shown = [row for same in group_rows(rows).values() for row in same]
     has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [
-        f"{operation} on {machine_line(header)}",
-        *([work_line(row.work for row in shown)] if shown else []),
+        f"{operation} on {describe_machine(header)}",
+        *([describe_counted_work(row.work for row in shown)] if shown else []),
         *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if has_memory else []),
         *describe_devices(rows, header),
-        *shares.lines(rows),
+        *shares.describe_ceilings(rows),
     ]
     in_table = {(each.regime, each.problem) for each in (confirmed or {}).values()}
     answers: list[str] = []
@@ -269,24 +280,24 @@ def kernels_document(
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
     blocks: list[Block] = [
         Lines(head),
-        *([ceiling_table(list(confirmed.values()), header)] if confirmed else []),
+        *([make_ceiling_table(list(confirmed.values()), header)] if confirmed else []),
         *([make_winner_table(best, shares, top)] if best else []),
         Lines([describe_winners(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
         *make_part_table(rows),
-        Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), end_line(summary)]),
+        Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), describe_end(summary)]),
     ]
     data = {"header": header, "summary": summary}
     return Document(f"{operation} on {header['device']['name']}", blocks, data, "measurements")
 
 
-def operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
+def find_operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     """Return the operation of the rows that are ranked; of a log without rows that of its plan."""
     ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
     return next(ranked, None) or str(header["plan"]["operation"])
 
 
-def kernels_summary_record(
+def make_kernels_summary_record(
     rows: Sequence[Measurement], end: RunEnd, ceilings: OwnCeilings | None = None
 ) -> dict[str, Any]:
     """Return the last record of the log: the best row of each regime and problem, and the ceilings in short. It follows
@@ -294,18 +305,18 @@ def kernels_summary_record(
     """
     best = [each[0] for each in group_rows(rows).values() if each[0].ok]
     confirmed = {
-        problem_title(each.regime, each.problem): summarize_ceiling(each) for each in (ceilings or {}).values()
+        make_problem_title(each.regime, each.problem): summarize_ceiling(each) for each in (ceilings or {}).values()
     }
     return {
         **end.make_summary(sum(row.ok and not row.is_reference for row in rows)),
         "best": {
-            problem_title(row.regime, row.problem): {
+            make_problem_title(row.regime, row.problem): {
                 "kernel": row.kernel,
                 "shape": str(row.shape),
                 "rate": round_to_six_digits(row.best_rate),
                 "unit": row.work.unit,
                 "best_by": row.best_by,
-                **flat_device(row),
+                **make_device_record(row),
             }
             for row in best
         },

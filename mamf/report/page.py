@@ -25,10 +25,10 @@ from mamf.report.charts.picture import (
     PAGE_WIDTH,
     DrawnPanel,
     Picture,
-    laid_out,
+    disable_math_text,
+    escape_invisible_texts,
+    freeze_layout,
     new_figure,
-    texts_as_they_are,
-    with_visible_texts,
 )
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.text import escape_invisible, strip_markup
@@ -56,7 +56,7 @@ class Command:
 
 
 Part = Block | Picture | Command
-_MAX_WITHOUT_CONTENTS = 3
+_MAX_SECTIONS_WITHOUT_CONTENTS = 3
 
 
 @dataclass(frozen=True)
@@ -87,31 +87,33 @@ class Page:
         """The number and the heading of each section, if they are many and some open on a click."""
         shown = [section for section in self.sections if section.parts]
         numbered = [(number, each.heading) for number, each in enumerate(shown, start=1) if each.heading]
-        return numbered if len(shown) > _MAX_WITHOUT_CONTENTS and not all(each.is_open for each in shown) else []
+        return (
+            numbered if len(shown) > _MAX_SECTIONS_WITHOUT_CONTENTS and not all(each.is_open for each in shown) else []
+        )
 
 
 def render_page(page: Page) -> str:
     """Write the page as a whole html file."""
-    style, script = _file("style.css") + _colors(), _file("script.js")
+    style, script = _read_template_file("style.css") + _make_color_variables(), _read_template_file("script.js")
     policy = (
         f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; base-uri 'none'; "
         "form-action 'none'"
     )
-    return _template("page.html").render(page=page, style=style, script=script, policy=policy)
+    return _load_template("page.html").render(page=page, style=style, script=script, policy=policy)
 
 
 def render_fragment(document: Document) -> str:
     """Write the blocks of a report without a page around them, for a notebook."""
-    return _template("fragment.html").render(blocks=document.visible_blocks)
+    return _load_template("fragment.html").render(blocks=document.visible_blocks)
 
 
 @functools.cache
-def _file(name: str) -> str:
+def _read_template_file(name: str) -> str:
     return importlib.resources.files("mamf.report").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
 
 
 @functools.cache
-def _colors() -> str:
+def _make_color_variables() -> str:
     """Define a variable for each color of the palette, lighter on a dark page."""
     light = " ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))
     dark = " ".join(f"--c{number}: color-mix(in srgb, {color} 60%, white);" for number, color in enumerate(COLORS))
@@ -124,21 +126,25 @@ def _hash_source(text: str) -> str:
 
 
 @functools.cache
-def _template(name: str) -> Template:
+def _load_template(name: str) -> Template:
     try:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
         raise UnavailableError("pages need jinja2: pip install jinja2") from None
     environment = Environment(
-        loader=FunctionLoader(_file),
+        loader=FunctionLoader(_read_template_file),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_show_invisible,
     )
-    environment.globals |= {"kind_of": _choose_macro, "table_parts": _table_parts, "figure_parts": figure_parts}
+    environment.globals |= {
+        "choose_macro": _choose_macro,
+        "make_table_context": _make_table_context,
+        "make_picture_context": make_picture_context,
+    }
     environment.filters["markup"] = Markup
     environment.filters["address"] = safe_address
     return environment.get_template(name)
@@ -156,15 +162,18 @@ def _choose_macro(part: Part) -> str:
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
-def _table_parts(table: Table[Any]) -> dict[str, Any]:
+def _make_table_context(table: Table[Any]) -> dict[str, Any]:
     """Prepare a table for the template."""
-    columns = table.top_columns
+    columns = table.visible_columns
 
     def cell(text: str, column: Any) -> dict[str, Any]:
         return {"text": strip_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
 
     heads = [cell(column.title, column) for column in columns]
-    return {"heads": heads, "rows": [[cell(column.cell(row), column) for column in columns] for row in table.top_rows]}
+    return {
+        "heads": heads,
+        "rows": [[cell(column.format_cell(row), column) for column in columns] for row in table.visible_rows],
+    }
 
 
 def safe_address(address: str) -> str:
@@ -177,26 +186,26 @@ def safe_address(address: str) -> str:
 
 # A page allows no style attributes and has a dark mode, so styles become attributes whose colors are variables of its
 # style sheet. A bar or a point says its figures in a <title>, which the page's script shows under the pointer.
-_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_SVG_NAMESPACE, _LINK_ATTRIBUTE = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: What a page calls the colors of pictures; others stay as they are.
-_PAINTS: Mapping[str, str] = {
+_PAGE_COLORS: Mapping[str, str] = {
     **{color: f"var(--c{number})" for number, color in enumerate(COLORS)},
     **dict.fromkeys(("#000000", "#222222"), "currentColor"),
     **dict.fromkeys(("#555555", "#777777", "#999999"), "var(--faint)"),
     "#dddddd": "var(--line)",
     "#ffffff": "var(--page)",
 }
-_NUMBER = re.compile(r"-?\d+\.\d+")
-_DROPPED = ("metadata", "style", "title")
+_DECIMAL_NUMBER = re.compile(r"-?\d+\.\d+")
+_DROPPED_ELEMENTS = ("metadata", "style", "title")
 # The size of a marker in a legend.
-_SIZE = 9
+_LEGEND_MARKER_SIZE = 9
 
 
-def figure_parts(picture: Picture) -> dict[str, Any]:
+def make_picture_context(picture: Picture) -> dict[str, Any]:
     """Prepare a picture for the template: SVG elements, and the names of the legend with paint and the outline of their
     marker around (0, 0). Without matplotlib a note says what to install.
     """
-    shown = with_visible_texts(picture)
+    shown = escape_invisible_texts(picture)
     parts: dict[str, Any] = {
         "title": shown.title,
         "subtitle": shown.subtitle,
@@ -204,7 +213,7 @@ def figure_parts(picture: Picture) -> dict[str, Any]:
         "legend": [],
         "notes": shown.notes,
     }
-    panels = [panel for row in shown.drawn_rows() for panel in row if panel]
+    panels = [panel for row in shown.make_panel_rows() for panel in row if panel]
     try:
         parts["pictures"] = [_draw_svg(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
     except UnavailableError as error:
@@ -213,10 +222,10 @@ def figure_parts(picture: Picture) -> dict[str, Any]:
         {
             "name": name,
             "paint": _choose_paint(style["color"]),
-            "outline": _outline(style.get("marker", "_")),
+            "outline": _make_marker_path(style.get("marker", "_")),
             "opacity": style.get("alpha", 1.0),
         }
-        for name, style in shown.legend()
+        for name, style in shown.make_legend()
     ]
     return parts
 
@@ -228,23 +237,23 @@ def _draw_svg(panel: DrawnPanel, salt: str) -> str:
     figure = new_figure(*panel.size)
     figure.set_facecolor("none")
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
-    with texts_as_they_are(), rc_context(settings), warnings.catch_warnings():
+    with disable_math_text(), rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the browser has other fonts
         axes = figure.subplots()
         panel.draw(axes)
         axes.set_facecolor("none")
-        hints = dict(_name_hinted(figure))
+        hints = dict(_assign_hint_ids(figure))
         image = io.BytesIO()
-        with laid_out(figure):
+        with freeze_layout(figure):
             figure.savefig(image, format="svg")
     root = fromstring(image.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag.removeprefix(_SVG) in _DROPPED:
+            if child.tag.removeprefix(_SVG_NAMESPACE) in _DROPPED_ELEMENTS:
                 parent.remove(child)
     for element in list(root.iter()):
-        _restyle(element)
-        element.tag = element.tag.removeprefix(_SVG)
+        _restyle_element(element)
+        element.tag = element.tag.removeprefix(_SVG_NAMESPACE)
     for group in root.iter("g"):
         marks = list(group.iter("use")) or list(group.iter("path"))
         for mark, text in zip(marks, hints.get(group.attrib.pop("id", ""), ()), strict=False):
@@ -256,14 +265,14 @@ def _draw_svg(panel: DrawnPanel, salt: str) -> str:
     return tostring(root, encoding="unicode")
 
 
-def _name_hinted(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
+def _assign_hint_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
     """Give an id to all that has hints, and yield both."""
     for number, artist in enumerate(figure.findobj(HINTS.__contains__)):
         artist.set_gid(f"hinted-{number}")
         yield f"hinted-{number}", HINTS[artist]
 
 
-def _restyle(element: Element) -> None:
+def _restyle_element(element: Element) -> None:
     """Turn the style into attributes, and links into those of html; round numbers."""
     attributes = element.attrib
     style = attributes.pop("style", "")
@@ -274,25 +283,29 @@ def _restyle(element: Element) -> None:
             attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"
         elif name != "font-family":
             attributes[name] = _choose_paint(value)
-    if _LINK in attributes:
-        attributes["href"] = attributes.pop(_LINK)
+    if _LINK_ATTRIBUTE in attributes:
+        attributes["href"] = attributes.pop(_LINK_ATTRIBUTE)
     for name, value in attributes.items():
         if name not in ("id", "href", "clip-path"):
-            attributes[name] = _NUMBER.sub(lambda number: f"{round(float(number[0]), 2):g}", value.replace("\n", ""))
+            attributes[name] = _DECIMAL_NUMBER.sub(
+                lambda number: f"{round(float(number[0]), 2):g}", value.replace("\n", "")
+            )
 
 
 def _choose_paint(color: Any) -> str:
-    return _PAINTS.get(str(color), str(color))
+    return _PAGE_COLORS.get(str(color), str(color))
 
 
-def _outline(marker: str) -> str:
+def _make_marker_path(marker: str) -> str:
     """Convert a marker of matplotlib to the data of an SVG path."""
     from matplotlib.markers import MarkerStyle
     from matplotlib.path import Path
     from matplotlib.transforms import Affine2D
 
     style, letters = MarkerStyle(marker), {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
-    path = style.get_path().transformed(style.get_transform() + Affine2D().scale(_SIZE, -_SIZE))
+    path = style.get_path().transformed(
+        style.get_transform() + Affine2D().scale(_LEGEND_MARKER_SIZE, -_LEGEND_MARKER_SIZE)
+    )
     parts = ((letters.get(code), vertices) for vertices, code in path.iter_segments())
     return "".join(
         letter + " ".join(f"{each:.1f}" for each in vertices) if letter else "z" for letter, vertices in parts

@@ -21,7 +21,7 @@ from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
 from mamf.operations.unknown import get_operation
 from mamf.plans import BURST, SUSTAINED
-from mamf.report.charts.logs import machine
+from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     CEILING,
     HINTS,
@@ -29,10 +29,10 @@ from mamf.report.charts.picture import (
     TEXT,
     WIDTH,
     DrawnPanel,
-    Named,
+    LegendEntries,
     Picture,
-    prepare,
-    styles_of,
+    choose_styles,
+    style_axes,
 )
 from mamf.report.document import (
     Answer,
@@ -43,9 +43,9 @@ from mamf.report.document import (
     Table,
     format_count,
     format_percent,
+    format_rate,
     format_significant,
-    interval_columns,
-    rate_text,
+    make_interval_columns,
 )
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ def name_row(row: Measurement | Ceiling) -> str:
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).words(row.problem)])
 
 
-def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:
+def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:
     """``top``: how many rows people see, those nearest to their roof first; None for all. Csv holds the rows, or the
     roofs if there are no rows. ``balance_*``: the FLOP per byte at which a level of bandwidth meets a ceiling of
     computing.
     """
 
     def balance(level: str) -> Callable[[NamedCeiling], float | None]:
-        return lambda roof: balance_point(roofs, roof.ceiling, level)
+        return lambda roof: compute_balance_point(roofs, roof.ceiling, level)
 
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
     ceilings = [
@@ -87,7 +87,7 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
     columns: list[Column[NamedCeiling]] = [
         Column("roof", "roof", lambda roof: roof.name, left=True),
         Column("regime", "regime", lambda roof: roof.ceiling.regime, left=True),
-        Column("", "rate", lambda roof: rate_text(roof.ceiling.rate, roof.ceiling.unit)),
+        Column("", "rate", lambda roof: format_rate(roof.ceiling.rate, roof.ceiling.unit)),
         Column("rate", "", lambda roof: roof.ceiling.rate),
         Column("unit", "", lambda roof: roof.ceiling.unit),
         *(
@@ -100,7 +100,7 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
             )
             for level in MEMORY_LEVELS
         ),
-        *interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
+        *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
         Column("at", "at", lambda roof: name_row(roof.ceiling), importance=3, left=True),
         Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
     ]
@@ -108,27 +108,27 @@ def roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top:
         Lines([head]),
         Table(columns, ceilings, key="roofs"),
         Table(POINT_COLUMNS, best_first, top=top),
-        Answer(list(conclusion(roofs, best_first))),
+        Answer(list(describe_roofline_result(roofs, best_first))),
     ]
     return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
 
 
-def balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:
+def compute_balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:
     bandwidth = roofs.bandwidth.get((level, ceiling.regime))
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
-    Column("row", "row", lambda point: point.name, left=True, shortest=40),
+    Column("row", "row", lambda point: point.name, left=True, min_characters=40),
     Column("kernel", "kernel", lambda point: point.kernel, left=True),
     Column("regime", "regime", lambda point: point.regime, importance=3, left=True),
     Column("dtype", "dtype", lambda point: point.dtype, importance=3, left=True),
     Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_significant, importance=2),
-    Column("", "rate", lambda point: rate_text(point.rate, point.unit), importance=1),
+    Column("", "rate", lambda point: format_rate(point.rate, point.unit), importance=1),
     Column("rate", "", lambda point: point.rate),
     Column("unit", "", lambda point: point.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
-    Column("", "roof", lambda point: point.roof and rate_text(point.roof, point.unit), importance=2),
+    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.unit), importance=2),
     Column("roof", "", lambda point: point.roof),
     Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
     Column("", "bound by", lambda point: point.bound_text, importance=1, left=True),
@@ -136,7 +136,7 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 ]
 
 
-def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
+def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
     """Say how many rows are near their limit, and which is nearest; without rows, give the balance points of memory."""
     known = [point for point in best_first if point.share is not None]
     if known:
@@ -147,7 +147,7 @@ def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
             f"nearest: {most.name} by {most.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
-        balance = balance_point(roofs, ceiling, MEMORY)
+        balance = compute_balance_point(roofs, ceiling, MEMORY)
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
@@ -158,7 +158,7 @@ def conclusion(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
 # -- the format of TraceLens -------------------------------------------------------------------------------------------
 
 
-def tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
+def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
     """``max_achievable_tflops`` in TFLOPS, ``mem_bw_gbps`` in GB/s, ``memory_gb`` in GiB as its own files have it.
 
     A trace is of a device at work: sustained where that is known, else burst; ``_regimes`` says which.
@@ -172,35 +172,35 @@ def tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
         name = f"matrix_{DTYPES[dtype].peak_name}"
         is_better = (regime == SUSTAINED, ceiling.rate) > (regimes.get(name) == SUSTAINED, tflops.get(name, 0.0))
         if is_better:
-            tflops[name], regimes[name] = _rounded(ceiling.rate), regime
+            tflops[name], regimes[name] = _round_rate(ceiling.rate), regime
     found: dict[str, Any] = {"name": roofs.device}
     memory = roofs.bandwidth.get((MEMORY, SUSTAINED)) or roofs.bandwidth.get((MEMORY, BURST))
     if memory is not None:
-        found["mem_bw_gbps"] = _rounded(1e3 * memory.rate)
+        found["mem_bw_gbps"] = _round_rate(1e3 * memory.rate)
         regimes["mem_bw_gbps"] = memory.regime
     if memory_bytes is not None:
         found["memory_gb"] = round(memory_bytes / 2**30)
     return {**found, "max_achievable_tflops": tflops, "_regimes": regimes, "_reference": "measured by mamf roofline"}
 
 
-def _rounded(rate: float) -> float:
+def _round_rate(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
 #: (FLOP per byte, TFLOPS).
-Place = tuple[float, float]
+DataPoint = tuple[float, float]
 #: Factors by which the axes exceed what they show: to the left, to the right, and up and down.
-_LEFT, _RIGHT, _BEYOND = 3.0, 20.0, 2.0
+_LEFT_FACTOR, _RIGHT_FACTOR, _VERTICAL_FACTOR = 3.0, 20.0, 2.0
 #: Rising ceilings that differ by less are drawn on one another.
-_CLOSE = 0.05
+_MIN_LABEL_DIFFERENCE = 0.05
 _MAX_LABELS = 3
-_INCHES = 8.0
-_MARKER = 9  # points
-_BURST, _SUSTAINED = 2.4, 1.0  # points of a ceiling's line
+_HEIGHT_INCHES = 8.0
+_MARKER_POINTS = 9  # points
+_BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # points of a ceiling's line
 # As shares of the axes: the height of a label, the width of a letter, and how far a label is from what it names.
-_HEIGHT, _LETTER, _DISTANCE, _UP = 0.028, 0.0092, 0.015, 0.018
+_LABEL_HEIGHT, _LETTER_WIDTH, _LABEL_DISTANCE, _LABEL_OFFSET = 0.028, 0.0092, 0.015, 0.018
 #: How far along a rising ceiling its label is, and how far the label of a flat sustained one is from the right end.
-_ALONG_BURST, _ALONG_SUSTAINED, _LEFT_OF_BURST = 0.55, 0.16, 0.27
+_BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
 
 
 @dataclass(frozen=True)
@@ -208,72 +208,72 @@ class RoofLine:
     """A ceiling: flat, of a dtype, or rising, of a memory level."""
 
     label: str
-    start: Place
-    end: Place
+    start: DataPoint
+    end: DataPoint
     is_sustained: bool
 
 
 @dataclass(frozen=True)
-class Mark:
+class RoofMark:
     """A row: ``name`` decides color and marker, ``label`` says which it is. ``series``: what the marks joined with it
     share.
     """
 
     label: str
     name: str
-    place: Place
+    place: DataPoint
     series: str = ""
 
 
 @dataclass(frozen=True)
 class RooflineChart(Picture):
     lines: tuple[RoofLine, ...]
-    marks: tuple[Mark, ...]
-    x_limits: Place
+    marks: tuple[RoofMark, ...]
+    x_limits: DataPoint
 
     @property
     def inches(self) -> float:
-        return _INCHES
+        return _HEIGHT_INCHES
 
-    def drawn_rows(self) -> list[list[DrawnPanel]]:
+    def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(WIDTH, _INCHES))]]
+        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(WIDTH, _HEIGHT_INCHES))]]
 
-    def legend(self) -> Named:
-        styles = styles_of(mark.name for mark in self.marks)
+    def make_legend(self) -> LegendEntries:
+        styles = choose_styles(mark.name for mark in self.marks)
         names = dict.fromkeys(mark.name for mark in self.marks)
-        return [(name, {"linewidth": 0, "markersize": _MARKER, **vars(styles[name])}) for name in names]
+        return [(name, {"linewidth": 0, "markersize": _MARKER_POINTS, **vars(styles[name])}) for name in names]
 
 
-def roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
+def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
     """Draw rows under their roofs. ``header``: of a log of the device. Points without FLOP are left out."""
     marks = []
     for point in points:
         if point.tflops is not None and point.intensity is not None:
             regime = ", sustained" if point.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""
-            marks.append(Mark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
+            marks.append(RoofMark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
     # Where a flat ceiling meets a rising one.
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
-    x_limits = min(shown, default=1.0) / _LEFT, max(shown, default=1.0) * _RIGHT
+    x_limits = min(shown, default=1.0) / _LEFT_FACTOR, max(shown, default=1.0) * _RIGHT_FACTOR
     note = "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
-        machine(header),
-        tuple(_lines(roofs, x_limits)),
+        describe_machine_briefly(header),
+        tuple(_yield_roof_lines(roofs, x_limits)),
         tuple(marks),
         x_limits,
         notes=(f"{note} Joined marks: a layer with more tokens from left to right.",),
     )
 
 
-def _lines(roofs: Roofs, x_limits: Place) -> Iterable[RoofLine]:
+def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
     labeled: list[float] = []  # a rising ceiling that is close to an earlier one has no label
 
     def label_rising(level: str, rate: float, regime: str) -> str:
-        is_close = any(abs(rate / other - 1) < _CLOSE for other in labeled)
+        is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in labeled)
         labeled.append(rate)
         return "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
 
@@ -299,25 +299,30 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
 
     axes.set_xscale("log")
     axes.set_yscale("log")
-    prepare(axes)
+    style_axes(axes)
     heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in chart.marks]
     axes.set_xlim(*chart.x_limits)
-    axes.set_ylim(min(heights) / _BEYOND, max(heights) * _BEYOND)
+    axes.set_ylim(min(heights) / _VERTICAL_FACTOR, max(heights) * _VERTICAL_FACTOR)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("FLOP per byte", fontsize=TEXT)
     axes.set_ylabel("TFLOPS", fontsize=TEXT)
     for line in chart.lines:
-        width = _SUSTAINED if line.is_sustained else _BURST
+        width = _SUSTAINED_LINE_POINTS if line.is_sustained else _BURST_LINE_POINTS
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING, "linewidth": width})
-    styles = styles_of(mark.name for mark in chart.marks)
+    styles = choose_styles(mark.name for mark in chart.marks)
     for marks in group_series(chart.marks):
         places = zip(*(mark.place for mark in marks), strict=True)
         axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
     for mark in chart.marks:
         x, y = mark.place
-        look: dict[str, Any] = {"markersize": _MARKER, "markeredgecolor": "white", "linestyle": "none", "zorder": 4}
+        look: dict[str, Any] = {
+            "markersize": _MARKER_POINTS,
+            "markeredgecolor": "white",
+            "linestyle": "none",
+            "zorder": 4,
+        }
         (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **look)
         HINTS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
     _draw_labels(axes, chart)
@@ -330,39 +335,44 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     to_shares = axes.transData + axes.transAxes.inverted()
     taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
 
-    def write(text: str, at: Place, place: Place, side: str) -> None:
+    def write(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
         """Write at the first free place from ``place`` down, with a line to what it names if that is far."""
-        width = _LETTER * len(text)
+        width = _LETTER_WIDTH * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]
-        while any(left < right and start < left + width and abs(y - other) < _HEIGHT for start, right, other in taken):
-            y -= _HEIGHT / 4
+        while any(
+            left < right and start < left + width and abs(y - other) < _LABEL_HEIGHT for start, right, other in taken
+        ):
+            y -= _LABEL_HEIGHT / 4
         taken.append((left, left + width, y))
-        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _HEIGHT else None
+        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _LABEL_HEIGHT else None
         look: dict[str, Any] = {"fontsize": SMALL, "ha": side, "va": "center", "zorder": 5}
         axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **look)
 
     for line in sorted(chart.lines, key=lambda each: -each.end[1]):
         if line.start[1] != line.end[1]:
-            _write_along(axes, line)
+            _write_along_line(axes, line)
             continue
         x, y = to_shares.transform(line.end)
-        x -= _LEFT_OF_BURST if line.is_sustained else _DISTANCE
-        write(line.label, (x, y), (x, y + (-_UP if line.is_sustained else _UP)), "right")
+        x -= _SUSTAINED_LABEL_DISTANCE if line.is_sustained else _LABEL_DISTANCE
+        write(line.label, (x, y), (x, y + (-_LABEL_OFFSET if line.is_sustained else _LABEL_OFFSET)), "right")
     firsts = sorted((marks[0] for marks in group_series(chart.marks)), key=lambda each: -each.place[1])
     for mark in firsts if len(firsts) <= _MAX_LABELS else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(mark.place)
-        write(mark.series, (x, y), (x + _DISTANCE, y), "left")
+        write(mark.series, (x, y), (x + _LABEL_DISTANCE, y), "left")
 
 
-def _write_along(axes: Axes, line: RoofLine) -> None:
+def _write_along_line(axes: Axes, line: RoofLine) -> None:
     (start, _), (end, height) = line.start, line.end
-    x, slope = start * (end / start) ** (_ALONG_SUSTAINED if line.is_sustained else _ALONG_BURST), height / end
+    x, slope = (
+        start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),
+        height / end,
+    )
     look: dict[str, Any] = {"fontsize": SMALL, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
     rotation = math.degrees(math.atan(slope))
     axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **look)
 
 
-def group_series(marks: Iterable[Mark]) -> list[list[Mark]]:
+def group_series(marks: Iterable[RoofMark]) -> list[list[RoofMark]]:
     """Group the marks of each kernel and series, from left to right: these are joined."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

@@ -18,42 +18,42 @@ from mamf.measurement import SHORT_LAUNCH_SECONDS, Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM
 from mamf.report.document import (
-    WHY_UNKNOWN,
+    UNKNOWN_INTERVAL_REASON,
     Column,
     choose_unit,
-    clock_columns,
-    columns_from,
     format_count,
+    format_interval,
     format_plain,
+    format_rate,
     format_significant,
-    format_whole,
-    interval_cell,
+    format_whole_number,
     label_kernel,
-    rate_name,
-    rate_text,
+    make_clock_columns,
+    make_columns_from_mappings,
+    name_rate_column,
     shorten_line,
 )
-from mamf.report.shares import Shares, clock_text, described_title
+from mamf.report.shares import Shares, describe_clock, make_described_title
 from mamf.statistics import compute_arithmetic_mean, compute_geometric_mean
 
 #: How much faster a row is than its baseline, or None.
 SpeedUp = Callable[[Measurement], float | None]
 
 
-def row_columns(
+def make_row_columns(
     rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, of_one_shape: bool = False
 ) -> list[Column[Measurement]]:
     """``rows``: those that are shown together. ``of_one_shape``: kernels of one shape against one another."""
     plan = shares.header.get("plan", {})
     layers = dict(zip(plan.get("shapes", ()), plan.get("layers", ()), strict=False))
-    rate, statistics = rate_columns(rows)
+    rate, statistics = make_rate_columns(rows)
     return [
         Column("operation", "", lambda row: row.operation),
         Column("regime", "", lambda row: row.regime),
-        *columns_from(rows, problem_record, titled=False),
+        *make_columns_from_mappings(rows, read_problem_fields, titled=False),
         Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_plain, 1, True),
-        *columns_from(rows, shape_record, titled=False),
+        *make_columns_from_mappings(rows, read_shape_fields, titled=False),
         *(
             [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
             if layers
@@ -63,20 +63,20 @@ def row_columns(
         Column("reason", "", lambda row: row.reason),
         *rate,
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
-        *device_columns(rows),
-        *shares.columns(rows),
+        *make_device_columns(rows),
+        *shares.make_columns(rows),
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
-        *time_columns(),
+        *make_time_columns(),
         *statistics,
-        *columns_from(rows, lambda row: get_operation(row.operation).columns(row) if row.ok else {}, 4),
+        *make_columns_from_mappings(rows, lambda row: get_operation(row.operation).columns(row) if row.ok else {}, 4),
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
         Column(
             "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5
         ),
         Column("launches", "launches", lambda row: row.launches, importance=7),
-        *clock_columns(lambda row: row.conditions, 3),
-        Column("power_watts", "W", lambda row: row.conditions.watts, format_whole, 5),
-        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, format_whole, 6),
+        *make_clock_columns(lambda row: row.conditions, 3),
+        Column("power_watts", "W", lambda row: row.conditions.watts, format_whole_number, 5),
+        Column("temperature_celsius", "C", lambda row: row.conditions.celsius, format_whole_number, 6),
         Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
         Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
         Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
@@ -88,15 +88,15 @@ def row_columns(
     ]
 
 
-def problem_record(row: Measurement) -> Mapping[str, object]:
+def read_problem_fields(row: Measurement) -> Mapping[str, object]:
     return get_operation(row.operation).problem_record(row.problem)
 
 
-def shape_record(row: Measurement) -> Mapping[str, object]:
+def read_shape_fields(row: Measurement) -> Mapping[str, object]:
     return get_operation(row.operation).shape_record(row.shape)
 
 
-def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
+def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
     """Return the rate, and its statistics, in one unit in which all of them read well."""
     unit = rows[0].work.unit if rows else "TFLOPS"
     shown, factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])
@@ -106,14 +106,18 @@ def rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]]
 
     def statistic(name: str, importance: int = 7) -> Column[Measurement]:
         return Column(
-            rate_name(f"rate_{name}", unit), name, lambda row: row.rate(name) if row.summary else None, rate, importance
+            name_rate_column(f"rate_{name}", unit),
+            name,
+            lambda row: row.rate(name) if row.summary else None,
+            rate,
+            importance,
         )
 
     is_median = all(row.best_by in ("mean", "median") for row in rows)
     median = statistic("median", 1)
-    return [Column(rate_name("rate", unit), shown, lambda row: row.best_rate if row.ok else None, rate)], [
-        Column(rate_name("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
-        Column(rate_name("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
+    return [Column(name_rate_column("rate", unit), shown, lambda row: row.best_rate if row.ok else None, rate)], [
+        Column(name_rate_column("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
+        Column(name_rate_column("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
         replace(median, title="") if is_median else median,
         statistic("mean"),
         statistic("fastest"),
@@ -125,7 +129,7 @@ def get_half_width_percent(row: Measurement) -> float | None:
     return 100 * row.relative_half_width if row.ok and row.interval.is_known else None
 
 
-def time_columns() -> list[Column[Measurement]]:
+def make_time_columns() -> list[Column[Measurement]]:
     """Milliseconds of a launch."""
 
     def of(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
@@ -158,17 +162,17 @@ def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Grou
     return {group: rank_rows(each) for group, each in found.items()}
 
 
-def group_title(row: Measurement) -> str:
+def make_group_title(row: Measurement) -> str:
     """Return the title of the rows of a regime and a problem."""
-    return described_title(row.regime, row.problem)
+    return make_described_title(row.regime, row.problem)
 
 
-def label(row: Measurement) -> str:
+def label_row(row: Measurement) -> str:
     return f"{row.kernel} {row.shape}"
 
 
 @dataclass(frozen=True)
-class Best:
+class BestRow:
     """The best row of a regime and means over its shapes; of several devices, as the first gives them."""
 
     row: Measurement
@@ -183,19 +187,19 @@ def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return sorted(kept, key=lambda row: row.rank, reverse=True)
 
 
-def find_best_rows(rows: Sequence[Measurement]) -> dict[str, Best]:
+def find_best_rows(rows: Sequence[Measurement]) -> dict[str, BestRow]:
     """Return the best of each regime, in the order the regimes were measured."""
-    found: dict[str, Best] = {}
+    found: dict[str, BestRow] = {}
     for regime in dict.fromkeys(row.regime for row in rows):
         if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
             figures = [row.comparable_rate for row in best_first]
-            found[regime] = Best(
+            found[regime] = BestRow(
                 best_first[0], compute_arithmetic_mean(figures), compute_geometric_mean(figures), len(figures)
             )
     return found
 
 
-def summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
+def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
     """Return the last record of a run log: everything in it can be recomputed from the measurements before it."""
     return {
         **end.make_summary(len(select_ranked_rows(rows))),
@@ -203,7 +207,7 @@ def summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
             regime: {
                 "shape": str(best.row.shape),
                 "tflops": round_to_six_digits(best.row.best_rate),
-                **flat_device(best.row),
+                **make_device_record(best.row),
                 "best_by": best.row.best_by,
                 "arithmetic_mean_tflops": round_to_six_digits(best.arithmetic_mean),
                 "geometric_mean_tflops": round_to_six_digits(best.geometric_mean),
@@ -226,23 +230,23 @@ def describe_failures(rows: Iterable[Measurement]) -> list[str]:
     """Say for each kernel and status how many rows have no figure, and why the first has none."""
     found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
-        f"{label(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
+        f"{label_row(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
         for first, *others in found.values()
     ]
 
 
-def remarks(row: Measurement, shares: Shares) -> list[str]:
+def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
     """Return what a reader must know about a row besides its figures."""
     is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
     aside = len(row.implausible_samples)
     parts = [
         "" if row.ok else summarize_failure(row),
         f"ran {row.details['ran']}" if "ran" in row.details else "",
-        *shares.remarks(row),
+        *shares.yield_remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
         f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)" if is_short and row.timer_accuracy else "",
-        WHY_UNKNOWN if row.ok and not row.interval.is_known else "",
+        UNKNOWN_INTERVAL_REASON if row.ok and not row.interval.is_known else "",
         f"{format_count(aside, 'implausible sample')} left out" if aside else "",
     ]
     return [part for part in parts if part]
@@ -251,48 +255,48 @@ def remarks(row: Measurement, shares: Shares) -> list[str]:
 def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
     """Yield the best of a group with what it was taken under, and the means over shapes."""
     best, *_ = measured = [row for row in rows if row.ok]
-    rate = rate_text(best.best_rate, best.work.unit)
-    yield f"best {group_title(best)}: {rate} ({best.best_by}) @ {best.shape} by {best.kernel}, {interval_text(best)}"
+    figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.best_by}) @ {best.shape} by {best.kernel}"
+    yield f"best {make_group_title(best)}: {figure}, {describe_row_interval(best)}"
     conditions = best.conditions
     details = [
-        shares.peak_text(best),
-        shares.mamfu_text(best),
-        clock_text(conditions),
-        f"{format_whole(conditions.watts)} W" if conditions.watts else "",
-        f"{format_whole(conditions.celsius)} C" if conditions.celsius else "",
-        device_remark(best),
-        *(text for text in remarks(best, shares) if text != WHY_UNKNOWN),  # the line above says it
+        shares.describe_peak_share(best),
+        shares.describe_mamfu(best),
+        describe_clock(conditions),
+        f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
+        f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
+        describe_row_device(best),
+        *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),  # the line above says it
     ]
     if any(details):
         yield f"    {'; '.join(filter(None, details))}"
     if len(measured) > 1 and len({row.kernel for row in measured}) == 1:
         rates = [row.comparable_rate for row in measured]
-        means = [rate_text(mean(rates), best.work.unit) for mean in (compute_arithmetic_mean, compute_geometric_mean)]
-        yield f"mean {group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
+        means = [format_rate(mean(rates), best.work.unit) for mean in (compute_arithmetic_mean, compute_geometric_mean)]
+        yield f"mean {make_group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
 
 
-def interval_text(row: Measurement) -> str:
+def describe_row_interval(row: Measurement) -> str:
     """Describe the interval of a row's rate, and what it covers."""
     interval = row.rate_interval
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
-    bounds, coverage = interval_cell(interval, factor), f"{100 * interval.coverage:.0f} %"
+    bounds, coverage = format_interval(interval, factor), f"{100 * interval.coverage:.0f} %"
     if row.repeatability is None:
         return f"{coverage} interval of the {row.figure} {bounds}, within this visit"
-    return f"{coverage} repeat interval: {bounds}" if interval.is_known else WHY_UNKNOWN
+    return f"{coverage} repeat interval: {bounds}" if interval.is_known else UNKNOWN_INTERVAL_REASON
 
 
 # -- devices that shared a run -----------------------------------------------------------------------------------------
 
-COMPARABLE = "comparable"
+COMPARABLE_TITLE = "comparable"
 
 
-def flat_device(row: Measurement) -> dict[str, Any]:
+def make_device_record(row: Measurement) -> dict[str, Any]:
     """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
     speed = row.device_speed and round_to_six_digits(row.device_speed)
     return {} if row.device is None else {"device": row.device, "device_speed": speed}
 
 
-def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
     """Return the device, and the rate as the run's first device would give it; none in a run of one device."""
     if all(row.device is None for row in rows):
         return []
@@ -302,8 +306,8 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         Column("device", "device", lambda row: row.device, importance=1),
         Column("device_speed", "", lambda row: row.device_speed and round_to_six_digits(row.device_speed)),
         Column(
-            rate_name("comparable_rate", unit),
-            COMPARABLE,
+            name_rate_column("comparable_rate", unit),
+            COMPARABLE_TITLE,
             lambda row: row.comparable_rate if row.ok and row.device_speed is not None else None,
             lambda rate: format_significant(rate * factor),
             1,
@@ -311,7 +315,7 @@ def device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
     ]
 
 
-def device_remark(row: Measurement) -> str:
+def describe_row_device(row: Measurement) -> str:
     """Name the device of a row, and the rate that the run's first device would give."""
     if row.device is None:
         return ""
@@ -356,7 +360,9 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
     uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
-    lines.append(f"ranks and averages use the rate scaled to the first device ({COMPARABLE}); all else is as measured")
+    lines.append(
+        f"ranks and averages use the rate scaled to the first device ({COMPARABLE_TITLE}); all else is as measured"
+    )
     return lines
 
 
@@ -369,6 +375,6 @@ def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
             middle = median(figures)
             below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
             where = "" if device is None else f" on device {device}"
-            rate = rate_text(middle, rows[0].work.unit)
+            rate = format_rate(middle, rows[0].work.unit)
             visited = format_count(len(rows), "visit")
             yield f"reference {shape}{where}, {visited}: {rate}, {below:+.2f} % to {above:+.2f} %"

@@ -30,36 +30,36 @@ from mamf.report.document import (
     Column,
     Table,
     choose_unit,
-    clock_columns,
-    columns_from,
+    format_interval,
     format_percent,
+    format_rate,
     format_significant,
-    format_whole,
-    interval_cell,
+    format_whole_number,
     label_kernel,
-    rate_name,
-    rate_text,
-    split_shared,
+    make_clock_columns,
+    make_columns_from_mappings,
+    name_rate_column,
+    split_shared_parts,
 )
 from mamf.statistics import Interval
 
 HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
-def problem_title(regime: str, problem: Any) -> str:
+def make_problem_title(regime: str, problem: Any) -> str:
     """Name a regime and the fields that set a problem apart."""
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).words(problem)])
 
 
-def described_title(regime: str, problem: Any) -> str:
+def make_described_title(regime: str, problem: Any) -> str:
     """Name a regime and the fields that set a problem apart, phrased for reports."""
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).describe_problem(problem)])
 
 
-def ceiling_title(ceiling: Ceiling) -> str:
+def make_ceiling_title(ceiling: Ceiling) -> str:
     """``burst (MAMF), bfloat16``."""
     name = HEADLINES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
-    return problem_title(f"{ceiling.regime}{name}", ceiling.problem)
+    return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
 def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
@@ -74,11 +74,11 @@ def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> floa
     return rate * TERA / peak if peak else None
 
 
-def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
+def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
     """Make a row for each ceiling, under a title that says what all have in common."""
     is_one = len({each.regime for each in ceilings}) == 1  # then the title has room to spell its ceiling out
-    names, shared = split_shared(
-        [ceiling_title(each) if is_one else problem_title(each.regime, each.problem) for each in ceilings]
+    names, shared = split_shared_parts(
+        [make_ceiling_title(each) if is_one else make_problem_title(each.regime, each.problem) for each in ceilings]
     )
     own = dict(zip(map(id, ceilings), names, strict=True))
     unit = ceilings[0].unit if ceilings else "TFLOPS"
@@ -88,26 +88,26 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         return format_significant(value * factor)
 
     def interval(of: Interval) -> str:
-        return interval_cell(of, factor)
+        return format_interval(of, factor)
 
     def joules(ceiling: Ceiling) -> float | None:
         return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
 
     columns: list[Column[Ceiling]] = [
-        Column("ceiling", "", ceiling_title),
+        Column("ceiling", "", make_ceiling_title),
         Column("", "ceiling", lambda each: own[id(each)], left=True),
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
-        *columns_from(
+        *make_columns_from_mappings(
             ceilings, lambda each: get_operation(each.problem.operation).problem_record(each.problem), titled=False
         ),
-        Column(rate_name("rate", unit), shown, lambda each: each.rate, rate),
+        Column(name_rate_column("rate", unit), shown, lambda each: each.rate, rate),
         Column("", "interval", lambda each: each.interval, interval, 1, True),
-        Column(rate_name("rate_low", unit), "", lambda each: each.interval.low),
-        Column(rate_name("rate_high", unit), "", lambda each: each.interval.high),
+        Column(name_rate_column("rate_low", unit), "", lambda each: each.interval.low),
+        Column(name_rate_column("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
-        *columns_from(
+        *make_columns_from_mappings(
             ceilings, lambda each: get_operation(each.problem.operation).shape_record(each.shape), titled=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
@@ -118,14 +118,14 @@ def ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Tab
         Column("ties", "tied", lambda each: len(each.tied), importance=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
-        *clock_columns(lambda each: each.conditions, 3),
-        Column("power_watts", "W", lambda each: each.conditions.watts, format_whole, 4),
+        *make_clock_columns(lambda each: each.conditions, 3),
+        Column("power_watts", "W", lambda each: each.conditions.watts, format_whole_number, 4),
         Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
     ]
-    return Table(columns, ceilings, shared, "ceilings", label=ceiling_title)
+    return Table(columns, ceilings, shared, "ceilings", label=make_ceiling_title)
 
 
-def clock_text(conditions: Conditions) -> str:
+def describe_clock(conditions: Conditions) -> str:
     """Describe the two factors of a rate in words, as far as they are known: ``98.0 % of the units' cycles at 1629
     MHz``.
     """
@@ -151,63 +151,63 @@ class Shares:
     known: Rates = field(default_factory=dict)
     roofs: Roofs | None = None
 
-    def of_peak(self, row: Measurement) -> float | None:
+    def compute_peak_share(self, row: Measurement) -> float | None:
         return divide_by_peak(row.best_rate, row.problem, self.header) if row.ok else None
 
-    def mamfu(self, row: Measurement) -> float | None:
+    def compute_row_mamfu(self, row: Measurement) -> float | None:
         """Return the share of the ceiling of the row's dtype and regime; None without one."""
         if not row.work.has_products:
             return None
         share = compute_mamfu(row, self.ceilings)
         return compute_known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
 
-    def mbu(self, row: Measurement) -> float | None:
+    def compute_row_mbu(self, row: Measurement) -> float | None:
         """Return the share of the read bandwidth of memory in the row's regime; None without one."""
         if self.roofs is None or not row.ok or not get_operation(row.operation).has_memory_shares:
             return None
         memory = self.roofs.bandwidth.get((MEMORY, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
-    def mamfu_text(self, row: Measurement) -> str:
+    def describe_mamfu(self, row: Measurement) -> str:
         """Describe MAMFU in words. Above MAX_CEILING_SHARE the ceiling is wrong, unless products of another dtype
         are far above the ceiling of the row's dtype.
         """
-        share = self.mamfu(row)
+        share = self.compute_row_mamfu(row)
         if share is not None and "product_dtypes" in row.details:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
         return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING
 
-    def ceiling_tflops(self, row: Measurement) -> float | None:
+    def find_ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
         return ceiling.tflops if ceiling and row.work.has_products else None
 
-    def point(self, row: Measurement) -> RoofPoint | None:
+    def make_point(self, row: Measurement) -> RoofPoint | None:
         """Place a row under its roof."""
         return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
-    def columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+    def make_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         def read(name: str) -> Callable[[Measurement], object]:
-            return lambda row: getattr(self.point(row), name, None)
+            return lambda row: getattr(self.make_point(row), name, None)
 
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof: list[Column[Measurement]] = [
-            Column(rate_name("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
+            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
             Column("share_of_roof", "% of roof", read("share"), format_percent, 1),
             Column("bound_by", "", read("bound")),
             Column("", "bound by", read("bound_text"), importance=3, left=True),
         ]
         return [
-            Column("share_of_peak", "MFU" if is_model else "% peak", self.of_peak, format_percent, 2),
-            Column("ceiling_tflops", "", self.ceiling_tflops),
-            Column("mbu", "MBU", self.mbu, format_percent, 1),
-            Column("mamfu", "MAMFU", self.mamfu, format_percent, 1),
+            Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),
+            Column("ceiling_tflops", "", self.find_ceiling_tflops),
+            Column("mbu", "MBU", self.compute_row_mbu, format_percent, 1),
+            Column("mamfu", "MAMFU", self.compute_row_mamfu, format_percent, 1),
             Column("mamfu_accuracy", "", lambda row: compute_share_accuracy(row, self.ceilings) or None),
             *(roof if self.roofs is not None else ()),
         ]
 
-    def remarks(self, row: Measurement) -> Iterator[str]:
+    def yield_remarks(self, row: Measurement) -> Iterator[str]:
         """Yield remarks that a reader needs to understand the shares of a row."""
         for dtype in str(row.details.get("product_dtypes", "")).split():
             other = find_rate(self.ceilings, dtype, row.regime)
@@ -222,11 +222,12 @@ class Shares:
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
 
-    def lines(self, rows: Sequence[Measurement]) -> list[str]:
+    def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
         """Describe the ceilings, and say how accurate the shares are."""
         regimes = {row.regime for row in rows}
         measured = [
-            f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling ({each.shape}, {each.kernel})"
+            f"MAMFU: of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
+            f"({each.shape}, {each.kernel})"
             for (dtype, regime), each in self.ceilings.items()
             if regime in regimes
         ]
@@ -234,15 +235,15 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches less"]
-        has_mbu = any(self.mbu(row) for row in rows)
+        has_mbu = any(self.compute_row_mbu(row) for row in rows)
         measured += [
-            f"MBU: of {rate_text(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"
+            f"MBU: of {format_rate(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"
             for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
             if level == MEMORY
         ]
-        return [*measured, *known_ceiling_lines(self.known.values()), *(accuracy if bounds else [])]
+        return [*measured, *describe_known_ceilings(self.known.values()), *(accuracy if bounds else [])]
 
-    def peak_text(self, row: Measurement) -> str:
+    def describe_peak_share(self, row: Measurement) -> str:
         """Return the row's share of the datasheet's peak in words; empty without a peak."""
         device = self.header["device"]
         peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
@@ -252,9 +253,9 @@ class Shares:
         return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.origin}"
 
 
-def known_ceiling_lines(known: Iterable[Rate]) -> list[str]:
+def describe_known_ceilings(known: Iterable[Rate]) -> list[str]:
     """Say which ceilings MAMFU refers to."""
     return [
-        f"MAMFU: of {rate_text(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
+        f"MAMFU: of {format_rate(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
         for each in known
     ]

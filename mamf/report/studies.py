@@ -16,12 +16,12 @@ from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, group_pairs
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.overlap import OTHER, PRODUCTS
+from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
 from mamf.plausibility import compute_max_rate, find_flop_per_cycle
-from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
-from mamf.report.charts.logs import failures, machine
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
+from mamf.report.charts.logs import describe_machine_briefly, describe_row_failures
 from mamf.report.document import (
     Answer,
     Block,
@@ -29,14 +29,14 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    end_line,
+    describe_counted_work,
+    describe_end,
+    describe_machine,
     format_percent,
     format_significant,
-    interval_columns,
-    machine_line,
-    rate_name,
-    sensor_columns,
-    work_line,
+    make_interval_columns,
+    make_sensor_columns,
+    name_rate_column,
 )
 from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
@@ -45,7 +45,7 @@ NORMAL, ZEROS = "normal", "zeros"
 NO_COST = "no significant cost of real data"
 TOO_NOISY = "too noisy to tell how much real data cost"
 #: From this share of the power limit on, a device counts as being at its limit.
-_AT_LIMIT = 0.95
+_MIN_LIMIT_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class WaterfallStep:
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
-def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
+def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
     """Return the waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of
     data.
     """
@@ -79,19 +79,23 @@ def waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[Water
     last = find_row(rows, NORMAL, SUSTAINED)
     dtype = rows[0].problem.dtype
     steps = [*_make_datasheet_steps(info, dtype, normal or zeros)]
-    if _true_clock(normal):
+    if _get_true_clock(normal):
         steps += [
             _make_true_clock_step("units at the true clock, zeros", zeros, info, "the clock when data cost no energy"),
             _make_true_clock_step(
                 "units at the true clock, normal data", normal, info, _describe_data_cost(zeros, normal)
             ),
-            _make_measured_step("burst, normal data", normal, _unused_cycles(normal) + _timer(normal)),
+            _make_measured_step(
+                "burst, normal data", normal, _describe_cycles_used(normal) + _describe_timer_accuracy(normal)
+            ),
             _make_true_clock_step("units at the true clock, sustained", last, info, _describe_power_cost(last, info)),
-            _make_measured_step("sustained, normal data", last, _unused_cycles(last)),
+            _make_measured_step("sustained, normal data", last, _describe_cycles_used(last)),
         ]
     else:
         steps += [
-            _make_measured_step("burst, zeros", zeros, "the kernel's rate when data cost no energy" + _timer(zeros)),
+            _make_measured_step(
+                "burst, zeros", zeros, "the kernel's rate when data cost no energy" + _describe_timer_accuracy(zeros)
+            ),
             _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
             _make_measured_step("sustained, normal data", last, _describe_power_cost(last, info)),
         ]
@@ -133,7 +137,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
 
 def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
     """Return the rate of all compute units at the clock that they had during a row."""
-    clock_hz = _true_clock(row)
+    clock_hz = _get_true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
     rate = compute_max_rate(info, row.problem.dtype, clock_hz)
@@ -141,11 +145,11 @@ def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, 
     return WaterfallStep(name, rate and rate / TERA, ": ".join(part for part in parts if part))
 
 
-def _true_clock(row: Measurement | None) -> float | None:
+def _get_true_clock(row: Measurement | None) -> float | None:
     return row.conditions.true_clock_hz if row is not None and row.ok else None
 
 
-def _unused_cycles(row: Measurement | None) -> str:
+def _describe_cycles_used(row: Measurement | None) -> str:
     used = row.conditions.cycles_used if row is not None else None
     return (
         f"the kernel uses {format_percent(used)} % of the units' cycles" if used else "the true clock was not measured"
@@ -160,7 +164,7 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
     return WaterfallStep(name, row.best_rate, cause, row)
 
 
-def _timer(row: Measurement | None) -> str:
+def _describe_timer_accuracy(row: Measurement | None) -> str:
     """Return the accuracy of a measured step, which is compared with figures from the datasheet."""
     return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
@@ -183,7 +187,7 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
     seen, limit = row.conditions, info.power_limit_watts
     parts = [*seen.throttle_reasons]
     if seen.watts is not None:
-        is_at_limit = limit is not None and seen.watts >= _AT_LIMIT * limit
+        is_at_limit = limit is not None and seen.watts >= _MIN_LIMIT_SHARE * limit
         of = f" of {limit:.0f}" if limit else ""
         parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{seen.watts:.0f}{of} W")
         parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
@@ -192,7 +196,7 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
     return ", ".join(parts) or "no sensor reads power or clock"
 
 
-def explanation_document(
+def make_explanation_document(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
 ) -> Document:
     """``head`` and ``foot``: lines around the tables. Csv holds the steps."""
@@ -207,33 +211,33 @@ def explanation_document(
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, left=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_significant),
-        Column("change", "change", lambda step: step.change, change_cell),
+        Column("change", "change", lambda step: step.change, format_change),
         Column("share_of_datasheet", "% of datasheet", share, format_percent, importance=1),
-        *interval_columns(lambda step: step.interval, "rate_{}_tflops"),
-        *sensor_columns(lambda step: step.row and step.row.conditions),
+        *make_interval_columns(lambda step: step.interval, "rate_{}_tflops"),
+        *make_sensor_columns(lambda step: step.row and step.row.conditions),
         Column("cause", "", lambda step: step.cause),
     ]
     data_columns: list[Column[Measurement]] = [
         Column("data", "data", lambda row: row.problem.data, left=True),
         Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, format_significant),
-        Column("change_to_normal", "to normal", change_to_normal, change_cell),
-        *sensor_columns(lambda row: row.conditions),
+        Column("change_to_normal", "to normal", change_to_normal, format_change),
+        *make_sensor_columns(lambda row: row.conditions),
     ]
     blocks: list[Block] = [
         Lines(head),
         Table(step_columns, steps, key="steps", remarks=lambda step: [step.cause], label=lambda step: step.name),
         Table(data_columns, rank_bursts(rows), key="burst_by_data"),
         Lines(foot),
-        Answer(conclusion(steps)),
+        Answer(describe_waterfall_result(steps)),
     ]
     return Document("Where the FLOPS went", blocks)
 
 
-def change_cell(change: float) -> str:
+def format_change(change: float) -> str:
     return f"{100 * change:+.1f} %"
 
 
-def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
+def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     """Say how much of the datasheet's peak is left, and which step costs most."""
     known = [(step.name, step.tflops) for step in steps if step.tflops is not None]
     if not known:
@@ -242,49 +246,51 @@ def conclusion(steps: Sequence[WaterfallStep]) -> list[str]:
     share = f", {format_percent(rate / datasheet)} % of the datasheet" if datasheet else ""
     losses = {step.name: step.change for step in steps if step.change and not step.cause.endswith((NO_COST, TOO_NOISY))}
     largest = min(losses, key=losses.__getitem__, default="")
-    loss = f"; the largest loss: {largest}, {change_cell(losses[largest])}" if largest and losses[largest] < 0 else ""
+    loss = f"; the largest loss: {largest}, {format_change(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {format_significant(rate)} TFLOPS{share}{loss}"]
 
 
 # -- as a chart --------------------------------------------------------------------------------------------------------
 
-_LOST = "lost since the step before"
+_LOST_NAME = "lost since the step before"
 
 
-def waterfall_chart(
+def make_waterfall_chart(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> StackedChart:
     """Draw a bar for each step that has a figure, and for the same product on other operands; other steps are listed in
     notes. Raises UsageError if no step has a figure.
     """
-    bars = [_step_bar(step) for step in steps if step.tflops is not None]
+    bars = [_make_step_bar(step) for step in steps if step.tflops is not None]
     if not bars:
         raise UsageError("nothing to draw: no step has a figure")
-    others = [_measured_bar(row.problem.data, "on other operands", row) for row in rank_bursts(rows)]
+    others = [_make_measured_bar(row.problem.data, "on other operands", row) for row in rank_bursts(rows)]
     panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by what the operands hold", tuple(others))]
     return StackedChart(
         f"Where the FLOPS went: {rows[0].problem.dtype}, {rows[0].shape} by {rows[0].kernel}",
-        machine(header),
+        describe_machine_briefly(header),
         "TFLOPS",
         "",
         tuple(panel for panel in panels if panel.bars),
-        (_LOST,),
+        (_LOST_NAME,),
         notes=tuple(f"{step.name}: {step.cause}" for step in steps if step.cause),
     )
 
 
-def _step_bar(step: WaterfallStep) -> Stack:
+def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops = step.tflops or 0.0
     name = "from the datasheet" if step.row is None else "measured"
-    bar = Stack(step.name, ((name, tflops),)) if step.row is None else _measured_bar(step.name, name, step.row)
+    bar = (
+        StackedBar(step.name, ((name, tflops),)) if step.row is None else _make_measured_bar(step.name, name, step.row)
+    )
     lost = max(0.0, (step.before or 0.0) - tflops)
-    note = "" if step.change is None else change_cell(step.change)
-    return replace(bar, parts=(*bar.parts, (_LOST, lost)) if lost else bar.parts, note=note)
+    note = "" if step.change is None else format_change(step.change)
+    return replace(bar, parts=(*bar.parts, (_LOST_NAME, lost)) if lost else bar.parts, note=note)
 
 
-def _measured_bar(label: str, name: str, row: Measurement) -> Stack:
+def _make_measured_bar(label: str, name: str, row: Measurement) -> StackedBar:
     interval = row.rate_interval.low, row.rate_interval.high
-    return Stack(label, ((name, row.best_rate),), interval=interval)
+    return StackedBar(label, ((name, row.best_rate),), interval=interval)
 
 
 @dataclass(frozen=True)
@@ -298,21 +304,21 @@ class OverlapPair:
 
     @property
     def together(self) -> Measurement:
-        return self.rows[PRODUCTS, False]
+        return self.rows[MATMUL_WORK, False]
 
-    def kept(self, timed: str) -> float:
+    def compute_kept_share(self, timed: str) -> float:
         """Return the rate of a work while both run, divided by its rate alone."""
         return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
 
-    def half_width(self, timed: str) -> float:
+    def compute_relative_half_width(self, timed: str) -> float:
         """Return the half width of the interval of ``kept``, relative to ``kept``."""
         return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
 
-    def step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
+    def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
         """Predict the seconds of a step with ``flop`` and ``nbytes`` (of the other work's buffer). The first prediction
         runs both at once until one is done, then the rest of the other alone; the second runs one after the other.
         """
-        amounts = {PRODUCTS: flop / self.together.flop, OTHER: nbytes / self.together.shape.nbytes}
+        amounts = {MATMUL_WORK: flop / self.together.flop, OTHER_WORK: nbytes / self.together.shape.nbytes}
         alone, both = (
             {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
         )
@@ -331,7 +337,9 @@ class OverlapPair:
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
     """Return the pairs of which all rows have a figure."""
-    found = group_pairs(((replace(row.problem, timed=PRODUCTS, alone=True), row.shape), row) for row in rows if row.ok)
+    found = group_pairs(
+        ((replace(row.problem, timed=MATMUL_WORK, alone=True), row.shape), row) for row in rows if row.ok
+    )
     by_row = ({(row.problem.timed, row.problem.alone): row for row in same} for same in found.values())
     return [OverlapPair(each) for each in by_row if len(each) == 4]
 
@@ -339,8 +347,8 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """Return which share of its rate each work keeps in percent, from the lowest to the highest of all pairs."""
     pairs, found = find_complete_pairs(rows), {}
-    for timed, name in ((PRODUCTS, "matmul"), (OTHER, "other work")) if pairs else ():
-        kept = [pair.kept(timed) for pair in pairs]
+    for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
+        kept = [pair.compute_kept_share(timed) for pair in pairs]
         found[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
     return found
 
@@ -354,9 +362,15 @@ def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
     """Yield for each kind of other work the shortest step with its setting, and the shortest without overlap."""
     for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
-        best = min(same, key=lambda pair: pair.step_seconds(flop, nbytes)[0])
-        seconds, apart = best.step_seconds(flop, nbytes)[0], min(pair.step_seconds(flop, nbytes)[1] for pair in same)
-        doubt, blocks = format_percent(max(map(best.half_width, (PRODUCTS, OTHER)))), best.together.problem.blocks
+        best = min(same, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
+        seconds, apart = (
+            best.predict_step_seconds(flop, nbytes)[0],
+            min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same),
+        )
+        doubt, blocks = (
+            format_percent(max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))),
+            best.together.problem.blocks,
+        )
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_significant(seconds * 1e3)} ms "
             f"(+-{doubt} %) with overlap, at best as {best.together.shape}"
@@ -364,7 +378,7 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
         )
 
 
-def _columns() -> Iterator[Column[OverlapPair]]:
+def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     def rate(timed: str, alone: bool, factor: float) -> Callable[[OverlapPair], float]:
         return lambda pair: pair.rows[timed, alone].best_rate * factor
 
@@ -372,18 +386,24 @@ def _columns() -> Iterator[Column[OverlapPair]]:
     yield Column("other", "with", lambda pair: pair.kind[1], left=True)
     yield Column("size", "size", lambda pair: pair.size, left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
-    for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
+    for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
         yield Column(
-            rate_name(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_significant, 1
+            name_rate_column(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_significant, 1
         )
         yield Column(
-            rate_name(f"{timed}_together", unit), "together", rate(timed, False, factor), format_significant, 2
+            name_rate_column(f"{timed}_together", unit), "together", rate(timed, False, factor), format_significant, 2
         )
-        yield Column(f"{timed}_kept", "kept %", partial(OverlapPair.kept, timed=timed), format_percent)
-        yield Column(f"{timed}_kept_half_width", "+-%", partial(OverlapPair.half_width, timed=timed), format_percent, 3)
+        yield Column(f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_share, timed=timed), format_percent)
+        yield Column(
+            f"{timed}_kept_half_width",
+            "+-%",
+            partial(OverlapPair.compute_relative_half_width, timed=timed),
+            format_percent,
+            3,
+        )
 
 
-def overlap_document(
+def make_overlap_document(
     rows: Sequence[Measurement],
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
@@ -397,17 +417,17 @@ def overlap_document(
         [
             Lines(
                 [
-                    f"matmul beside other work on {machine_line(header)}",
-                    work_line(row.work for row in rows if not row.problem.alone),
+                    f"matmul beside other work on {describe_machine(header)}",
+                    describe_counted_work(row.work for row in rows if not row.problem.alone),
                 ]
             ),
-            Table(list(_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
+            Table(list(_yield_overlap_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
             Lines(describe_failures(rows)),
             Answer(
                 [
                     *(describe_predicted_steps(pairs, *step) if step else ()),
                     *describe_kept_ranges(rows),
-                    end_line(summary),
+                    describe_end(summary),
                 ]
             ),
         ],
@@ -415,7 +435,7 @@ def overlap_document(
     )
 
 
-def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
+def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
     """Draw how much of its rate each work of a pair keeps. Raises UsageError if no pair has figures."""
     pairs = find_complete_pairs(rows)
     if not pairs:
@@ -426,18 +446,21 @@ def overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> Ran
 
     return RangeChart(
         " ".join(describe_kept_ranges(rows)).capitalize(),
-        machine(header),
+        describe_machine_briefly(header),
         "% of the rate alone",
-        tuple(row for pair in sorted(pairs, key=place) for row in _chart_rows(pair)),
+        tuple(row for pair in sorted(pairs, key=place) for row in _yield_chart_rows(pair)),
         is_bars=True,
-        notes=("lines: 95 % intervals", *failures(rows, {row.kernel for row in rows})),
+        notes=("lines: 95 % intervals", *describe_row_failures(rows, {row.kernel for row in rows})),
     )
 
 
-def _chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
+def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     blocks = f", {pair.together.problem.blocks} blocks" if pair.together.problem.blocks else ""
     group = f"{pair.kind[0]} with {pair.kind[1]} {pair.size}"
-    for timed, name, style in ((PRODUCTS, "matmul", "matmul"), (OTHER, pair.kind[1], "other work")):
-        kept, half_width = 100 * pair.kept(timed), 100 * pair.kept(timed) * pair.half_width(timed)
+    for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.kind[1], "other work")):
+        kept, half_width = (
+            100 * pair.compute_kept_share(timed),
+            100 * pair.compute_kept_share(timed) * pair.compute_relative_half_width(timed),
+        )
         point = RangePoint(kept, kept - half_width, kept + half_width)
         yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

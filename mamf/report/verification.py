@@ -30,27 +30,27 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    end_line,
+    describe_end,
+    describe_machine,
     format_count,
     format_plain,
     label_kernel,
-    machine_line,
 )
 from mamf.report.rows import describe_failures
 from mamf.statistics import compute_known_median
 
 Rows = Sequence[Measurement]
-WRONG = "wrong_result"
+WRONG_STATUS = "wrong_result"
 
 
 def count_checked(rows: Rows) -> dict[str, int]:
     """Problems with a verdict, launches and output values that were checked, and wrong problems."""
-    judged = [row for row in rows if row.ok or row.status == WRONG]
+    judged = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {
         "problems": len(_find_problems(judged)),
         "launches": sum(int(row.details.get(CHECKED_LAUNCHES, 1)) for row in judged),
         "values": sum(int(row.details.get(CHECKED_VALUES, 0)) for row in judged),
-        "wrong": len(_find_problems(row for row in judged if row.status == WRONG)),
+        "wrong": len(_find_problems(row for row in judged if row.status == WRONG_STATUS)),
     }
 
 
@@ -59,12 +59,12 @@ def _find_problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, st
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
 
-def max_wrong_share(checked: int) -> float:
+def compute_max_wrong_share(checked: int) -> float:
     """Return the 95 % upper bound of the share of wrong results if all ``checked`` are right: about 3 / checked."""
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
 
-def wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
+def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
     """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934)."""
 
     def share_at(chance: float, count: int) -> float:
@@ -98,15 +98,15 @@ def _compute_binomial_probability(count: int, checked: int, share: float) -> flo
 def _describe_wrong_share(wrong: int, checked: int) -> str:
     """Which share of such problems is wrong, with 95 % confidence."""
     if not wrong:
-        return f"at most {_percent(max_wrong_share(checked))} %"
-    return f"{' to '.join(map(_percent, wrong_share_range(wrong, checked)))} %"
+        return f"at most {_format_percent(compute_max_wrong_share(checked))} %"
+    return f"{' to '.join(map(_format_percent, compute_wrong_share_range(wrong, checked)))} %"
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
-def verdict_lines(rows: Rows) -> Iterator[str]:
+def yield_verdict_lines(rows: Rows) -> Iterator[str]:
     """Yield the verdict, what was checked, and which share of such problems is wrong: of all kernels and dtypes, and of
     the least tested.
     """
@@ -124,7 +124,7 @@ def verdict_lines(rows: Rows) -> Iterator[str]:
         return
     share = f"with 95 % confidence {_describe_wrong_share(wrong, problems)} of such problems"
     if not wrong:
-        launches, values = (f"{max_wrong_share(found[name]):.1e} of {name}" for name in ("launches", "values"))
+        launches, values = (f"{compute_max_wrong_share(found[name]):.1e} of {name}" for name in ("launches", "values"))
         share += f", {launches} and {values}"
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
@@ -151,25 +151,25 @@ def make_reproduction_command(log: RunLog, row: Measurement) -> str:
     )
 
 
-def verification_document(log: RunLog) -> Document:
+def make_verification_document(log: RunLog) -> Document:
     rows = log.measurements
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     states = group_pairs((row.regime, row) for row in rows if row.ok)
     used = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
-        Lines([machine_line(log.header)]),
-        Table(_columns(log.header), sorted(groups.values(), key=_make_sort_key), key="checks"),
-        Table(_STATES, list(states.values()), key="states"),
+        Lines([describe_machine(log.header)]),
+        Table(_make_check_columns(log.header), sorted(groups.values(), key=_make_sort_key), key="checks"),
+        Table(_STATE_COLUMNS, list(states.values()), key="states"),
         Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
-        Lines(describe_failures(row for row in rows if row.status != WRONG), "without a verdict"),
-        Lines([end_line(log.summary, has_count=False)]),
-        Answer([*_wrong_lines(log), *verdict_lines(rows)]),
+        Lines(describe_failures(row for row in rows if row.status != WRONG_STATUS), "without a verdict"),
+        Lines([describe_end(log.summary, has_count=False)]),
+        Answer([*_describe_wrong_rows(log), *yield_verdict_lines(rows)]),
     ]
     return Document("Verification", blocks, {"header": log.header, "summary": log.summary})
 
 
-def _wrong_lines(log: RunLog) -> Iterator[str]:
-    for row in (row for row in log.measurements if row.status == WRONG):
+def _describe_wrong_rows(log: RunLog) -> Iterator[str]:
+    for row in (row for row in log.measurements if row.status == WRONG_STATUS):
         words = ", ".join([row.problem.dtype, *get_operation(row.operation).describe_problem(row.problem)])
         where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
@@ -179,10 +179,10 @@ def _wrong_lines(log: RunLog) -> Iterator[str]:
 def _make_sort_key(rows: Rows) -> tuple[bool, str, str, str]:
     """Return the sort key for rows of an operation, a kernel and a dtype: those with wrong results come first."""
     row = rows[0]
-    return not any(each.status == WRONG for each in rows), row.operation, row.kernel, row.problem.dtype
+    return not any(each.status == WRONG_STATUS for each in rows), row.operation, row.kernel, row.problem.dtype
 
 
-def _megahertz(hertz: float) -> str:
+def _format_megahertz(hertz: float) -> str:
     return f"{hertz / 1e6:.0f}"
 
 
@@ -200,7 +200,7 @@ def _find_worst_row(rows: Rows) -> Measurement | None:
     return max((row for row in rows if row.ok), key=_get_error_share, default=None)
 
 
-def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
+def _make_check_columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
     return [
         Column("operation", "operation", lambda rows: rows[0].operation, format_plain, 3, True),
         Column("kernel", "kernel", lambda rows: rows[0].kernel, lambda name: label_kernel(name, header), left=True),
@@ -226,18 +226,21 @@ def _columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
         Column("wrong", "wrong", lambda rows: count_checked(rows)["wrong"]),
         Column(
             *("no_verdict", "no verdict"),
-            lambda rows: len(_find_problems(row for row in rows if not row.ok and row.status != WRONG)) or None,
+            lambda rows: len(_find_problems(row for row in rows if not row.ok and row.status != WRONG_STATUS)) or None,
             importance=6,
         ),
     ]
 
 
 #: In which states of the device launches were checked.
-_STATES: list[Column[Rows]] = [
+_STATE_COLUMNS: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
     Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
     Column(
-        "clock_hz", "median MHz", lambda rows: compute_known_median(it.conditions.clock_hz for it in rows), _megahertz
+        "clock_hz",
+        "median MHz",
+        lambda rows: compute_known_median(it.conditions.clock_hz for it in rows),
+        _format_megahertz,
     ),
     Column(
         "power_watts",

@@ -2,23 +2,23 @@
 
 from mamf.profiling.log import make_profile_document
 from mamf.report.formats import FORMATS
-from mamf.report.kernels import kernels_document
-from mamf.report.roofline import roofline_document
+from mamf.report.kernels import make_kernels_document
+from mamf.report.roofline import make_roofline_document
 from mamf.report.shares import Shares
-from mamf.report.studies import explanation_document
+from mamf.report.studies import make_explanation_document
 
 
 def render(form, rows, header, summary, top=None, width=None, ceilings=None, roofs=None, known=None, shared=None):
     shares = Shares(header, shared or {}, known or {}, roofs)
-    return FORMATS[form](kernels_document(rows, shares, summary, top=top, confirmed=ceilings), width)
+    return FORMATS[form](make_kernels_document(rows, shares, summary, top=top, confirmed=ceilings), width)
 
 
 def render_explanation(form, steps, rows, head, foot=(), width=None):
-    return FORMATS[form](explanation_document(steps, rows, head, foot), width)
+    return FORMATS[form](make_explanation_document(steps, rows, head, foot), width)
 
 
 def render_roofline(form, roofs, points, head="head"):
-    return FORMATS[form](roofline_document(roofs, points, head), None)
+    return FORMATS[form](make_roofline_document(roofs, points, head), None)
 
 
 def render_profile(form, script, profile, top=10, width=None):

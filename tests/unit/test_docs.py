@@ -73,8 +73,8 @@ def test_examples_run(name, machine):
 
 
 def test_the_readmes_example_runs(machine, monkeypatch, capsys):
-    monkeypatch.setattr("mamf.api.reading.draw", lambda chart: None)  # plot's own example draws
-    monkeypatch.setattr("mamf.api.reading.save", lambda figure, path, overwrite: None)
+    monkeypatch.setattr("mamf.api.reading.draw_figure", lambda chart: None)  # plot's own example draws
+    monkeypatch.setattr("mamf.api.reading.save_figure", lambda figure, path, overwrite: None)
     section = (ROOT / "README.md").read_text().partition("## From Python")[2].partition("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})

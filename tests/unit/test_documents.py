@@ -16,8 +16,8 @@ from mamf.report.document import (
     Table,
     choose_unit,
     format_percent,
+    format_rate,
     format_significant,
-    rate_text,
 )
 from mamf.report.formats import FORMATS
 
@@ -165,7 +165,7 @@ def test_html_is_a_whole_page_in_which_a_text_is_no_markup():
     ],
 )
 def test_units_scale(rate, unit, text):
-    assert rate_text(rate, unit) == text
+    assert format_rate(rate, unit) == text
 
 
 def test_one_unit_fits_all_rates_of_a_table():
@@ -175,7 +175,10 @@ def test_one_unit_fits_all_rates_of_a_table():
 
 def test_a_narrow_terminal_keeps_both_ends_of_long_names():
     names = [{"name": f"void cutlass::Kernel<tile_128x128>::run_{end}"} for end in ("forward", "backward")]
-    columns = [Column("kernel", "kernel", lambda row: row["name"], shortest=16), Column("one", "one", lambda row: 1)]
+    columns = [
+        Column("kernel", "kernel", lambda row: row["name"], min_characters=16),
+        Column("one", "one", lambda row: 1),
+    ]
     wide, narrow = (shown("table", Table(columns, names), width=width) for width in (80, 24))
     assert "void cutlass::Kernel<tile_128x128>::run_forward" in wide
     assert max(map(len, narrow.splitlines())) <= 24

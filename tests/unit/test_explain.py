@@ -12,8 +12,8 @@ from mamf.cli import main
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.report.charts.picture import draw
-from mamf.report.studies import waterfall_chart, waterfall_steps
+from mamf.report.charts.picture import draw_figure
+from mamf.report.studies import make_waterfall_chart, make_waterfall_steps
 from mamf.statistics import summarize
 from mamf.testing import SimulatedBackend
 
@@ -48,7 +48,7 @@ def with_clock(measured, true_clock_hz):
 
 
 def test_the_way_down_from_an_h200s_datasheet():
-    steps = waterfall_steps(ROWS, H200)
+    steps = make_waterfall_steps(ROWS, H200)
     assert [round(step.tflops) for step in steps] == [989, 1071, 940, 862, 707]
     assert [round(100 * step.change) for step in steps[1:]] == [8, -12, -8, -18]
     assert [step.cause for step in steps] == [
@@ -62,7 +62,7 @@ def test_the_way_down_from_an_h200s_datasheet():
 
 def test_with_the_true_clock_each_loss_has_one_cause():
     clocks = [1629e6, 1700e6, 1815e6, 1800e6, 1373e6]
-    steps = waterfall_steps([with_clock(each, clock) for each, clock in zip(ROWS, clocks, strict=True)], H200)
+    steps = make_waterfall_steps([with_clock(each, clock) for each, clock in zip(ROWS, clocks, strict=True)], H200)
     assert [(step.name, round(step.tflops)) for step in steps[2:]] == [
         ("units at the true clock, zeros", 981),
         ("units at the true clock, normal data", 881),
@@ -91,7 +91,7 @@ def test_with_the_true_clock_each_loss_has_one_cause():
     ],
 )
 def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
-    step = waterfall_steps(rows, info)[index]
+    step = make_waterfall_steps(rows, info)[index]
     assert step.tflops is None and step.cause.startswith(cause)
 
 
@@ -108,19 +108,19 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
     ],
 )
 def test_the_cause_of_what_data_cost_is_what_the_rows_say(zeros, normal, cause):
-    assert waterfall_steps([zeros, normal], H200)[3].cause == cause
+    assert make_waterfall_steps([zeros, normal], H200)[3].cause == cause
 
 
 def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():
-    steps = waterfall_steps(ROWS, H200)
-    chart = waterfall_chart(steps, ROWS, HEADER)
+    steps = make_waterfall_steps(ROWS, H200)
+    chart = make_waterfall_chart(steps, ROWS, HEADER)
     (first, second) = chart.panels
     assert [[round(height) for _, height in bar.parts] for bar in first.bars] == [
         *([989], [1071], [940, 131], [862, 78], [707, 155])
     ]
     assert [bar.note for bar in first.bars] == ["", "+8.2 %", "-12.2 %", "-8.3 %", "-18.0 %"]
     assert [bar.label for bar in second.bars] == ["zeros", "integers", "uniform", "normal"]
-    figure = draw(chart)
+    figure = draw_figure(chart)
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in (*axes.texts, *axes.get_xticklabels())]

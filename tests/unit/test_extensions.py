@@ -26,9 +26,9 @@ def test_a_new_column_is_one_line(monkeypatch):
     columns = matmul.columns
     monkeypatch.setattr(matmul, "columns", lambda row, info=None: {**columns(row, info), "depth": row.shape.k})
     log = read_run_log(LOG)
-    rows = json.loads(formats.json_text(document(log)))["measurements"]
+    rows = json.loads(formats.format_json(document(log)))["measurements"]
     assert {row["depth"] for row in rows if row["status"] == "ok"} == {4096}
-    assert "depth" in formats.terminal(document(log, top=1)).split()
+    assert "depth" in formats.format_terminal(document(log, top=1)).split()
 
 
 def test_a_new_format_is_one_function(run, monkeypatch):

@@ -16,7 +16,7 @@ from mamf.cli.terminal import say, warn
 from mamf.contribution.collection import Submitters, read_collection
 from mamf.contribution.tables import make_results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
-from mamf.report.charts.picture import with_visible_texts
+from mamf.report.charts.picture import escape_invisible_texts
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
 FORMATS = ("table", "csv", "json", "markdown", "html")
@@ -121,12 +121,12 @@ def test_logs_are_checked_submitted_and_refused(kind, logs, run, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
     charts = []
-    monkeypatch.setattr("mamf.report.charts.picture.draw", charts.append)
-    monkeypatch.setattr("mamf.report.charts.picture.save", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.picture.draw_figure", charts.append)
+    monkeypatch.setattr("mamf.report.charts.picture.save_figure", lambda *arguments: None)
     code, out, err = run("plot", str(logs[kind]), "--output", "x\x1b.png")
     assert code == (0 if charts else 2)
     assert bool(charts) == (kind not in ("legacy", "failed"))
-    assert_harmless(out, err, *(str(with_visible_texts(chart)) for chart in charts))
+    assert_harmless(out, err, *(str(escape_invisible_texts(chart)) for chart in charts))
 
 
 def test_a_name_is_one_line_of_any_message(run):

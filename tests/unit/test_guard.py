@@ -23,7 +23,7 @@ from mamf.logs.judging import GuardResult, JudgedRow, is_in_doubt, judge_pair
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.report.comparison import describe_verdict
+from mamf.report.comparison import describe_guard_verdict
 from mamf.statistics import Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.physics import Scatter
@@ -296,7 +296,7 @@ def guarded_rows(*outcomes):
 )
 def test_a_guard_passes_only_what_it_compared(outcomes, verdict):
     found = guarded_rows(*outcomes)
-    assert describe_verdict(found) == verdict
+    assert describe_guard_verdict(found) == verdict
     assert found.is_finished == verdict.startswith("guard PASSED")
 
 

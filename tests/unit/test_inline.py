@@ -6,10 +6,10 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, Stack, StackedChart, StackedPanel
+from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.page import figure_parts
-from mamf.report.roofline import Mark, RoofLine, RooflineChart
+from mamf.report.page import make_picture_context
+from mamf.report.roofline import RoofLine, RooflineChart, RoofMark
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
 LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))
@@ -22,18 +22,18 @@ RANGES = RangeChart(
         RangeRow("H200", "sustained", (RangePoint(710, 700, 720),)),
     ),
 )
-STEP = Stack("4k", (("forward", 3.0), ("backward", 1.0)))
+STEP = StackedBar("4k", (("forward", 3.0), ("backward", 1.0)))
 BARS = StackedChart("t", "", "ms", "context", (StackedPanel("mm", (STEP,)),))
 STEPS = StackedChart(
     *("t", "", "TFLOPS", ""),
-    (StackedPanel("", (Stack("measured", (("rate", 850.0), ("lost", 139.0)), "-14 %", (840.0, 860.0)),)),),
+    (StackedPanel("", (StackedBar("measured", (("rate", 850.0), ("lost", 139.0)), "-14 %", (840.0, 860.0)),)),),
     ("lost",),
 )
 ROOFS = RooflineChart(
     "t",
     "",
     (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
-    (Mark("8x8x8", "torch.mm", (200, 700)), Mark("k", "flex", (900, 90))),
+    (RoofMark("8x8x8", "torch.mm", (200, 700)), RoofMark("k", "flex", (900, 90))),
     (10, 1000),
 )
 
@@ -61,7 +61,7 @@ ROOFS = RooflineChart(
 )
 def test_points_and_bars_say_their_figures(chart, hints):
     pytest.importorskip("matplotlib")
-    pictures = [fromstring(picture) for picture in figure_parts(chart)["pictures"]]
+    pictures = [fromstring(picture) for picture in make_picture_context(chart)["pictures"]]
     assert sorted(each.text for picture in pictures for each in picture.iter("title")) == sorted(hints)
     assert all(picture.get("aria-label") and picture.get("role") == "img" for picture in pictures)
 
@@ -69,21 +69,21 @@ def test_points_and_bars_say_their_figures(chart, hints):
 @pytest.mark.parametrize("chart", [LINES, RANGES, BARS, STEPS, ROOFS])
 def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     pytest.importorskip("matplotlib")
-    parts = figure_parts(chart)
+    parts = make_picture_context(chart)
     text = "".join(parts["pictures"])
     assert not re.search("<style|style=|<metadata|xmlns|font-family", text)
     assert "#000000" not in text and "#ffffff" not in text and "var(--c" in text
     ids = re.findall(' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) == set(ids)
-    assert figure_parts(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
+    assert make_picture_context(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
     assert all(key["outline"].startswith("M") for key in parts["legend"])
 
 
 def test_foreign_text_is_escaped():
     pytest.importorskip("matplotlib")
     line = Line("<script>&\x1b", (Point(1, 1, 1, 1),))
-    parts = figure_parts(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
+    parts = make_picture_context(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
     assert "<script>" not in parts["pictures"][0]
     assert "&lt;script&gt;&amp;\\x1b" in parts["pictures"][0]
     assert "&lt;i&gt;$x$" in parts["pictures"][0]
@@ -91,6 +91,6 @@ def test_foreign_text_is_escaped():
 
 def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    parts = figure_parts(LINES)
+    parts = make_picture_context(LINES)
     assert parts["title"] == "t" and not parts["pictures"]
     assert parts["notes"] == ["drawing needs matplotlib: pip install matplotlib"]

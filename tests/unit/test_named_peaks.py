@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from published_peaks import csv_text, read_published
+from published_peaks import format_csv, read_published
 
 import mamf
 from mamf.contribution.known_ceilings import SHIPPED_FILE, find_peaks_by_name, read_published_rates
@@ -166,7 +166,7 @@ def test_what_nobody_listed_is_one_line():
 def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
     monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # slow
     shipped = importlib.resources.files("mamf").joinpath(SHIPPED_FILE).read_text(encoding="utf-8")
-    assert csv_text(read_published(ROOT / "results")) == shipped
+    assert format_csv(read_published(ROOT / "results")) == shipped
     assert len(shipped) < 50_000
 
 

@@ -7,7 +7,7 @@ import pytest
 import mamf
 from mamf.kinds.notebook import render_html
 from mamf.measurement import Measurement
-from mamf.report.document import Document, text_table
+from mamf.report.document import Document, make_text_table
 from mamf.report.page import render_fragment
 
 MARKUP = "<script>alert('&')</script>"
@@ -51,7 +51,7 @@ def test_a_strangers_text_is_no_markup(machine):
     for shown in (row, hostile, replace(mamf.load_ceiling("find.jsonl"), device=MARKUP)):
         assert "<script" not in render_html(shown)
         assert "&lt;script&gt;" in render_html(shown)
-    assert "<script" not in render_fragment(Document(MARKUP, [text_table([MARKUP], [[MARKUP]])]))
+    assert "<script" not in render_fragment(Document(MARKUP, [make_text_table([MARKUP], [[MARKUP]])]))
 
 
 def test_what_has_no_table_is_said():

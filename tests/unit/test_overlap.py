@@ -158,11 +158,11 @@ def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
     pair = pair_of(rows_of("all_reduce", f"{LARGE}+1GiB"))
     products, other = (pair.rows[timed, True].seconds for timed in ("products", "other"))
     flop, nbytes = pair.together.flop, 2**30
-    best, apart = pair.step_seconds(10 * flop, 2 * nbytes)
+    best, apart = pair.predict_step_seconds(10 * flop, 2 * nbytes)
     both = 2 * other / TwoQueues.kept[ASIDE]
     assert apart == pytest.approx(10 * products + 2 * other)
     assert best == pytest.approx(both + 10 * products - both * TwoQueues.kept[OWN], rel=0.01)
-    assert pair.step_seconds(flop, 1e-9)[0] == pytest.approx(products, rel=0.01)
+    assert pair.predict_step_seconds(flop, 1e-9)[0] == pytest.approx(products, rel=0.01)
 
 
 def test_ranks_and_blocks_are_of_collectives():

@@ -16,7 +16,7 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.pages.report import make_log_source, make_report
 from mamf.report.document import Answer
-from mamf.report.page import Page, Section, _template, render_page, safe_address
+from mamf.report.page import Page, Section, _load_template, render_page, safe_address
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
@@ -227,7 +227,7 @@ def test_headlines_of_old_and_new_are_compared_with_each_other(capsys):
 def test_without_jinja2_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    _template.cache_clear()
+    _load_template.cache_clear()
     for command in (
         ["peak", "--name", "B200", "--format", "html"],
         ["show", str(FIND), "--format", "html"],
@@ -241,7 +241,7 @@ def test_without_jinja2_one_line_says_what_to_install(monkeypatch, capsys, tmp_p
 
 def test_a_run_whose_page_cannot_be_written_keeps_its_log_and_says_where(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    _template.cache_clear()
+    _load_template.cache_clear()
     device = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
     log = tmp_path / "log.jsonl"
     assert main(["sweep", *device, "--shapes", "512x512x512", "--format", "html", "--output", str(log)]) == 2

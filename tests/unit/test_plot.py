@@ -16,8 +16,8 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.report.charts.logs import BATCH, HEADS, attention_chart, find_chart, needed_facets, sweep_chart
-from mamf.report.charts.picture import draw
+from mamf.report.charts.logs import BATCH, HEADS, choose_facets, make_attention_chart, make_find_chart, make_sweep_chart
+from mamf.report.charts.picture import draw_figure
 from mamf.statistics import Interval, summarize
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
@@ -62,9 +62,9 @@ PRESET = [
 
 def test_sizes_that_would_lie_on_one_another_part_panels():
     rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
-    facets = needed_facets(rows, lambda row: row.shape.seqlen_k)
+    facets = choose_facets(rows, lambda row: row.shape.seqlen_k)
     assert BATCH in facets and HEADS not in facets
-    chart = attention_chart(rows, {}, HEADER)
+    chart = make_attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
 
 
@@ -72,16 +72,16 @@ def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
     rows = [row(shape(512)), row(shape(512), 90.0, regime="sustained"), failed(shape(1024))]
     rows += [row(MatmulShape(8, 8, 8), 800.0), failed(shape(512), "sage-1", "unsupported"), row(shape(2048))]
     rows[3] = Measurement(**{**vars(rows[3]), "is_reference": True})
-    chart = attention_chart(rows, CEILINGS, HEADER)
+    chart = make_attention_chart(rows, CEILINGS, HEADER)
     assert [len(line.points) for panel in chart.panels for line in panel.lines] == [2]
     assert chart.notes[-1] == "no figure: 1 x eager (out_of_memory)"
-    (bar,) = attention_chart(rows, {}, HEADER, "sustained").panels[0].bars
+    (bar,) = make_attention_chart(rows, {}, HEADER, "sustained").panels[0].bars
     assert bar.height == pytest.approx(90.0)
 
 
 def test_one_length_is_drawn_as_bars_the_fastest_first():
     rows = [row(shape(512), 100.0), row(shape(512), 400.0, "sdpa"), row(shape(512, causal=True), 90.0)]
-    full, causal = attention_chart(rows, CEILINGS, HEADER).panels
+    full, causal = make_attention_chart(rows, CEILINGS, HEADER).panels
     assert [bar.label for bar in full.bars] == ["sdpa, 50.0 % MAMFU", "eager, 12.5 % MAMFU"]
     assert [bar.height for bar in causal.bars] == pytest.approx([90.0])
 
@@ -92,7 +92,7 @@ def test_one_length_is_drawn_as_bars_the_fastest_first():
 )
 def test_what_the_log_does_not_hold_is_said(arguments, complaint):
     with pytest.raises(UsageError, match=complaint):
-        attention_chart([row(shape())], {}, HEADER, *arguments)
+        make_attention_chart([row(shape())], {}, HEADER, *arguments)
 
 
 # -- matmul as data ----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_what_the_log_does_not_hold_is_said(arguments, complaint):
 def test_a_sweep_is_against_what_varies():
     rows = [row(MatmulShape(m, 4096, 4096), 100.0 + m, "torch.mm") for m in (768, 256, 512)]
     rows += [row(MatmulShape(256, 4096, 4096), 90.0, "torch.mm", regime="sustained")]
-    chart = sweep_chart(rows, HEADER)
+    chart = make_sweep_chart(rows, HEADER)
     assert chart.axis.label == "M" and not chart.axis.is_log
     assert chart.title == "matmul Mx4096x4096 by torch.mm, bfloat16"
     burst, sustained = chart.panels[0].lines
@@ -111,14 +111,14 @@ def test_a_sweep_is_against_what_varies():
     assert chart.panels[0].best == burst.points[-1]
     assert chart.panels[0].peak == 989.0
     unlisted = {**HEADER, "device": DEVICE | {"name": "unlisted"}}
-    assert sweep_chart(rows, unlisted).panels[0].peak is None
+    assert make_sweep_chart(rows, unlisted).panels[0].peak is None
     assert len(sustained.points) == 1
-    assert len(sweep_chart(rows, HEADER, "burst").panels[0].lines) == 1
+    assert len(make_sweep_chart(rows, HEADER, "burst").panels[0].lines) == 1
 
 
 def test_a_sweep_of_several_dimensions_is_by_rank():
     shapes = [MatmulShape(512, 512, 1024), MatmulShape(1024, 512, 512), MatmulShape(256, 1024, 512)]
-    chart = sweep_chart([row(each, 100.0 + each.m, "torch.mm") for each in shapes], HEADER)
+    chart = make_sweep_chart([row(each, 100.0 + each.m, "torch.mm") for each in shapes], HEADER)
     assert chart.axis.label == "rank, best first"
     assert [round(point.y) for point in chart.panels[0].lines[0].points] == [1124, 612, 356]
 
@@ -129,19 +129,19 @@ def test_a_find_is_in_the_order_it_measured():
         Measurement(**{**vars(row(each, 700.0 + each.m / 100, "torch.mm")), "phase": phase})
         for each, phase in zip(shapes, ("scout", "refine", "scout"), strict=True)
     ]
-    chart = find_chart(rows, {"burst": CEILING}, HEADER)
+    chart = make_find_chart(rows, {"burst": CEILING}, HEADER)
     (panel,) = chart.panels
     assert chart.names == ["scout", "refine"]
     assert [[point.x for point in line.points] for line in panel.lines] == [[1, 3], [2]]
     assert panel.ceiling == 800.0 and not chart.is_connected
     assert not chart.has_own_scales
     assert chart.title == "The ceiling of bfloat16: 800 TFLOPS burst"
-    assert find_chart(rows, {}, HEADER).title == "The ceiling of bfloat16 was not confirmed"
-    assert find_chart(rows, {}, H200).panels[0].peak == 989.0
+    assert make_find_chart(rows, {}, HEADER).title == "The ceiling of bfloat16 was not confirmed"
+    assert make_find_chart(rows, {}, H200).panels[0].peak == 989.0
 
 
 def test_another_statistic_has_no_interval_of_the_median():
-    chart = sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", best_by="fastest")], HEADER)
+    chart = make_sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", best_by="fastest")], HEADER)
     (point,) = chart.panels[0].lines[0].points
     assert point.low == point.y == point.high
 
@@ -172,17 +172,17 @@ def texts(monkeypatch):
 
 MANY = [f"kernel-number-{number}" for number in range(21)]
 CHARTS = {
-    "preset": attention_chart(PRESET, CEILINGS, HEADER, directions=["bwd"]),
-    "one panel": attention_chart([row(shape())], CEILINGS, HEADER),
-    "slower than its ceiling never": attention_chart(
+    "preset": make_attention_chart(PRESET, CEILINGS, HEADER, directions=["bwd"]),
+    "one panel": make_attention_chart([row(shape())], CEILINGS, HEADER),
+    "slower than its ceiling never": make_attention_chart(
         [row(shape(length), 900.0) for length in LENGTHS], CEILINGS, HEADER
     ),
-    "many kernels": attention_chart(
+    "many kernels": make_attention_chart(
         [row(shape(2**n, d), 30.0 * k + n, MANY[k]) for n in range(7, 18) for d in (64, 128) for k in range(21)],
         CEILINGS,
         HEADER,
     ),
-    "windows": attention_chart(
+    "windows": make_attention_chart(
         [
             row(shape(length, dim, causal, window=window), direction="fwd+bwd")
             for length, dim, causal, window in itertools.product(LENGTHS, (64,), (False, True), (None, 1024))
@@ -191,14 +191,16 @@ CHARTS = {
         CEILINGS,
         HEADER,
     ),
-    "sweep": sweep_chart([row(MatmulShape(m, 4096, 4096), 300.0 + m / 99) for m in range(256, 20480, 256)], HEADER),
+    "sweep": make_sweep_chart(
+        [row(MatmulShape(m, 4096, 4096), 300.0 + m / 99) for m in range(256, 20480, 256)], HEADER
+    ),
 }
 
 
 @pytest.mark.parametrize("chart", CHARTS.values(), ids=list(CHARTS))
 def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(texts, chart):
     pytest.importorskip("matplotlib")
-    figure = draw(chart)
+    figure = draw_figure(chart)
     boxes = texts(figure)
     width, height = figure.bbox.width, figure.bbox.height
     assert width == 1600
@@ -215,7 +217,7 @@ def test_a_find_draws_ceiling_and_datasheet_on_one_scale():
         for n in range(1, 9)
         for regime, rate in (("burst", 780.0), ("sustained", 700.0))
     ]
-    figure = draw(find_chart(rows, {"burst": CEILING}, H200))
+    figure = draw_figure(make_find_chart(rows, {"burst": CEILING}, H200))
     burst, sustained = (axes for axes in figure.axes if axes.get_title(loc="left"))
     assert {text.get_text() for text in burst.texts} == {"datasheet 989", "ceiling 800, 81% of the datasheet"}
     assert {text.get_text() for text in sustained.texts} == {"datasheet 989"}
@@ -227,7 +229,9 @@ def test_a_find_draws_ceiling_and_datasheet_on_one_scale():
 
 def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
     pytest.importorskip("matplotlib")
-    (axes,) = draw(sweep_chart([row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)).axes
+    (axes,) = draw_figure(
+        make_sweep_chart([row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)
+    ).axes
     assert axes.get_ylim()[1] < 200
     assert "datasheet 989" not in {text.get_text() for text in axes.texts}
 
@@ -310,7 +314,7 @@ def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
 def test_a_sweep_marks_its_best_and_its_share():
     pytest.importorskip("matplotlib")
     rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
-    (axes,) = draw(sweep_chart(rows, H200)).axes
+    (axes,) = draw_figure(make_sweep_chart(rows, H200)).axes
     assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
     (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
     assert line.get_marker() == "." and line.get_linewidth() < 1

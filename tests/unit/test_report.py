@@ -9,8 +9,8 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.kernels import choose_baselines, find_winners, speed_up
-from mamf.report.rows import remarks, select_ranked_rows, summary_record
+from mamf.report.kernels import choose_baselines, compute_speed_up, find_winners
+from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
 from mamf.report.shares import Shares
 from mamf.testing import SimulatedMatmul
 
@@ -41,7 +41,7 @@ def rows(backend):
 
 
 def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
-    text = render("table", rows, HEADER, summary_record(rows, RunEnd("interrupted", "by the user", 2.0, 5)), top=1)
+    text = render("table", rows, HEADER, make_summary_record(rows, RunEnd("interrupted", "by the user", 2.0, 5)), top=1)
     assert "best burst, bfloat16: " in text
     assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
@@ -94,15 +94,15 @@ def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
     assert choose_baselines(both, "nobody")[shape] is None
     assert choose_baselines([*both, replace(faster, kernel="eager")], None)[shape].kernel == "eager"
     assert choose_baselines(both[:2], None) == {}
-    assert speed_up(faster, slow) == pytest.approx(1.25)
-    assert speed_up(both[3], slow) is speed_up(faster, None) is None
+    assert compute_speed_up(faster, slow) == pytest.approx(1.25)
+    assert compute_speed_up(both[3], slow) is compute_speed_up(faster, None) is None
 
 
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = select_ranked_rows(rows)
-    assert "ran cudnn" in remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
+    assert "ran cudnn" in list_row_remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
     held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
     shares = Shares(HEADER, {(row.problem.dtype, row.regime): held})
     for seen, has_drifted in ((799.0, False), (700.0, True)):
-        found = remarks(replace(row, details={"reference_tflops": seen}), shares)
+        found = list_row_remarks(replace(row, details={"reference_tflops": seen}), shares)
         assert any("device speed drifted" in text for text in found) == has_drifted

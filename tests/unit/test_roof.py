@@ -14,8 +14,8 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.report.charts.picture import draw
-from mamf.report.roofline import roofline_chart, select_points, tracelens_arch
+from mamf.report.charts.picture import draw_figure
+from mamf.report.roofline import make_roofline_chart, make_tracelens_arch, select_points
 from mamf.statistics import summarize
 
 MIB, GIB = 2**20, 2**30
@@ -166,7 +166,7 @@ def attention():
 
 
 def test_ceilings_are_lines_and_rows_are_marks():
-    chart = roofline_chart(ROOFS, select_points(DECODE, ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_points(DECODE, ROOFS), HEADER)
     assert sorted((line.label.partition(" ")[0], line.is_sustained) for line in chart.lines) == [
         ("", True),  # memory in sustained is as fast as in burst, whose line has a label
         *(("bfloat16", False), ("bfloat16", True), (CACHE, False), ("float8_e4m3fn", False), (MEMORY, False)),
@@ -181,8 +181,8 @@ def test_ceilings_are_lines_and_rows_are_marks():
 def test_labels_touch_neither_one_another_nor_a_mark():
     from matplotlib.text import Annotation, Text
 
-    chart = roofline_chart(ROOFS, select_points([*DECODE, *attention()], ROOFS), HEADER)
-    axes = draw(chart).axes[0]
+    chart = make_roofline_chart(ROOFS, select_points([*DECODE, *attention()], ROOFS), HEADER)
+    axes = draw_figure(chart).axes[0]
     series = {mark.series for mark in chart.marks}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]
     assert [each.get_text() for each in labels] == ["Mx8192x8192"]
@@ -197,20 +197,20 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 
 
 def test_tracelens_is_told_what_was_measured_and_nothing_else():
-    told = tracelens_arch(ROOFS, 150 * 10**9)
+    told = make_tracelens_arch(ROOFS, 150 * 10**9)
     assert told["name"] == "H200"
     assert told["max_achievable_tflops"] == {"matrix_bf16": 707.0, "matrix_fp8": 1693.0}
     assert (told["mem_bw_gbps"], told["memory_gb"]) == (4380.0, 140)
     assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
-    alone = tracelens_arch(build_roofs([product(862.0)], None), None)
+    alone = make_tracelens_arch(build_roofs([product(862.0)], None), None)
     assert "mem_bw_gbps" not in alone and "memory_gb" not in alone
 
 
 def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
     alone = ceiling(1500.0, device="H200", problem=MatmulProblem("int8", "int8"))
     usual = ceiling(1000.0, device="H200", problem=MatmulProblem("int8", "int32"))
-    assert tracelens_arch(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
+    assert make_tracelens_arch(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
     roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
-    assert tracelens_arch(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
+    assert make_tracelens_arch(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
     row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
     assert make_roof_point(row_of_int8, roofs, "").share == pytest.approx(0.5)

@@ -16,7 +16,7 @@ from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.privacy import _find_private_names, scrub
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.rows import summary_record
+from mamf.report.rows import make_summary_record
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -53,7 +53,7 @@ def log_path(tmp_path, rows):
     with RunLogWriter.create(path, header()) as writer:
         for row in rows:
             writer.write("measurement", make_measurement_record(row))
-        writer.write("summary", summary_record(rows, RunEnd("complete", "", 1.0)))
+        writer.write("summary", make_summary_record(rows, RunEnd("complete", "", 1.0)))
     return path
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mamf.measurement import Measurement, Rate
 from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
-from mamf.report.charts.logs import model_chart
+from mamf.report.charts.logs import make_model_chart
 from mamf.statistics import summarize
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
@@ -25,7 +25,7 @@ STEP = [row(phase) for phase in PHASES]
 
 
 def parts(rows):
-    return [bar.parts for panel in model_chart(rows, KNOWN, HEADER).panels for bar in panel.bars]
+    return [bar.parts for panel in make_model_chart(rows, KNOWN, HEADER).panels for bar in panel.bars]
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_a_phase_is_the_difference_to_what_it_holds(phases, expected):
     (found,) = parts([row(phase) for phase in phases])
     assert dict(found) == pytest.approx(expected)
     assert list(dict(found)) == list(expected)
-    notes = model_chart([row(phase) for phase in phases], KNOWN, HEADER).notes
+    notes = make_model_chart([row(phase) for phase in phases], KNOWN, HEADER).notes
     assert any("differences" in note for note in notes) == (len(phases) > 1)
 
 
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     rows = [*STEP, row("step", kernel="compiled", milliseconds=30.0)]
-    chart = model_chart(rows, KNOWN, HEADER)
+    chart = make_model_chart(rows, KNOWN, HEADER)
     (panel,) = chart.panels
     shares = [100 * each.best_rate / 500 for each in (STEP[-1], rows[-1])]
     assert [bar.label for bar in panel.bars] == [

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mamf.cli import terminal
-from mamf.report.document import csv_text, markdown, table
+from mamf.report.document import align_table, format_csv, format_markdown_table
 from mamf.text import (
     Markup,
     escape_invisible,
@@ -46,7 +46,7 @@ def test_nothing_in_a_terminal_is_unseen(text):
     assert not re.search("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", shown)
     assert escape_invisible(shown) == shown
     assert escape_invisible_in_lines(text).count("\n") == text.count("\n")
-    assert table(["a", "b"], [[text, text]], ()).count("\n") == 2
+    assert align_table(["a", "b"], [[text, text]], ()).count("\n") == 2
     shown.encode()
 
 
@@ -63,7 +63,7 @@ def test_what_is_unseen_is_shown_by_its_number():
 @example([f"{blank}{sign}cmd|' /C calc'!A0" for blank in ("", " ", "\t", "\r", "\n") for sign in SIGNS])
 @example(["-3.5", "+1e-3", -3.5, "-", "-1+1"])
 def test_no_cell_of_csv_is_a_formula(values):
-    text = csv_text([{str(number): value for number, value in enumerate(values)}])
+    text = format_csv([{str(number): value for number, value in enumerate(values)}])
     _, cells = csv.reader(io.StringIO(text))
     for value, cell in zip(values, cells, strict=True):
         assert cell.lstrip()[:1] not in set(SIGNS) or is_number(cell)
@@ -77,7 +77,7 @@ def test_no_cell_of_csv_is_a_formula(values):
 @example("1. item")
 @example("&<;")
 def test_no_text_in_markdown_is_markup(text):
-    lines = markdown(["a", "b"], [[text, "z"]], ()).splitlines()
+    lines = format_markdown_table(["a", "b"], [[text, "z"]], ()).splitlines()
     assert len(lines) == 3
     cells = re.split(r"(?<!\\) \| ", f" {_ESCAPED.sub(',', lines[2]).removeprefix('|').removesuffix('|')} ")
     assert len(cells) == 2
@@ -89,7 +89,7 @@ def test_no_text_in_markdown_is_markup(text):
 
 
 def test_markup_of_our_own_stays():
-    assert "| **1** | \\*\\*1\\** |" in markdown(["a", "b"], [[Markup("**1**"), "**1**"]], ())
+    assert "| **1** | \\*\\*1\\** |" in format_markdown_table(["a", "b"], [[Markup("**1**"), "**1**"]], ())
 
 
 @pytest.mark.parametrize(

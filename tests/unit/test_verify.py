@@ -19,7 +19,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, read_device, read_device_logs
 from mamf.node.verdict import Device
 from mamf.plugins.discovery import make_operation
-from mamf.report.verification import count_checked, max_wrong_share, wrong_share_range
+from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_checked
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -68,8 +68,10 @@ def test_a_clean_run_says_what_it_excludes(run):
     summary = read_run_log(run.folder / "clean.jsonl").summary
     assert (code, summary["wrong"], summary["status"]) == (0, 0, "complete")
     (share,) = (line for line in out.splitlines() if "confidence" in line)
-    assert share.startswith(f"with 95 % confidence at most {100 * max_wrong_share(summary['problems']):.2g} % of such")
-    assert f"{max_wrong_share(summary['values']):.1e} of values are wrong" in share
+    assert share.startswith(
+        f"with 95 % confidence at most {100 * compute_max_wrong_share(summary['problems']):.2g} % of such"
+    )
+    assert f"{compute_max_wrong_share(summary['values']):.1e} of values are wrong" in share
     assert summary["values"] > 1e6 * summary["launches"]
     code, shown, _ = run("show", "clean.jsonl")
     assert (code, shown.splitlines()[-1]) == (0, out.splitlines()[-2])
@@ -164,7 +166,7 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, phys
 )
 def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked, expected):
     """Figures of R's binom.test."""
-    assert wrong_share_range(wrong, checked) == pytest.approx(expected, abs=1e-4)
+    assert compute_wrong_share_range(wrong, checked) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():

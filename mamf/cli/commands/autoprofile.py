@@ -207,7 +207,7 @@ def make_summary(folder: Path, left_out: Mapping[str, str]) -> str:
 def _format_parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
     from mamf.cli.commands.show import make_log_document
     from mamf.report import document as documents
-    from mamf.report.formats import markdown
+    from mamf.report.formats import format_markdown
 
     logs = (folder / name for name in LOGS)
     name, machine = next((_read_device(path) for path in logs if path.exists()), ("This device", ""))
@@ -226,7 +226,7 @@ def _format_parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
             ]
         else:
             blocks = [documents.Lines([f"not measured: {left_out.get(name, 'the run ended before it')}"])]
-        yield f"## {title}\n\n{markdown(documents.Document(title, blocks))}"
+        yield f"## {title}\n\n{format_markdown(documents.Document(title, blocks))}"
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
@@ -236,7 +236,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
 
     blocks = report.visible_blocks
     for table in [each for each in blocks if isinstance(each, Table)][:1]:
-        yield replace(table, columns=drop_columns_to_fit(table.top_columns, table.top_rows, _WIDTH))
+        yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _WIDTH))
     yield from (each for each in blocks if isinstance(each, Answer))
 
 
@@ -244,10 +244,10 @@ def _read_device(path: Path) -> tuple[str, str]:
     """Return the name of the device of a log, and a line about the machine if the log has one."""
     from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none
-    from mamf.report.document import machine_line
+    from mamf.report.document import describe_machine
 
     profiled = read_profile_or_none(path)
     if profiled:
         return profiled[1].device, ""
     header = read_run_log(path).header
-    return str(header["device"]["name"]), machine_line(header)
+    return str(header["device"]["name"]), describe_machine(header)

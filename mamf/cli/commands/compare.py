@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import ensure_local_file, read_log
     from mamf.logs.compare import compare
     from mamf.logs.legacy import read_legacy_or_none
-    from mamf.report.comparison import comparison_document
+    from mamf.report.comparison import make_comparison_document
 
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
             return _print_side_by_side(options, [path for side in files for path in side], imported)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
-    print_document(options, comparison_document(comparison, options.tolerance, options.top))
+    print_document(options, make_comparison_document(comparison, options.tolerance, options.top))
     return _REGRESSION if comparison.is_slower(options.tolerance) else 0
 
 
@@ -77,7 +77,7 @@ def _print_side_by_side(
 ) -> int:
     """Print the figures of a mamf-finder log next to those of another log."""
     from mamf.cli.reading import read_log
-    from mamf.report.imported import convert_log, convert_run, side_by_side_document
+    from mamf.report.imported import convert_log, convert_run, make_side_by_side_document
 
     if len(paths) != 2:
         raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
@@ -85,5 +85,5 @@ def _print_side_by_side(
         convert_log(read_log(path)) if run is None else convert_run(path.name, run)
         for path, run in zip(paths, imported, strict=True)
     ]
-    print_document(options, side_by_side_document(*shown))
+    print_document(options, make_side_by_side_document(*shown))
     return 0

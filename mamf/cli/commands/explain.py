@@ -48,12 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.report.charts.picture import exists, file_type
+    from mamf.report.charts.picture import get_file_type, make_exists_error
 
     if options.picture:
-        file_type(options.picture)
+        get_file_type(options.picture)
         if options.picture.exists() and not options.overwrite:
-            raise exists(options.picture)
+            raise make_exists_error(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
     return run_session(options, ExplainSession, Request(default_operation()))
@@ -102,12 +102,12 @@ class ExplainSession(Session):
     def print_report(self, log: RunLog) -> int:
         from mamf.kinds.kind import ChartOptions
         from mamf.kinds.registry import get_kind
-        from mamf.report.charts.picture import draw, save
+        from mamf.report.charts.picture import draw_figure, save_figure
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
             chart = get_kind(log.plan).make_chart(log, ChartOptions())
-            save(draw(chart), self.options.picture, self.options.overwrite)
+            save_figure(draw_figure(chart), self.options.picture, self.options.overwrite)
             say(f"figure: {self.options.picture}", note_stream(self.options))
         return code
 

@@ -202,33 +202,33 @@ class _GuardSession(Session):
         return _REGRESSION if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED
 
     def make_document(self, log: RunLog) -> Document:
-        from mamf.report.comparison import guard_document
+        from mamf.report.comparison import make_guard_document
 
-        return super().make_document(log) if self.result is None else guard_document(self.result)
+        return super().make_document(log) if self.result is None else make_guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard
-        from mamf.report.comparison import describe_verdict
+        from mamf.report.comparison import describe_guard_verdict
 
         if self.baseline:
             self.result = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
             self._write_files(self.result, log.summary)
         code = super().print_report(log)
         if self.result and not is_for_people(self.options):
-            say(describe_verdict(self.result), sys.stderr)
+            say(describe_guard_verdict(self.result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)
         return code
 
     def _write_files(self, result: GuardResult, summary: dict[str, Any] | None) -> None:
-        from mamf.report.comparison import format_junit, guard_document
-        from mamf.report.formats import markdown
+        from mamf.report.comparison import format_junit_xml, make_guard_document
+        from mamf.report.formats import format_markdown
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
-            write_atomically(self.options.junit, format_junit(result, f"mamf.{self.of.name}", seconds))
+            write_atomically(self.options.junit, format_junit_xml(result, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_atomically(self.options.markdown, markdown(guard_document(result)))
+            write_atomically(self.options.markdown, format_markdown(make_guard_document(result)))
 
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows

@@ -49,14 +49,14 @@ def _get_sort_key(name: str) -> tuple[int, str]:
 def make_kernel_table(name: str, backend: Backend) -> Block:
     """Return a table of the kernels of an operation, or the reason why the operation cannot be loaded."""
     from mamf.plugins.discovery import list_kernel_names, make_operation
-    from mamf.report.document import Lines, text_table
+    from mamf.report.document import Lines, make_text_table
 
     try:
         of = make_operation(name)
         rows = [(each, _describe_availability(of, each, backend)) for each in list_kernel_names(of)]
     except MamfError as error:
         return Lines([str(error)], f"{name}:")
-    return replace(text_table(("kernel", "on this device"), rows), title=f"{name}:")
+    return replace(make_text_table(("kernel", "on this device"), rows), title=f"{name}:")
 
 
 def _describe_availability(of: AnyOperation, name: str, backend: Backend) -> str:

@@ -112,10 +112,10 @@ def _print_verdict(
 ) -> int:
     from mamf.node.logs import make_contributed_baseline
     from mamf.node.verdict import judge, make_node_document
-    from mamf.report.formats import TABLE_ALONE
+    from mamf.report.formats import SINGLE_TABLE_FORMATS
 
     verdict = judge(devices, baseline or make_contributed_baseline(devices), must_fit=baseline is not None)
     print_document(options, make_node_document(devices, verdict, not_together))
-    if options.format in TABLE_ALONE:
+    if options.format in SINGLE_TABLE_FORMATS:
         say(verdict.reason, sys.stderr)
     return verdict.exit_code

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 def _make_answer(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import find_peaks_by_name, peak
     from mamf.plugins.discovery import open_backend
-    from mamf.report.document import Answer, Column, Document, Table, format_significant, interval_cell
+    from mamf.report.document import Answer, Column, Document, Table, format_interval, format_significant
 
     if options.name is not None:
         known = find_peaks_by_name(options.name, options.dtype, options.regime, options.source)
@@ -60,7 +60,7 @@ def _make_answer(options: argparse.Namespace) -> Document:
         Column("tier", "tier", attrgetter("tier"), left=True),
         Column("regime", "regime", attrgetter("regime"), left=True),
         Column("tflops", "TFLOPS", attrgetter("tflops"), format_significant),
-        Column("", "interval", attrgetter("interval"), interval_cell),
+        Column("", "interval", attrgetter("interval"), format_interval),
         Column("reference", "from", attrgetter("reference"), left=True, importance=1),
     )
     table = Table(columns, known, key="known", shown=known if len(known) > 1 else [])
@@ -81,11 +81,15 @@ def _make_record(known: Rate) -> dict[str, Any]:
 
 
 def _format_rate(known: Rate) -> str:
-    from mamf.report.document import WHY_UNKNOWN, format_significant, rate_text
+    from mamf.report.document import UNKNOWN_INTERVAL_REASON, format_rate, format_significant
 
     kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)
-    what = f"{known.device}, {known.dtype}, {kind}: {rate_text(known.tflops, 'TFLOPS')}"
+    what = f"{known.device}, {known.dtype}, {kind}: {format_rate(known.tflops, 'TFLOPS')}"
     if known.interval is None:
         return what
     low, high = format_significant(known.interval.low), format_significant(known.interval.high)
-    return f"{what}, 95 % repeat interval: {low} to {high}" if known.interval.is_known else f"{what}, {WHY_UNKNOWN}"
+    return (
+        f"{what}, 95 % repeat interval: {low} to {high}"
+        if known.interval.is_known
+        else f"{what}, {UNKNOWN_INTERVAL_REASON}"
+    )

@@ -46,13 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from mamf.report.charts.picture import draw, exists, file_type, save
+    from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
 
     path = options.output or Path(f"{options.logs[0].stem}.png")
-    file_type(path)
+    get_file_type(path)
     if path.exists() and not options.overwrite:
-        raise exists(path)
-    save(draw(_make_picture(options)), path, options.overwrite)
+        raise make_exists_error(path)
+    save_figure(draw_figure(_make_picture(options)), path, options.overwrite)
     say(f"figure: {path}")
     return 0
 
@@ -64,12 +64,12 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.logs.shared_runs import is_shared_folder
     from mamf.node.logs import make_contributed_baseline, read_nodes
     from mamf.node.verdict import judge, make_node_chart
-    from mamf.report.charts.clocks import clock_chart
-    from mamf.report.imported import convert_log, convert_run, side_by_side_chart
+    from mamf.report.charts.clocks import make_clock_chart
+    from mamf.report.imported import convert_log, convert_run, make_side_by_side_chart
 
     if options.cycles:
         _refuse_choice(options, "a picture of cycles")
-        return clock_chart(read_log(*options.logs))
+        return make_clock_chart(read_log(*options.logs))
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
         _refuse_choice(options, "a node")
@@ -81,7 +81,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     if any(imported):
         _refuse_choice(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
-        return side_by_side_chart(
+        return make_side_by_side_chart(
             [convert_run(path.stem, run) if run else convert_log(read_log(path)) for path, run in named]
         )
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)

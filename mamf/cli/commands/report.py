@@ -35,11 +35,11 @@ def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import ensure_local_file
     from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.report import make_report
-    from mamf.report.charts.picture import exists
+    from mamf.report.charts.picture import make_exists_error
     from mamf.report.page import render_page
 
     if options.output.exists() and not options.overwrite:
-        raise exists(options.output)
+        raise make_exists_error(options.output)
     with ExitStack() as opened, disable_garbage_collection():
         paths = [path if path.is_dir() else opened.enter_context(ensure_local_file(path)) for path in options.logs]
         page = render_page(make_report(paths))

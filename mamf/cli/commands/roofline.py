@@ -76,18 +76,18 @@ def run(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_flag
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
-    from mamf.report.charts.picture import draw, exists, file_type, save
-    from mamf.report.document import machine_line
-    from mamf.report.roofline import roofline_chart, roofline_document, select_points, tracelens_arch
+    from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
+    from mamf.report.document import describe_machine
+    from mamf.report.roofline import make_roofline_chart, make_roofline_document, make_tracelens_arch, select_points
 
     export = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
-        file_type(options.picture)
+        get_file_type(options.picture)
     if export and not options.export:
         raise UsageError(f"--export-file {export}: name the format too (--export {EXPORT_FORMATS[0]})")
     for path in filter(None, (options.picture, export)):
         if path.exists() and not options.overwrite:
-            raise exists(path)
+            raise make_exists_error(path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
@@ -108,14 +108,14 @@ def run(options: argparse.Namespace) -> int:
         if not found:
             warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
         points += found
-    print_document(options, roofline_document(roofs, points, machine_line(logs[0].header), options.top))
+    print_document(options, make_roofline_document(roofs, points, describe_machine(logs[0].header), options.top))
     header = logs[0].header
     if export:
-        content = json.dumps(tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
+        content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_atomically if options.overwrite else create_atomically)(export, content.encode())
         say(f"{options.export}: {export}", note_stream(options))
     if options.picture:
-        save(draw(roofline_chart(roofs, points, header)), options.picture, options.overwrite)
+        save_figure(draw_figure(make_roofline_chart(roofs, points, header)), options.picture, options.overwrite)
         say(f"figure: {options.picture}", note_stream(options))
     return code
 

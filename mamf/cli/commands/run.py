@@ -108,7 +108,7 @@ def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
 
 
 def _format_launches(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
-    from mamf.report.document import format_significant, rate_text
+    from mamf.report.document import format_rate, format_significant
 
     if launched.verdict is None:
         yield "not verified"
@@ -117,7 +117,7 @@ def _format_launches(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
     yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
     seconds = statistics.median(launched.seconds)
-    rate = f"{format_significant(seconds * 1e3)} ms, {rate_text(work.amount / seconds / TERA, work.unit)}"
+    rate = f"{format_significant(seconds * 1e3)} ms, {format_rate(work.amount / seconds / TERA, work.unit)}"
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
     else:

@@ -65,12 +65,12 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none
-    from mamf.report.imported import finder_document
+    from mamf.report.imported import make_finder_document
 
     with show_reading_progress([path]) as seen:
         imported = read_legacy_or_none(path, seen)
     if imported:
-        return finder_document(imported, options.top)
+        return make_finder_document(imported, options.top)
     if (profiled := read_profile_or_none(path)) is not None:
         return make_profile_document(*profiled, options.top)
     return _make_run_document(read_log(path), options)

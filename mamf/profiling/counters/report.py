@@ -36,12 +36,12 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    columns_from,
-    end_line,
-    machine_line,
-    rate_column,
+    describe_end,
+    describe_machine,
+    make_columns_from_mappings,
+    make_rate_column,
 )
-from mamf.report.shares import problem_title
+from mamf.report.shares import make_problem_title
 
 
 class CounterLine(NamedTuple):
@@ -80,10 +80,10 @@ def make_counters_document(log: RunLog) -> Document:
     for row in {make_step_key(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
     tables = [_make_table(rows, counts) for rows in groups.values()]
-    title = Lines([f"hardware counters from ncu on {machine_line(log.header)}"])
+    title = Lines([f"hardware counters from ncu on {describe_machine(log.header)}"])
     answers = Answer([line for table in tables for line in _yield_answers(table)])
     data = {"header": log.header, "summary": log.summary}
-    return Document("Hardware counters", [title, *tables, Lines([end_line(log.summary)]), answers], data)
+    return Document("Hardware counters", [title, *tables, Lines([describe_end(log.summary)]), answers], data)
 
 
 def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
@@ -98,7 +98,7 @@ def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]
     return Table(
         _make_columns(lines),
         lines,
-        title=f"{problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
+        title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
         shown=[line for line in lines if line.is_launch or len(counted[make_step_key(line.row)].kernels) > 1],
         remarks=lambda line: [line.verdict] if line.is_launch else [],
@@ -131,7 +131,7 @@ def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
         return line.row.best_rate if line.is_launch and line.row.ok else None
 
     return [
-        Column("", "kernel", _format_kernel_name, left=True, shortest=28),
+        Column("", "kernel", _format_kernel_name, left=True, min_characters=28),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
         Column(
             "",
@@ -141,11 +141,11 @@ def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
             1,
         ),
         Column("operation", "", attrgetter("row.operation")),
-        *columns_from(lines, lambda line: operation.problem_record(line.row.problem), titled=False),
+        *make_columns_from_mappings(lines, lambda line: operation.problem_record(line.row.problem), titled=False),
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
-        rate_column("", lines[0].row.work.unit, get_rate, lines, importance=1),
+        make_rate_column("", lines[0].row.work.unit, get_rate, lines, importance=1),
         Column("reason", "", attrgetter("reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
         Column("rate", "", get_rate),

@@ -15,27 +15,27 @@ from mamf.report.charts.picture import (
     SMALL,
     TEXT,
     DrawnPanel,
-    Named,
+    LegendEntries,
     Picture,
-    prepare,
-    styles_of,
-    width_share,
+    choose_styles,
+    compute_width_share,
+    style_axes,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INCHES, _PAGE_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
-_HEADROOM = 1.12
+_ROW_HEIGHT_INCHES, _PAGE_HEIGHT_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
+_HEADROOM_FACTOR = 1.12
 # A part that is lower than this share of the highest bar has no room for its figure.
-_FIGURE_ROOM = 0.045
-_FAINT = 0.3
+_MIN_FIGURE_SHARE = 0.045
+_FAINT_OPACITY = 0.3
 # Characters of all labels that fit below the bars of a file, and the minimum for a line of a label.
 _LABELS_LENGTH, _MIN_LETTERS = 110, 10
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackedBar:
     """A bar: ``parts`` from the bottom to the top, each with its name; ``label`` stands below it, ``note`` above it
     (by default its height). ``interval``: drawn over the bar.
     """
@@ -53,7 +53,7 @@ class Stack:
 @dataclass(frozen=True)
 class StackedPanel:
     title: str
-    bars: tuple[Stack, ...]
+    bars: tuple[StackedBar, ...]
 
 
 @dataclass(frozen=True)
@@ -72,53 +72,53 @@ class StackedChart(Picture):
 
     @property
     def inches(self) -> float:
-        return _INCHES * len(self.drawn_rows())
+        return _ROW_HEIGHT_INCHES * len(self.make_panel_rows())
 
-    def drawn_rows(self) -> list[list[DrawnPanel | None]]:
-        drawn: list[DrawnPanel | None] = [self._drawn(panel) for panel in self.panels]
+    def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
+        drawn: list[DrawnPanel | None] = [self._make_drawn_panel(panel) for panel in self.panels]
         columns = -(-len(drawn) // -(-len(drawn) // _MAX_COLUMNS))
         drawn += [None] * (-len(drawn) % columns)
         return [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
 
-    def _drawn(self, panel: StackedPanel) -> DrawnPanel:
+    def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
         described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
         draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
-        size = (max(PAGE_WIDTH, _INCHES_PER_BAR * count), _PAGE_INCHES)
+        size = (max(PAGE_WIDTH, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES)
         return DrawnPanel(described, draw, self.unit, size, max(count, 2), has_own_labels=True)
 
-    def look(self, name: str) -> tuple[str, float]:
+    def get_part_look(self, name: str) -> tuple[str, float]:
         """Give the color and the opacity of a part."""
-        return styles_of(self.names)[name].color, _FAINT if name in self.faint else 1.0
+        return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint else 1.0
 
-    def legend(self) -> Named:
-        looks = ((name, *self.look(name)) for name in self.names)
+    def make_legend(self) -> LegendEntries:
+        looks = ((name, *self.get_part_look(name)) for name in self.names)
         square = {"linewidth": 0, "marker": "s", "markersize": 9}
         return [(name, {**square, "color": color, "alpha": alpha}) for name, color, alpha in looks]
 
 
 def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
-    prepare(axes, panel.title, grid="y")
-    top = _HEADROOM * max(bar.height for each in chart.panels for bar in each.bars)
+    style_axes(axes, panel.title, grid="y")
+    top = _HEADROOM_FACTOR * max(bar.height for each in chart.panels for bar in each.bars)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
     axes.set_xlabel(chart.below, fontsize=TEXT)
     axes.set_ylabel(chart.unit, fontsize=TEXT)
     for place, bar in enumerate(panel.bars):
         _draw_bar(axes, place, bar, chart, top)
-    letters = max(_MIN_LETTERS, int(_LABELS_LENGTH * width_share(axes)) // len(panel.bars))
+    letters = max(_MIN_LETTERS, int(_LABELS_LENGTH * compute_width_share(axes)) // len(panel.bars))
     axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, letters) for bar in panel.bars])
 
 
-def _draw_bar(axes: Axes, place: int, bar: Stack, chart: StackedChart, top: float) -> None:
+def _draw_bar(axes: Axes, place: int, bar: StackedBar, chart: StackedChart, top: float) -> None:
     bottom = 0.0
     for name, height in bar.parts:
-        color, alpha = chart.look(name)
+        color, alpha = chart.get_part_look(name)
         look = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
         (drawn,) = axes.bar(place, height, bottom=bottom, **look)  # type: ignore[arg-type]
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
         HINTS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
         is_said_above = len(bar.parts) == 1 and not bar.note
-        if height > _FIGURE_ROOM * top and not is_said_above:
+        if height > _MIN_FIGURE_SHARE * top and not is_said_above:
             middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
             axes.text(place, middle, f"{height:.4g}", fontsize=SMALL, color=ink, ha="center", va="center")
         bottom += height
@@ -130,8 +130,8 @@ def _draw_bar(axes: Axes, place: int, bar: Stack, chart: StackedChart, top: floa
 
 # -- figures in rows ---------------------------------------------------------------------------------------------------
 
-_ROW_INCHES, _INCHES_BELOW = 0.26, 0.9
-_MAX_NAME = 34
+_RANGE_ROW_INCHES, _BELOW_ROWS_INCHES = 0.26, 0.9
+_MAX_NAME_CHARACTERS = 34
 
 
 @dataclass(frozen=True)
@@ -172,14 +172,14 @@ class RangeChart(Picture):
     @property
     def inches(self) -> float:
         lines = len(self.rows) + len({row.group for row in self.rows if row.group})
-        return _ROW_INCHES * lines + _INCHES_BELOW
+        return _RANGE_ROW_INCHES * lines + _BELOW_ROWS_INCHES
 
-    def drawn_rows(self) -> list[list[DrawnPanel]]:
+    def make_panel_rows(self) -> list[list[DrawnPanel]]:
         draw = functools.partial(_draw_ranges, chart=self)
         return [[DrawnPanel(f"{self.title}, {self.unit}", draw, size=(PAGE_WIDTH, self.inches))]]
 
-    def legend(self) -> Named:
-        styles = styles_of(row.style for row in self.rows)
+    def make_legend(self) -> LegendEntries:
+        styles = choose_styles(row.style for row in self.rows)
         names = dict.fromkeys(row.style for row in self.rows)
         square = {"marker": "s"} if self.is_bars else {}
         return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name]), **square}) for name in names]
@@ -187,25 +187,25 @@ class RangeChart(Picture):
 
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     """Draw a line for each row, below the name of its group."""
-    prepare(axes, grid="x")
-    styles, names, y = styles_of(row.style for row in chart.rows), {}, -1
+    style_axes(axes, grid="x")
+    styles, names, y = choose_styles(row.style for row in chart.rows), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():
         y += bool(group)
         axes.text(0.005, y, group, fontsize=SMALL, weight="bold", va="center", transform=axes.get_yaxis_transform())
         for row in rows:
             y += 1
-            names[y] = textwrap.shorten(row.name, _MAX_NAME, placeholder="...")
-            _draw_row(axes, row, y, chart, vars(styles[row.style]))
+            names[y] = textwrap.shorten(row.name, _MAX_NAME_CHARACTERS, placeholder="...")
+            _draw_range_row(axes, row, y, chart, vars(styles[row.style]))
     axes.set_yticks(list(names), labels=list(names.values()))
     axes.set_ylim(y + 0.6, -0.6)
     axes.locator_params(axis="x", nbins=7)
     axes.set_xlabel(chart.unit, fontsize=TEXT)
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
     if chart.is_bars or min(ends) < max(ends) / 2:
-        axes.set_xlim(0, _HEADROOM * max(ends) if chart.is_bars else None)
+        axes.set_xlim(0, _HEADROOM_FACTOR * max(ends) if chart.is_bars else None)
 
 
-def _draw_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style: dict[str, str]) -> None:
+def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style: dict[str, str]) -> None:
     values, ys = [point.value for point in row.points], [y] * len(row.points)
     lines_color = "black" if chart.is_bars else style["color"]
     axes.hlines(ys, [point.low for point in row.points], [point.high for point in row.points], lines_color)

@@ -11,15 +11,15 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
-from mamf.report.charts.logs import machine
-from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, Named, Picture, prepare, styles_of
+from mamf.report.charts.logs import describe_machine_briefly
+from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, LegendEntries, Picture, choose_styles, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INCHES, _MARGIN_MHZ, _MARGIN_PERCENT, _MARKER = 6.5, 25.0, 6.0, 10
+_HEIGHT_INCHES, _MARGIN_MHZ, _MARGIN_PERCENT, _MARKER_POINTS = 6.5, 25.0, 6.0, 10
 #: TFLOPS of the lines that may be drawn; those within the picture are.
-_EQUAL = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
+_EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class ClockChart(Picture):
 
     @property
     def inches(self) -> float:
-        return _INCHES
+        return _HEIGHT_INCHES
 
-    def drawn_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+    def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
         kernels = ", ".join(dict.fromkeys(mark.kernel for mark in self.marks))
-        return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw, chart=self))]]
+        return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw_clock_chart, chart=self))]]
 
-    def legend(self) -> Named:
-        styles = styles_of(mark.kernel for mark in self.marks)
+    def make_legend(self) -> LegendEntries:
+        styles = choose_styles(mark.kernel for mark in self.marks)
         return [(name, {**vars(style), "linestyle": "none"}) for name, style in styles.items()]
 
 
-def clock_chart(log: RunLog) -> ClockChart:
+def make_clock_chart(log: RunLog) -> ClockChart:
     """Draw the rows of a log whose true clock is known. Raises UsageError without such a row, or if their dtypes
     differ.
     """
@@ -69,33 +69,33 @@ def clock_chart(log: RunLog) -> ClockChart:
     fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
     named = [[str(each[name]) for name in varying] for each in fields]
-    marks = tuple(map(_mark, rows, named))
+    marks = tuple(map(_make_mark, rows, named))
     first = marks[0]
     return ClockChart(
         f"Cycles used and the clock that they leave, {dtypes.pop()}",
-        machine(log.header),
+        describe_machine_briefly(log.header),
         marks,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
         notes=("grey: lines of equal TFLOPS. Cycles depend on the kernel, the clock on the card and the energy.",),
     )
 
 
-def _mark(row: Measurement, words: Sequence[str]) -> ClockMark:
+def _make_mark(row: Measurement, words: Sequence[str]) -> ClockMark:
     """``words``: what sets the row's problem apart."""
     conditions = row.conditions
     assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, "only such rows are drawn"
-    label = " ".join([_size_of(row), *words])
+    label = " ".join([_format_size(row), *words])
     return ClockMark(row.kernel, label, conditions.true_clock_hz / 1e6, 100 * conditions.cycles_used, row.best_rate)
 
 
-def _size_of(row: Measurement) -> str:
+def _format_size(row: Measurement) -> str:
     """Return the head dimension of attention, else the shape."""
     width = getattr(row.shape, "head_dim", None)
     return f"d{width}" if width else str(row.shape)
 
 
-def _draw(axes: Axes, chart: ClockChart) -> None:
-    prepare(axes)
+def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
+    style_axes(axes)
     clocks, cycles = [mark.clock_mhz for mark in chart.marks], [mark.cycles_percent for mark in chart.marks]
     left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + _MARGIN_MHZ
     low, high = max(0.0, min(cycles) - _MARGIN_PERCENT), min(105.0, max(cycles) + _MARGIN_PERCENT)
@@ -103,14 +103,19 @@ def _draw(axes: Axes, chart: ClockChart) -> None:
     axes.set_ylim(low, high)
     axes.set_xlabel("clock during the launch (MHz)", fontsize=TEXT)
     axes.set_ylabel("cycles used (%)", fontsize=TEXT)
-    for tflops in _EQUAL:
+    for tflops in _EQUAL_RATE_TFLOPS:
         ends = [100 * tflops / (chart.tflops_per_mhz * mhz) for mhz in (left, right)]
         if low < ends[0] < high:
             axes.plot((left, right), ends, color="#bbbbbb", linewidth=1, zorder=1)
             axes.annotate(f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL)
-    styles = styles_of(mark.kernel for mark in chart.marks)
+    styles = choose_styles(mark.kernel for mark in chart.marks)
     for mark in chart.marks:
-        look: dict[str, Any] = {"markersize": _MARKER, "markeredgecolor": "white", "linestyle": "none", "zorder": 4}
+        look: dict[str, Any] = {
+            "markersize": _MARKER_POINTS,
+            "markeredgecolor": "white",
+            "linestyle": "none",
+            "zorder": 4,
+        }
         (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **look)
         HINTS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
         axes.annotate(

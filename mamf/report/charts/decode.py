@@ -9,15 +9,15 @@ from mamf.ceilings.ceiling import find_row_ceiling
 from mamf.ceilings.roof import COMPUTE, MEMORY, Roofs, make_roof_point
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, in_kibi, label_ticks
-from mamf.report.charts.logs import chosen_regimes, failures, machine, point
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_in_kibi, make_labeled_ticks
+from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
 from mamf.report.document import format_count
 
 # More panels side by side would be too narrow to read.
-_MAX_ACROSS = 4
+_MAX_PANELS_ACROSS = 4
 
 
-def decode_chart(
+def make_decode_chart(
     rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
     """Draw one regime of a run, by default the first of the log, under the read bandwidth (the share of it is MBU). If
@@ -25,7 +25,7 @@ def decode_chart(
 
     Rows that differ only in the cache length are joined, or in the queries if all caches are equally long.
     """
-    regime = chosen_regimes(rows, regime)[0]
+    regime = choose_regimes(rows, regime)[0]
     kept = [row for row in rows if row.regime == regime and not row.is_reference]
     measured = [row for row in kept if row.ok]
     by_queries = len({row.shape.cache_len for row in measured}) == 1
@@ -33,7 +33,7 @@ def decode_chart(
     def position(row: Measurement) -> float:
         return float(row.shape.queries if by_queries else row.shape.cache_len)
 
-    def panel_of(row: Measurement) -> str:
+    def make_panel_title(row: Measurement) -> str:
         """Return what the rows of a panel have in common."""
         shape, of = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
@@ -48,25 +48,30 @@ def decode_chart(
     if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute), "TFLOPS", True
     panels = []
-    for title, same in group_pairs((panel_of(row), row) for row in measured).items():
+    for title, same in group_pairs((make_panel_title(row), row) for row in measured).items():
         by_kernel = group_pairs((row.kernel, row) for row in sorted(same, key=position))
         lines = tuple(
             Line(
-                name, tuple(point(row, position(row), row.work.flop / row.amount if is_compute else 1.0) for row in own)
+                name,
+                tuple(make_point(row, position(row), row.work.flop / row.amount if is_compute else 1.0) for row in own),
             )
             for name, own in by_kernel.items()
         )
         panels.append(Panel(title, lines, limit.rate if limit else None, unit))
-    notes = failures(kept, {row.kernel for row in measured})
+    notes = describe_row_failures(kept, {row.kernel for row in measured})
     if limit:
         name, share = ("matmul", "MAMFU") if is_compute else ("read bandwidth", "MBU")
         source = f"the {name} ({limit.shape}, {limit.kernel})"
         notes = [f"ceiling: {limit.rate:.4g} {unit}, {source}; % {share} is the share of it", *notes]
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",
-        machine(header),
-        Axis("queries" if by_queries else "cache length", True, label_ticks(map(position, measured), in_kibi)),
-        tuple(tuple(panels[start : start + _MAX_ACROSS]) for start in range(0, len(panels), _MAX_ACROSS)),
+        describe_machine_briefly(header),
+        Axis(
+            "queries" if by_queries else "cache length",
+            True,
+            make_labeled_ticks(map(position, measured), format_in_kibi),
+        ),
+        tuple(tuple(panels[start : start + _MAX_PANELS_ACROSS]) for start in range(0, len(panels), _MAX_PANELS_ACROSS)),
         palette=tuple(dict.fromkeys(row.kernel for row in measured)),
         notes=tuple(notes),
     )

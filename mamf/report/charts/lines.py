@@ -15,12 +15,12 @@ from mamf.report.charts.picture import (
     SMALL,
     TEXT,
     DrawnPanel,
-    Named,
+    LegendEntries,
     Picture,
     Style,
-    prepare,
-    styles_of,
-    width_share,
+    choose_styles,
+    compute_width_share,
+    style_axes,
 )
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
 # By power of a thousand, or of 1024.
-_UNITS = ("", "k", "M", "G", "T")
+_PREFIXES = ("", "k", "M", "G", "T")
 # Characters of labels that fit a horizontal axis as wide as a file.
-_AXIS_LETTERS = 140
+_MAX_AXIS_CHARACTERS = 140
 # A line through more points than this is thin, with small markers.
 _MAX_MARKED = 100
 # A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
-_FAR_ABOVE = 2.5
+_MAX_PEAK_RATIO = 2.5
 # An axis that does not begin at 0 spans at least this share of the figures: smaller differences are noise.
-_MIN_SPAN = 0.02
+_MIN_SPAN_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,16 @@ class Chart(Picture):
 
     @property
     def styles(self) -> dict[str, Style]:
-        return styles_of([*self.palette, *self.names])
+        return choose_styles([*self.palette, *self.names])
 
     @property
     def inches(self) -> float:
         return {1: 6.0, 2: 6.9}.get(len(self.grid), 2.9 * len(self.grid))
 
-    def drawn_rows(self) -> list[list[DrawnPanel | None]]:
-        return [[self._drawn(panel) if panel else None for panel in row] for row in self.grid]
+    def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
+        return [[self._make_drawn_panel(panel) if panel else None for panel in row] for row in self.grid]
 
-    def _drawn(self, panel: Panel) -> DrawnPanel:
+    def _make_drawn_panel(self, panel: Panel) -> DrawnPanel:
         highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
         references = {"datasheet": panel.peak, "ceiling": panel.ceiling}
         known = (f"{name} {value:.4g}" for name, value in references.items() if value is not None)
@@ -133,7 +133,7 @@ class Chart(Picture):
         scale = None if self.has_own_scales else (panel.unit, panel.peak, panel.ceiling)
         return DrawnPanel(described, functools.partial(_draw_panel, panel=panel, chart=self), scale)
 
-    def legend(self) -> Named:
+    def make_legend(self) -> LegendEntries:
         look = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}
         styles = self.styles
         return [(name, {**look, **vars(styles[name])}) for name in self.names]
@@ -142,7 +142,7 @@ class Chart(Picture):
 # -- axes --------------------------------------------------------------------------------------------------------------
 
 
-def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
+def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
     """Give the ends of an axis for all positions, with a margin."""
     low, high = min(positions), max(positions)
     if is_log:
@@ -152,12 +152,12 @@ def limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def label_ticks(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+def make_labeled_ticks(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
     """Make each size a tick."""
     return tuple((size, text(size)) for size in sorted(set(sizes)))
 
 
-def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
+def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
     """Make ticks at multiples of a power of two, few enough to read."""
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
@@ -166,16 +166,16 @@ def even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
     return tuple((size, str(size)) for size in range(first, max(sizes) + 1, step))
 
 
-def in_kibi(size: float) -> str:
+def format_in_kibi(size: float) -> str:
     """Write 16384 as ``16k`` and 1073741824 as ``1G``, as people say lengths and sizes."""
     power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
-    return f"{size / 1024**power:.0f}{_UNITS[power]}"
+    return f"{size / 1024**power:.0f}{_PREFIXES[power]}"
 
 
-def in_giga(work: float) -> str:
+def format_in_giga(work: float) -> str:
     """Write 3.76e12 as ``3.76T``."""
     power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
-    return f"{work / 1000**power:.3g}{_UNITS[power]}"
+    return f"{work / 1000**power:.3g}{_PREFIXES[power]}"
 
 
 def _scale_x(axes: Axes, chart: Chart) -> None:
@@ -186,17 +186,17 @@ def _scale_x(axes: Axes, chart: Chart) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
     if axis.ticks:
-        axes.set_xticks([tick for tick, _ in axis.ticks], labels=_spaced_labels(axes, axis))
+        axes.set_xticks([tick for tick, _ in axis.ticks], labels=_select_spaced_labels(axes, axis))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.is_shared:
-        axes.set_xlim(*limits([point.x for panel in chart.panels for point in panel.points], axis.is_log))
+        axes.set_xlim(*compute_axis_limits([point.x for panel in chart.panels for point in panel.points], axis.is_log))
 
 
-def _spaced_labels(axes: Axes, axis: Axis) -> list[str]:
+def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
     """Give the labels of an axis, without those that would touch the label before."""
     places = [math.log(place) if axis.is_log else place for place, _ in axis.ticks]
-    letter = (places[-1] - places[0]) / (_AXIS_LETTERS * width_share(axes))
+    letter = (places[-1] - places[0]) / (_MAX_AXIS_CHARACTERS * compute_width_share(axes))
     labels, end = [], -math.inf
     for place, (_, text) in zip(places, axis.ticks, strict=True):
         half = letter * (len(text) + 1) / 2
@@ -214,15 +214,15 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     ceilings = [each.ceiling for each in alike if each.ceiling is not None]
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
-    highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _FAR_ABOVE * highest), 0.0)
+    highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _MAX_PEAK_RATIO * highest), 0.0)
     if ((ceilings and chart.is_connected) or lowest < highest / 2) and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
         return
-    margin = max(0.12 * (highest - lowest), _MIN_SPAN * highest / 2)
+    margin = max(0.12 * (highest - lowest), _MIN_SPAN_SHARE * highest / 2)
     axes.set_ylim(max(0.0, lowest - margin), highest + margin)
 
 
-def _add_shares(axes: Axes, panel: Panel) -> None:
+def _add_share_axis(axes: Axes, panel: Panel) -> None:
     """Add a vertical axis in percent of the datasheet or of the ceiling, if that is within the panel."""
     from matplotlib.ticker import MaxNLocator
 
@@ -241,7 +241,7 @@ def _add_shares(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
-    prepare(axes, panel.title)
+    style_axes(axes, panel.title)
     axes.set_xlabel(chart.axis.label, fontsize=TEXT)
     axes.set_ylabel(panel.unit, fontsize=TEXT)
     styles = chart.styles
@@ -252,7 +252,7 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
     if panel.best is not None:
         _mark_best(axes, panel, panel.best)
     _draw_references(axes, panel)
-    _add_shares(axes, panel)
+    _add_share_axis(axes, panel)
 
 
 def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
@@ -270,7 +270,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         markeredgecolor="white",
         markeredgewidth=0.7 if is_few else 0,
     )
-    HINTS[drawn] = [_hint(line, point, panel, chart.axis) for point in line.points]
+    HINTS[drawn] = [_format_hint(line, point, panel, chart.axis) for point in line.points]
     lows, highs = [point.low for point in line.points], [point.high for point in line.points]
     if chart.has_intervals:
         axes.vlines(x, lows, highs, style.color)
@@ -278,7 +278,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
 
 
-def _hint(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
+def _format_hint(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
     place = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
     interval = f", {point.low:.4g} to {point.high:.4g}" if point.high > point.low else ""
     return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {place})"
@@ -288,7 +288,7 @@ def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
     share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
     axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
     is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
-    _write(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
+    _write_text(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
 
 
 def _draw_references(axes: Axes, panel: Panel) -> None:
@@ -297,14 +297,14 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
     share = ""
     if panel.peak is not None and panel.peak < top:
         axes.axhline(panel.peak, **PEAK)
-        _write(axes, f"datasheet {panel.peak:.4g}", (right, panel.peak), (-5, 4))
+        _write_text(axes, f"datasheet {panel.peak:.4g}", (right, panel.peak), (-5, 4))
         share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if panel.ceiling else ""
     if panel.ceiling is not None:
         axes.axhline(panel.ceiling, **CEILING)
-        _write(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4))
+        _write_text(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4))
 
 
-def _write(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]) -> None:
+def _write_text(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]) -> None:
     """Write a text at ``offset`` points from a place: it begins there if that is to the right, else it ends there."""
     axes.annotate(
         text,

@@ -18,13 +18,23 @@ from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTION
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM
-from mamf.report.charts.bars import Stack, StackedChart, StackedPanel
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, even_ticks, in_giga, in_kibi, label_ticks
+from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
+from mamf.report.charts.lines import (
+    Axis,
+    Chart,
+    Line,
+    Panel,
+    Point,
+    format_in_giga,
+    format_in_kibi,
+    make_even_ticks,
+    make_labeled_ticks,
+)
 
 _MAX_FAILURES = 4
 
 
-def point(row: Measurement, x: float, share: float = 1.0) -> Point:
+def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
     """Give a row's figure in the statistic of its regime, with its interval if it has one. Figures of several devices
     are corrected to the first device of the run. ``share`` scales the figure.
     """
@@ -36,7 +46,7 @@ def point(row: Measurement, x: float, share: float = 1.0) -> Point:
     return Point(x, scale / seconds, scale / slow, scale / fast)
 
 
-def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
+def choose_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
     """Choose the regimes to draw, in the order of the log. Raises UsageError if the wanted one has no figure."""
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
@@ -46,16 +56,16 @@ def chosen_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]
     return [wanted] if wanted else measured
 
 
-def drawn_rows(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
+def select_rows_to_draw(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
     """Choose the regimes to draw and their measured rows, without references and trials of algorithms. Raises
     UsageError likewise.
     """
-    regimes = chosen_regimes(rows, wanted)
+    regimes = choose_regimes(rows, wanted)
     kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
     return regimes, [row for row in kept if row.regime in regimes]
 
 
-def machine(header: Mapping[str, Any]) -> str:
+def describe_machine_briefly(header: Mapping[str, Any]) -> str:
     """Describe device and software in a line."""
     device = header["device"]
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
@@ -65,13 +75,13 @@ def machine(header: Mapping[str, Any]) -> str:
     return f"{device['name']}{devices}, torch {torch}{driver}"
 
 
-def peak_of(problem: Any, header: Mapping[str, Any]) -> float | None:
+def find_peak_rate(problem: Any, header: Mapping[str, Any]) -> float | None:
     """Look up the datasheet's rate for a problem in 1e12/s; None if it is unknown."""
     peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
-def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
+def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
     """Count the rows without a figure by kernel and status: they explain gaps in lines."""
     names = set(drawn)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
@@ -83,27 +93,27 @@ def failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
 # -- sweeps and finds of products --------------------------------------------------------------------------------------
 
 
-def sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
+def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """Draw a sweep against the dimension that varies, or by rank if several do, with a line for each regime."""
-    regimes, measured = drawn_rows(rows, regime)
+    regimes, measured = select_rows_to_draw(rows, regime)
     first = measured[0]
-    axis, position, shape = _matmul_axis(measured)
+    axis, position, shape = _choose_matmul_axis(measured)
     lines, notes, bests = [], [], []
     for name in regimes:
         best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
         best = best_first[0]
         notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
-        points = [point(row, position(rank, row)) for rank, row in enumerate(best_first, start=1)]
+        points = [make_point(row, position(rank, row)) for rank, row in enumerate(best_first, start=1)]
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
         bests.append(points[0])
     best_point = max(bests, key=lambda each: each.y)
-    panel = Panel("", tuple(lines), peak=peak_of(first.problem, header), best=best_point)
+    panel = Panel("", tuple(lines), peak=find_peak_rate(first.problem, header), best=best_point)
     title = f"matmul {shape} by {first.kernel}, {first.problem.dtype}"
-    notes += failures(rows, [first.kernel])
-    return Chart(title, machine(header), axis, ((panel,),), has_own_scales=True, notes=tuple(notes))
+    notes += describe_row_failures(rows, [first.kernel])
+    return Chart(title, describe_machine_briefly(header), axis, ((panel,),), has_own_scales=True, notes=tuple(notes))
 
 
-def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
+def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
     """Give the axis, the position of a row with its rank, and what the shapes have in common."""
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
@@ -116,23 +126,23 @@ def _matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Meas
     label = "M = N = K" if len(varying) > 1 else name.upper()
     steps = {second - first for first, second in itertools.pairwise(sizes)}
     if len(steps) == 1:
-        axis = Axis(label, ticks=even_ticks(sizes))
+        axis = Axis(label, ticks=make_even_ticks(sizes))
     else:
-        axis = Axis(label, True, label_ticks(sizes, lambda size: f"{size:.0f}"))
+        axis = Axis(label, True, make_labeled_ticks(sizes, lambda size: f"{size:.0f}"))
     return axis, lambda rank, row: float(getattr(row.shape, name)), shape
 
 
-def find_chart(
+def make_find_chart(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
     """Draw a find in the order of its measurements, with a color for each phase and a panel for each regime."""
-    regimes = chosen_regimes(rows, regime)
+    regimes = choose_regimes(rows, regime)
     confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
-    peak = peak_of(rows[0].problem, header)
+    peak = find_peak_rate(rows[0].problem, header)
     panels = []
     for name in regimes:
         numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
-        phases = group_pairs((row.phase, point(row, number)) for number, row in numbered)
+        phases = group_pairs((row.phase, make_point(row, number)) for number, row in numbered)
         lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
     answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
@@ -141,21 +151,21 @@ def find_chart(
     )
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     axis = Axis("measurement, in the order taken", is_shared=False)
-    return Chart(title, machine(header), axis, (tuple(panels),), False, notes=notes)
+    return Chart(title, describe_machine_briefly(header), axis, (tuple(panels),), False, notes=notes)
 
 
 # -- kernels of any operation ------------------------------------------------------------------------------------------
 
 #: The axis label of work, which is counted in thousands and not in multiples of 1024.
-_FLOP = "FLOP"
+_FLOP_LABEL = "FLOP"
 
 
-def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
+def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes have
     the same position, the best of them counts.
     """
-    regimes, measured = drawn_rows(rows, regime)
-    axis, position = _axis(measured)
+    regimes, measured = select_rows_to_draw(rows, regime)
+    axis, position = _choose_axis(measured)
     panels = group_pairs(((row.problem, row.regime), row) for row in measured)
     problems = list(dict.fromkeys(row.problem for row in measured))
 
@@ -165,17 +175,25 @@ def kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime
             best.setdefault(row.kernel, {})[position(row)] = row
         if not best:
             return None
-        title = ", ".join(filter(None, (differing_fields(problem, problems), name if len(regimes) > 1 else "")))
-        lines = tuple(Line(kernel, tuple(point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
+        title = ", ".join(
+            filter(None, (describe_differing_fields(problem, problems), name if len(regimes) > 1 else ""))
+        )
+        lines = tuple(Line(kernel, tuple(make_point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
         unit = panels[problem, name][0].work.unit
-        return Panel(title, lines, unit=unit, peak=peak_of(problem, header))
+        return Panel(title, lines, unit=unit, peak=find_peak_rate(problem, header))
 
     grid = tuple(tuple(panel(problem, name) for name in regimes) for problem in problems)
     title = f"{measured[0].operation}, {', '.join(regimes)}"
-    return Chart(title, machine(header), axis, grid, notes=tuple(failures(rows, {row.kernel for row in rows})))
+    return Chart(
+        title,
+        describe_machine_briefly(header),
+        axis,
+        grid,
+        notes=tuple(describe_row_failures(rows, {row.kernel for row in rows})),
+    )
 
 
-def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
+def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
     """Give the operation's axis, or the shapes in log order if it has no axis or is not installed."""
     of = get_operation(rows[0].operation)
     try:
@@ -183,14 +201,14 @@ def _axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], fl
     except NotImplementedError:
         at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
         by_number = {number: str(shape) for shape, number in at.items()}
-        ticks = label_ticks(by_number, lambda number: by_number[number])
+        ticks = make_labeled_ticks(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    text = in_giga if of.axis_label == _FLOP else in_kibi
-    return Axis(of.axis_label, is_log, label_ticks(at.values(), text)), lambda row: at[row.shape]
+    text = format_in_giga if of.axis_label == _FLOP_LABEL else format_in_kibi
+    return Axis(of.axis_label, is_log, make_labeled_ticks(at.values(), text)), lambda row: at[row.shape]
 
 
-def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
+def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     """Name the fields in which a problem differs from the others."""
     of = get_operation(problem.operation)
     records = [of.problem_record(each) for each in problems]
@@ -201,97 +219,100 @@ def differing_fields(problem: Any, problems: Sequence[Any]) -> str:
 # -- steps of a model --------------------------------------------------------------------------------------------------
 
 #: The parts of each phase, in the order in which they run.
-_CONTENT: Mapping[str, tuple[str, ...]] = {
+_PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "forward-backward": ("forward", "backward"),
     "step": ("forward", "backward", "optimizer step"),
 }
 #: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
-_Key = tuple[str, ModelProblem, str, int]
-_Phases = Mapping[str, Measurement]
-_DIFFERENCES = (
+_StepKey = tuple[str, ModelProblem, str, int]
+_RowsByPhase = Mapping[str, Measurement]
+_DIFFERENCES_NOTE = (
     "parts above the lowest are differences between a phase and the phase that it contains, each measured separately"
 )
 
 
-def model_chart(
+def make_model_chart(
     rows: Sequence[Measurement], known: Rates, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
     """Draw bars of the phases by context length, with a panel for each kernel and model. Each label has the MAMFU of
     the longest phase (TFLOPS if no ceiling is known). With one context length all bars are in one panel. Raises
     UsageError if nothing was measured.
     """
-    regimes = chosen_regimes(rows, regime)
-    steps: dict[_Key, dict[int, dict[str, Measurement]]] = {}
+    regimes = choose_regimes(rows, regime)
+    steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}
     for row in rows:
         if row.ok and row.regime in regimes:
-            steps.setdefault(_key(row), {}).setdefault(row.shape.context, {})[row.problem.phase] = row
+            steps.setdefault(_make_step_key(row), {}).setdefault(row.shape.context, {})[row.problem.phase] = row
     first = next(iter(steps))
-    common = set(_words(first)).intersection(*map(_words, steps))
-    titles = {key: ", ".join(word for word in _words(key) if word not in common) or first[2] for key in steps}
+    common = set(_describe_step(first)).intersection(*map(_describe_step, steps))
+    titles = {key: ", ".join(word for word in _describe_step(key) if word not in common) or first[2] for key in steps}
     contexts = {context for by_context in steps.values() for context in by_context}
-    title = f"A model's step by phase: {', '.join(word for word in _words(first) if word in common)}"
+    title = f"A model's step by phase: {', '.join(word for word in _describe_step(first) if word in common)}"
     if len(contexts) == 1:
-        title += f", context length {in_kibi(*contexts)}"
+        title += f", context length {format_in_kibi(*contexts)}"
         bars = [
-            _bar(titles[key], by_phase, known) for key, by_context in steps.items() for by_phase in by_context.values()
+            _make_step_bar(titles[key], by_phase, known)
+            for key, by_context in steps.items()
+            for by_phase in by_context.values()
         ]
         panels: tuple[StackedPanel, ...] = (StackedPanel("", tuple(sorted(bars, key=lambda bar: -bar.height))),)
     else:
         panels = tuple(
             StackedPanel(
-                titles[key], tuple(_bar(in_kibi(each), by_context[each], known) for each in sorted(by_context))
+                titles[key],
+                tuple(_make_step_bar(format_in_kibi(each), by_context[each], known) for each in sorted(by_context)),
             )
             for key, by_context in steps.items()
         )
-    notes = list(_share_notes(steps, known))
-    notes += [_DIFFERENCES] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [title for key, by_context in steps.items() for title in _faster(titles[key], by_context)]:
+    notes = list(_describe_share_ceilings(steps, known))
+    notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
+    if faster := [title for key, by_context in steps.items() for title in _find_faster_phases(titles[key], by_context)]:
         notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
-    notes += failures(rows, dict.fromkeys(row.kernel for row in rows))
+    notes += describe_row_failures(rows, dict.fromkeys(row.kernel for row in rows))
     below = "" if len(contexts) == 1 else "context length"
-    return StackedChart(title, machine(header), "milliseconds", below, panels, notes=tuple(notes))
+    return StackedChart(title, describe_machine_briefly(header), "milliseconds", below, panels, notes=tuple(notes))
 
 
-def _key(row: Measurement) -> _Key:
+def _make_step_key(row: Measurement) -> _StepKey:
     return row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
 
 
-def _words(key: _Key) -> list[str]:
+def _describe_step(key: _StepKey) -> list[str]:
     regime, problem, kernel, batch = key
     words = [word for word in Model().describe_problem(problem) if word not in PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
-def _bar(label: str, by_phase: _Phases, known: Rates) -> Stack:
+def _make_step_bar(label: str, by_phase: _RowsByPhase, known: Rates) -> StackedBar:
     """Make the bar of a step, labeled with the share of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
     ceiling = find_row_ceiling(longest, known)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
-    return Stack(f"{label}, {share}", stacked(by_phase))
+    return StackedBar(f"{label}, {share}", split_into_parts(by_phase))
 
 
-def stacked(by_phase: _Phases) -> tuple[tuple[str, float], ...]:
+def split_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
     """Split a step into parts, in milliseconds: the shortest phase, then what each longer phase takes in addition. A
     difference below zero counts as zero.
     """
     parts, count, before = [], 0, 0.0
     for phase in (each for each in PHASES if each in by_phase):
-        content, milliseconds = _CONTENT[phase], by_phase[phase].seconds * 1e3
+        content, milliseconds = _PARTS_BY_PHASE[phase], by_phase[phase].seconds * 1e3
         parts.append((" and ".join(content[count:]), max(0.0, milliseconds - before)))
         count, before = len(content), max(before, milliseconds)
     return tuple(parts)
 
 
-def _faster(title: str, by_context: Mapping[int, _Phases]) -> Iterator[str]:
+def _find_faster_phases(title: str, by_context: Mapping[int, _RowsByPhase]) -> Iterator[str]:
     """Name the steps in which a phase took no longer than a phase that it contains."""
     for context, by_phase in by_context.items():
-        if any(height == 0 for _, height in stacked(by_phase)):
-            yield f"{title}, {in_kibi(context)}"
+        if any(height == 0 for _, height in split_into_parts(by_phase)):
+            yield f"{title}, {format_in_kibi(context)}"
 
 
-def _share_notes(steps: Mapping[_Key, Any], known: Rates) -> Iterator[str]:
+def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Iterator[str]:
     """Say which ceilings the shares refer to."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known, *key):
@@ -316,7 +337,7 @@ class Facet:
     text: Callable[[Measurement], str]
 
 
-def _heads(row: Measurement) -> str:
+def _format_heads(row: Measurement) -> str:
     kv = "" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)"
     return f"{row.shape.heads} heads{kv}"
 
@@ -328,20 +349,20 @@ DIRECTION = Facet(
 )
 DTYPE = Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype))
 SPARSITY = Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}")
-LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {in_kibi(row.shape.seqlen_k)}")
+LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_kibi(row.shape.seqlen_k)}")
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
-HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _heads)
+HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
 #: Values of these always get separate panels.
-_PARTING = (HEAD_DIM, MASK, DIRECTION, DTYPE)
+_ALWAYS_SPLIT = (HEAD_DIM, MASK, DIRECTION, DTYPE)
 #: Values of these do only where points would otherwise overlap.
-_IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
+_SPLIT_IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
 # More panels side by side would be too narrow to read.
-_MAX_ACROSS = 4
+_MAX_PANELS_ACROSS = 4
 Grid = tuple[tuple[Panel | None, ...], ...]
 
 
-def attention_chart(
+def make_attention_chart(
     rows: Sequence[Measurement],
     ceilings: Ceilings,
     header: Mapping[str, Any],
@@ -354,7 +375,7 @@ def attention_chart(
     Raises UsageError where nothing is left to draw.
     """
     rows = [row for row in rows if isinstance(row.shape, AttentionShape) and not row.is_reference]
-    regime = chosen_regimes(rows, regime)[0]
+    regime = choose_regimes(rows, regime)[0]
     kept = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
     measured = [row for row in kept if row.ok]
     if not measured:
@@ -362,36 +383,40 @@ def attention_chart(
         raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log has {known}")
     is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
     position = QUERIES.of if is_by_queries else LENGTH.of
-    facets = needed_facets(measured, position)
+    facets = choose_facets(measured, position)
     varying = [facet for facet in facets if count_values(facet, measured) > 1]
     common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
 
     def panel(rows: Sequence[Measurement]) -> Panel:
         by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
-        lines = (Line(name, tuple(point(row, position(row)) for row in same)) for name, same in by_kernel.items())
+        lines = (Line(name, tuple(make_point(row, position(row)) for row in same)) for name, same in by_kernel.items())
         ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
         title = ", ".join(facet.text(rows[0]) for facet in varying)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
     title = f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else "")
-    subtitle = f"{machine(header)}{_sizes(measured)}"
-    grid = _grid(measured, varying, panel)
-    notes = (*_conventions(measured, ceilings), *failures(kept, {row.kernel for row in measured}))
+    subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
+    grid = _arrange_panels(measured, varying, panel)
+    notes = (*_describe_conventions(measured, ceilings), *describe_row_failures(kept, {row.kernel for row in measured}))
     if count_values(LENGTH, measured) == 1 and not is_by_queries:
-        bars = tuple(_bars(each) for line in grid for each in line if each)
+        bars = tuple(_make_bars(each) for line in grid for each in line if each)
         return StackedChart(f"{title}, {LENGTH.text(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
-    axis = Axis("queries" if is_by_queries else "sequence length", True, label_ticks(map(position, measured), in_kibi))
+    axis = Axis(
+        "queries" if is_by_queries else "sequence length",
+        True,
+        make_labeled_ticks(map(position, measured), format_in_kibi),
+    )
     palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
     return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
 
 
-def _bars(panel: Panel) -> StackedPanel:
+def _make_bars(panel: Panel) -> StackedPanel:
     """Make a bar for each kernel, the fastest first, with its MAMFU if the ceiling is known."""
     bars = []
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
         (only,) = line.points
         share = f", {100 * only.y / panel.ceiling:.1f} % MAMFU" if panel.ceiling else ""
-        bars.append(Stack(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
+        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
     return StackedPanel(panel.title, tuple(bars))
 
 
@@ -399,39 +424,39 @@ def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.of(row) for row in rows})
 
 
-def needed_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
+def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
     """Choose the facets so that each kernel has one row at each place of a panel."""
-    facets = list(_PARTING)
+    facets = list(_ALWAYS_SPLIT)
 
     def places(chosen: Sequence[Facet]) -> int:
-        return len({(row.kernel, position(row), facet_values(chosen, row)) for row in rows})
+        return len({(row.kernel, position(row), read_facet_values(chosen, row)) for row in rows})
 
-    for facet in _IF_NEEDED:
+    for facet in _SPLIT_IF_NEEDED:
         if places([*facets, facet]) > places(facets):
             facets.append(facet)
     return facets
 
 
-def facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
+def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
     return tuple(facet.of(row) for facet in facets)
 
 
-def _grid(
+def _arrange_panels(
     rows: Sequence[Measurement], varying: Sequence[Facet], panel: Callable[[Sequence[Measurement]], Panel]
 ) -> Grid:
     """Arrange the panels: the first facets that fit go across, the others down."""
     across: tuple[Facet, ...] = ()
     for facet in varying:
-        if len({facet_values((*across, facet), row) for row in rows}) <= _MAX_ACROSS:
+        if len({read_facet_values((*across, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
             across = (*across, facet)
     down = tuple(facet for facet in varying if facet not in across)
-    inside = group_pairs(((facet_values(down, row), facet_values(across, row)), row) for row in rows)
+    inside = group_pairs(((read_facet_values(down, row), read_facet_values(across, row)), row) for row in rows)
     panels = {place: panel(alike) for place, alike in inside.items()}
     lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
     return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
 
 
-def _sizes(rows: Sequence[Measurement]) -> str:
+def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
     """Name products of sizes that are constant over all rows, though their factors may not be."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
@@ -440,7 +465,7 @@ def _sizes(rows: Sequence[Measurement]) -> str:
     return "".join(f"; {each}" for each in sizes)
 
 
-def _conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
+def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
     """Say which ceiling the shares refer to, and what counts as FLOP."""
     found = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [

@@ -32,15 +32,15 @@ FILE_TYPES = ("png", "svg")
 DPI = 100
 WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
 PAGE_WIDTH = 6.4  # of a panel on a page, in inches: narrow enough for a phone
-_GAP = 0.12  # inches between the parts of the figure
-_MARGIN = 0.2
-_TITLE, _SUBTITLE, TEXT, SMALL = 20, 14, 14, 12  # points
+_GAP_INCHES = 0.12  # inches between the parts of the figure
+_MARGIN_INCHES = 0.2
+_TITLE_POINTS, _SUBTITLE_POINTS, TEXT, SMALL = 20, 14, 14, 12  # points
 GREY = "#555555"
 # Characters that fit the width at these sizes; the last is for the titles of all panels in a row together.
 _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 170, 132
 _MAX_LEGEND_COLUMNS = 8
 #: Entries of a legend: what they say, and how the line beside it is drawn.
-Named = list[tuple[str, dict[str, Any]]]
+LegendEntries = list[tuple[str, dict[str, Any]]]
 #: What pages show while the pointer is on a bar, or on the points of a line: by what is drawn, a text for each.
 HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
 PartT = TypeVar("PartT")
@@ -73,19 +73,19 @@ class Picture(ABC):
         """The height of all panels in a file."""
 
     @abstractmethod
-    def drawn_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+    def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
         """Panels in rows of equal length; None for an empty place."""
 
     @abstractmethod
-    def legend(self) -> Named:
+    def make_legend(self) -> LegendEntries:
         """Return the names in the picture, and how each looks."""
 
 
-def draw(picture: Picture) -> Figure:
+def draw_figure(picture: Picture) -> Figure:
     """Draw the picture as a Figure. Raises UnavailableError without matplotlib."""
-    figure, picture = new_figure(WIDTH, 9), with_visible_texts(picture)
-    with texts_as_they_are():
-        rows = picture.drawn_rows()
+    figure, picture = new_figure(WIDTH, 9), escape_invisible_texts(picture)
+    with disable_math_text():
+        rows = picture.make_panel_rows()
         shares = [panel.share if panel else 1.0 for panel in rows[0]]
         grid = figure.subplots(len(rows), len(shares), squeeze=False, width_ratios=shares)
         for line, column in itertools.product(range(len(rows)), range(len(shares))):
@@ -95,7 +95,7 @@ def draw(picture: Picture) -> Figure:
                 continue
             panel.draw(axes)
             _drop_repeated_labels(axes, rows, line, column)
-        _arrange(figure, picture)
+        _arrange_figure(figure, picture)
     return figure
 
 
@@ -123,50 +123,52 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 
-def texts_as_they_are() -> AbstractContextManager[None]:
+def disable_math_text() -> AbstractContextManager[None]:
     """Make a context in which a dollar sign in a name does not begin a formula."""
     from matplotlib import rc_context
 
     return rc_context({"text.parse_math": False})
 
 
-def with_visible_texts(part: PartT) -> PartT:
+def escape_invisible_texts(part: PartT) -> PartT:
     """Copy a picture, or a part of one, with invisible characters of its texts escaped."""
     shown: Any = part
     if isinstance(part, str):
         shown = escape_invisible(part)
     elif isinstance(part, tuple):
-        shown = tuple(map(with_visible_texts, part))
+        shown = tuple(map(escape_invisible_texts, part))
     elif is_dataclass(part) and not isinstance(part, type):
-        shown = replace(part, **{each.name: with_visible_texts(getattr(part, each.name)) for each in fields(part)})
+        shown = replace(part, **{each.name: escape_invisible_texts(getattr(part, each.name)) for each in fields(part)})
     return cast("PartT", shown)
 
 
 # -- around and inside the panels --------------------------------------------------------------------------------------
 
 
-def _arrange(figure: Figure, picture: Picture) -> None:
+def _arrange_figure(figure: Figure, picture: Picture) -> None:
     """Place title, panels, legend and notes below one another, and make the figure as high as they need."""
     texts = [
-        figure.text(0, 0, textwrap.fill(picture.title, _TITLE_LENGTH), fontsize=_TITLE, weight="bold", va="top"),
-        figure.text(0, 0, textwrap.fill(picture.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE, color=GREY, va="top"),
+        figure.text(0, 0, textwrap.fill(picture.title, _TITLE_LENGTH), fontsize=_TITLE_POINTS, weight="bold", va="top"),
+        figure.text(
+            0, 0, textwrap.fill(picture.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE_POINTS, color=GREY, va="top"
+        ),
     ]
     notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in picture.notes)
     note = figure.text(0, 0, notes, fontsize=SMALL, color=GREY, va="bottom", linespacing=1.35)
     for text in (*texts, note):
         text.set_in_layout(False)
-    named = picture.legend()
+    named = picture.make_legend()
     legend = _draw_legend(figure, named) if named else None
-    above = 2 * _GAP + sum(_height(text) + _GAP for text in texts)
-    foot = _GAP + (_height(note) + _GAP if notes else 0)
-    below = foot + (_height(legend) + _GAP if legend else 0)
+    above = 2 * _GAP_INCHES + sum(_measure_height(text) + _GAP_INCHES for text in texts)
+    foot = _GAP_INCHES + (_measure_height(note) + _GAP_INCHES if notes else 0)
+    below = foot + (_measure_height(legend) + _GAP_INCHES if legend else 0)
     height = above + picture.inches + below
     figure.set_size_inches(WIDTH, height)
-    top = height - _GAP
+    top = height - _GAP_INCHES
     for text in texts:
-        text.set_position((_MARGIN / WIDTH, top / height))
-        top -= _height(text) + _GAP
-    note.set_position((_MARGIN / WIDTH, _GAP / height))
+        text.set_position((_MARGIN_INCHES / WIDTH, top / height))
+        top -= _measure_height(text) + _GAP_INCHES
+    note.set_position((_MARGIN_INCHES / WIDTH, _GAP_INCHES / height))
     if legend:
         legend.set_bbox_to_anchor((0.5, foot / height))
     engine = figure.get_layout_engine()
@@ -174,7 +176,7 @@ def _arrange(figure: Figure, picture: Picture) -> None:
     engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
 
 
-def _draw_legend(figure: Figure, named: Named) -> Any:
+def _draw_legend(figure: Figure, named: LegendEntries) -> Any:
     """Draw the legend in as many columns as fit."""
     from matplotlib.lines import Line2D
 
@@ -183,28 +185,30 @@ def _draw_legend(figure: Figure, named: Named) -> Any:
     for columns in range(min(len(labels), _MAX_LEGEND_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, ncols=columns, **look)
         legend.set_in_layout(False)
-        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * _MARGIN) * DPI:
+        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * _MARGIN_INCHES) * DPI:
             break
         legend.remove()
     return legend
 
 
-def _height(part: Text | Any) -> float:
+def _measure_height(part: Text | Any) -> float:
     """Measure the height of a text or a legend in inches."""
     return float(part.get_window_extent().height) / DPI
 
 
-def prepare(axes: Axes, title: str = "", grid: str = "both") -> None:
+def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
     """Set what all panels share: grid, colors and title. ``grid``: the axis whose ticks have lines."""
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
     axes.tick_params(labelsize=SMALL, color="#999999")
     for side in axes.spines.values():
         side.set_color("#999999")
-    axes.set_title(textwrap.fill(title, int(_PANEL_TITLES_LENGTH * width_share(axes))), fontsize=TEXT, loc="left")
+    axes.set_title(
+        textwrap.fill(title, int(_PANEL_TITLES_LENGTH * compute_width_share(axes))), fontsize=TEXT, loc="left"
+    )
 
 
-def width_share(axes: Axes) -> float:
+def compute_width_share(axes: Axes) -> float:
     """Give the width of the axes as a share of a file's width."""
     spec, figure = axes.get_subplotspec(), axes.figure
     assert spec is not None, "every panel is a subplot"
@@ -222,7 +226,7 @@ COLORS = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
 #: Names in groups: a place in a group is a color with a marker. Kernels are one group, longer than COLORS: attention
 #: first, then products, then rare ones, so that kernels that share a color seldom share a picture.
-_GROUPS = (
+_NAME_GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),
         *("eager", "sdpa-efficient", "sdpa-math", "sdpa", "torch.mm", "cublaslt", "triton"),
@@ -238,10 +242,10 @@ _GROUPS = (
     ),
     tuple(f"device {number}" for number in range(12)),
 )
-_PLACES = {name: place for group in _GROUPS for place, name in enumerate(group)}
+_STYLE_NUMBERS = {name: place for group in _NAME_GROUPS for place, name in enumerate(group)}
 # Works that overlap, and steps down from a datasheet, where computed figures are grey.
-_PLACES |= {"other work": 1}
-_PLACES |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
+_STYLE_NUMBERS |= {"other work": 1}
+_STYLE_NUMBERS |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
 #: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
 CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
 PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
@@ -255,14 +259,14 @@ class Style:
     marker: str
 
 
-def styles_of(names: Iterable[str]) -> dict[str, Style]:
+def choose_styles(names: Iterable[str]) -> dict[str, Style]:
     """Choose a style for each name. A known name always has the same one. Any other starts at a hash of its text and
     takes the next color that is free, or the next free style if all colors are taken.
     """
     wanted = sorted(set(names))
-    places = {name: _PLACES[name] for name in wanted if name in _PLACES}
+    places = {name: _STYLE_NUMBERS[name] for name in wanted if name in _STYLE_NUMBERS}
     for name in wanted:
-        if name not in _PLACES:
+        if name not in _STYLE_NUMBERS:
             colors = {place % len(COLORS) for place in places.values()}
             place = zlib.crc32(name.encode()) % len(COLORS)
             while place in places.values() or (len(colors) < len(COLORS) and place % len(COLORS) in colors):
@@ -274,22 +278,22 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def save(figure: Figure, path: Path, overwrite: bool = False) -> None:
+def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
     """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written,
     RunLogWriteError when the disk is full; then an older figure is still there.
     """
     image = io.BytesIO()
-    kind = file_type(path)
+    kind = get_file_type(path)
     if path.exists() and not overwrite:
-        raise exists(path)
-    with laid_out(figure):
+        raise make_exists_error(path)
+    with freeze_layout(figure):
         figure.savefig(image, format=kind)
     write = write_atomically if overwrite else create_atomically
     write(path, image.getvalue())
 
 
 @contextmanager
-def laid_out(figure: Figure) -> Iterator[None]:
+def freeze_layout(figure: Figure) -> Iterator[None]:
     """Lay the figure out now, because matplotlib would otherwise draw everything twice."""
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -301,11 +305,11 @@ def laid_out(figure: Figure) -> Iterator[None]:
         figure.set_layout_engine(engine)
 
 
-def exists(path: Path) -> UsageError:
+def make_exists_error(path: Path) -> UsageError:
     return UsageError(f"{path} exists: choose another file, or replace it (--overwrite, overwrite=True)")
 
 
-def file_type(path: Path) -> str:
+def get_file_type(path: Path) -> str:
     """Give the type of an image file by its ending. Raises UsageError for an unknown one."""
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FILE_TYPES:

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.compare import Comparison, Difference, Pair, Verdict
-from mamf.logs.entries import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
+from mamf.logs.compared_rows import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
 from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
     Answer,
@@ -265,7 +265,7 @@ def describe_guard_verdict(found: GuardResult) -> str:
         "undecided": "undecided: they scatter too much, or too few visits were made",
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
-    reasons += [f"not finished: {found.unfinished}"] if found.unfinished else []
+    reasons += [f"not finished: {found.unfinished_reason}"] if found.unfinished_reason else []
     good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
     verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or good}"

@@ -91,9 +91,9 @@ def installed(monkeypatch):
     monkeypatch.setattr("mamf.engine.search.grid._STEPS", 8)
     settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
     monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     yield
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
 
 
 def raises(*arguments, **keywords):
@@ -236,7 +236,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
     with monkeypatch.context() as patch:
         put(patch, kind, method, interrupted(kind, method))
         code, out, err = run(*commands[0])
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     assert code in (0, 130)
     assert "Traceback" not in out + err
     for path in tmp_path.iterdir():

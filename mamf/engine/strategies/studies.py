@@ -33,7 +33,7 @@ from mamf.measurement import Measurement, Status
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.overlap import OTHER, PRODUCTS, OverlapProblem, OverlapShape, Pair
+from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, Pair
 from mamf.operations.unknown import get_operation
 from mamf.plans import CHECKING, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
 from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, make_operation
@@ -238,7 +238,7 @@ class VerifyStrategy(PlanStrategy):
 
 AnswerT = TypeVar("AnswerT")
 #: The rows of a pair: what is timed, and whether it runs alone.
-PAIR_ROWS = ((PRODUCTS, True), (OTHER, True), (PRODUCTS, False), (OTHER, False))
+PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTHER_WORK, False))
 #: How often visits alternate between matmul, the other work and both, so that the device's drift affects all three
 #: equally; and the seconds to measure each row for, over all rounds.
 _ROUNDS, DEFAULT_SECONDS = 3, 3.0
@@ -345,8 +345,8 @@ class _PairMeasurement:
             raise UnsupportedError(str(strategy.kernel.unavailable(strategy.backend)))
         self.queue, self.is_late, self.is_slow = queue, False, False
         self.flushes, self.max_short_launches = _PACES[0]
-        own = self._prepare_work(PRODUCTS, strategy.backend.mark, lambda launch: launch())
-        self.works = {PRODUCTS: own, OTHER: self._prepare_work(OTHER, queue.mark, queue.launch)}
+        own = self._prepare_work(MATMUL_WORK, strategy.backend.mark, lambda launch: launch())
+        self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
     def _prepare_work(
@@ -429,7 +429,7 @@ class _PairMeasurement:
             windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.seconds = latest
-                samples = self.samples[PRODUCTS if work is self.works[PRODUCTS] else OTHER, len(works) == 1]
+                samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
                 samples.seconds += [latest] * is_settled
                 samples.launches += round(_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.operation import READS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
@@ -139,7 +139,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 def reads_operands(problem: object) -> bool:
     """Return whether the work of this problem reads operands. Only bandwidth patterns such as a fill read none."""
-    return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
+    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS[problem.pattern])
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
@@ -153,7 +153,7 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
     CACHE needs ``problem.warm`` above 1 (passes over the arrays per launch): only passes after the first find the
     arrays in the cache.
     """
-    if problem.is_of_memory(shape, cache_bytes):
+    if problem.is_served_by_memory(shape, cache_bytes):
         return MEMORY
     fits = cache_bytes is not None and len(problem.arrays) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None

@@ -24,7 +24,7 @@ from mamf.logs.records import CyclesUsed, FieldValues, Tool, Whole, get_utc_time
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
-from mamf.operations.unknown import AnyOperation, Unknown, get_operation
+from mamf.operations.unknown import AnyOperation, UnknownOperation, get_operation
 from mamf.plans import (
     FIND,
     GUARD,
@@ -346,7 +346,7 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
 def _convert_from_json(value: Any, kind: Any, of: AnyOperation) -> Any:
     """Convert a JSON value to a value of the type ``kind``. ``of``: the operation that reads shapes and problems."""
     if kind == Shape:
-        return value if isinstance(of, Unknown) else of.parse_shape(value)
+        return value if isinstance(of, UnknownOperation) else of.parse_shape(value)
     if kind == Problem:
         return of.problem_from_record(value)
     if kind is Plan:

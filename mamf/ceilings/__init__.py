@@ -1,1 +1,1 @@
-"""Ceilings and roofs: the highest confirmed rates of a device, and the shares of them that other rows reach."""
+"""Compute ceilings (the highest confirmed rates of a device), and the shares of a ceiling that other rows reach."""

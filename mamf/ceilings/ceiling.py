@@ -1,8 +1,10 @@
-"""Ceilings: the confirmed best rate of a device for a dtype and a regime, and the shares of it that rows reach. Pure.
+"""Compute ceilings, each the confirmed highest rate of a device for a dtype in a regime, and the shares of a ceiling
+that rows reach. The code reads rows only; it measures nothing.
 
-Separate measurements choose and confirm the winner: rounds of the phase ``choose`` decide which candidate is best, and
-later rounds of the phase ``confirm`` give its figure. The highest of several noisy figures is biased upward (the
-winner's curse), but a new measurement of the winner is not.
+A search measures its candidates (shape and kernel) in rounds; each round measures every remaining candidate once. The
+rounds of the phase ``choose`` decide which candidate wins. The later rounds of the phase ``confirm`` measure the winner
+again, and only they give its rate: the highest of several noisy rates is biased upward (the winner's curse), but a new
+measurement of the winner is not.
 """
 
 from __future__ import annotations
@@ -41,18 +43,20 @@ from mamf.statistics import (
     compute_run_error,
 )
 
-#: Ceilings by (dtype, regime); ``label_dtype`` gives the dtype.
+#: Ceilings of matmuls by (dtype, regime). ``label_dtype`` names the dtype.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
-#: The largest share of a ceiling that changes of the card since its measurement can explain.
+#: The highest share of a ceiling that a row can reach because the card has changed since the ceiling was measured. A
+#: higher share means that the ceiling is wrong.
 MAX_CEILING_SHARE = 1.1
-#: Reports mention drift of the card's speed above this share.
+#: Reports mention the drift of a card if its speed has changed by more than this share.
 DRIFT_TOLERANCE = 0.01
-#: A candidate for the ceiling: a shape and a kernel.
+#: A candidate of a search for the ceiling: a shape and the name of a kernel.
 Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
-# The fewest rounds in which a candidate must have been measured to count as confirmed.
+# A candidate counts as confirmed only after this many rounds have measured it.
 MIN_ROUNDS = 3
-# A rate this many times higher cannot be drift: a card that warms up stays within 2 %.
+# A visit that is faster than the ceiling by this factor cannot be explained by drift, because the speed of a card that
+# warms up changes by less than 2 %.
 _CLEARLY_FASTER_FACTOR = 1.1
 
 
@@ -60,14 +64,16 @@ _CLEARLY_FASTER_FACTOR = 1.1
 class Ceiling(Tabular, Rate):
     """The confirmed highest rate of a device for one problem in one regime.
 
-    - ``rate``: TFLOPS (TB/s if the operation counts bytes) over ``rounds`` confirming measurements: their median in
-      burst, total work divided by total time in sustained. ``interval``: the 95 % repeat interval of the rate.
+    - ``rate``: the rate over all confirming rounds, in TFLOPS or, if the operation counts bytes, in TB/s. In burst it
+      is the median of the rounds, in sustained their total work divided by their total time.
+    - ``interval``: the 95 % interval in which the rate of another run of the same kernel is expected.
     - ``dtype``, ``unit``: derived from ``problem`` and ``shape``.
-    - ``tied``: candidates that these rounds do not show to be slower than the winner.
+    - ``rounds``: the number of confirming rounds that measured the winner.
+    - ``tied``: the candidates that the confirming rounds do not show to be slower than the winner.
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the same shape, as a
-      share; None if that was not measured, or if the default won.
-    - ``repeatability``: the calibration behind the interval; None in converted logs, where the interval comes from the
-      rounds only.
+      share; None if the default kernel won or was not measured.
+    - ``repeatability``: the calibration (how much equal runs differ) behind the interval; None in logs that were
+      converted from an older version, where the interval comes from the rounds only.
     """
 
     dtype: str = field(init=False)
@@ -94,19 +100,22 @@ class Ceiling(Tabular, Rate):
 
     @property
     def seconds(self) -> float:
-        """Seconds that one launch of the winner takes at this rate."""
+        """Seconds that one launch of the winning kernel takes if it runs at the rate of the ceiling."""
         return float(self.problem.work(self.shape).amount) / (self.rate * TERA)
 
     @property
     def joules_per_tflop(self) -> float | None:
-        """Joules per 1e12 FLOP; None in burst, where power is averaged over idle times."""
+        """Energy per 1e12 FLOP in joules; None in burst, where the power sensor averages over idle time between
+        launches.
+        """
         return None if self.regime != "sustained" or not self.conditions.watts else self.conditions.watts / self.rate
 
     def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
         """Return MAMFU: the rate ``flop / seconds`` as a share of this ceiling.
 
-        Raises IncomparableError if ``regime`` differs from the ceiling's, because their clocks differ, or if the
-        ceiling's interval is unknown, and UsageError for invalid seconds or FLOP.
+        Raises IncomparableError if ``regime`` is not the regime of the ceiling, because the clocks of regimes differ,
+        or if the interval of the ceiling is unknown. Raises UsageError if ``seconds`` or ``flop`` is not a valid
+        number.
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
@@ -130,8 +139,8 @@ def confirm_ceilings(
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``sought``: triples of problem, regime and default kernel. The interval of a ceiling is unknown if another visit was
-    clearly faster (``has_faster_visit``).
+    ``sought``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
+    interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster (``has_faster_visit``).
     """
     rows = list(rows)
     found: dict[tuple[Problem, str], Ceiling] = {}
@@ -147,16 +156,16 @@ def confirm_ceilings(
 def confirm_plan_ceilings(
     plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
 ) -> dict[tuple[Problem, str], Ceiling]:
-    """Return the ceilings of a plan that the rows confirm, by problem and regime."""
+    """Return the ceilings of all problems and regimes of a plan that the rows confirm, by problem and regime."""
     sought = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
     return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
 
 
 def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
-    """Return whether another visit measured the winner clearly faster than its confirming rounds allow.
+    """Return whether a visit (one measurement) of the ceiling's winner was clearly faster than the confirming rounds.
 
-    Then something else used the device during these rounds. A slower visit says nothing, because it may have been
-    disturbed itself. In the logs in results/ no visit reaches this limit.
+    If so, something else probably used the device during these rounds. A slower visit proves nothing, because something
+    else may have used the device during that visit. No log in results/ has such a faster visit.
     """
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
     own = (row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner)
@@ -164,22 +173,24 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def explain_no_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return why no ceiling can be found: the first row's reason if all rows failed, or None."""
+    """Return why a run cannot have a ceiling: status and reason of its first row if all rows failed, otherwise None."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
 def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """Return the ceiling that the confirming rounds give, or None if there are fewer than MIN_ROUNDS.
+    """Return the ceiling that the confirming rounds give, or None if fewer than MIN_ROUNDS of them measured the winner.
 
-    ``rows``: rows of one problem and regime; only those of the phases ``choose`` and ``confirm`` count. Every round
-    measures each remaining candidate once, so comparisons within a round cancel the drift between rounds.
+    ``rows``: the rows of one problem and regime; only rows of the phases ``choose`` and ``confirm`` count. Every round
+    measures each remaining candidate once, so that comparing two candidates within a round cancels the drift of the
+    device between rounds.
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
     choosing = [row for row in rows if row.phase == CHOOSE_PHASE]
     fresh = group_rounds(row for row in rows if row.phase != CHOOSE_PHASE)
-    # Converted logs have only one phase: its rounds both choose the winner and give its figure, with an upward bias.
+    # Logs converted from an older version have only one phase. Its rounds choose the winner and also give its rate,
+    # which is therefore biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
     if winner is None or len(fresh.get(winner, ())) < MIN_ROUNDS:
@@ -210,23 +221,30 @@ def confirm_ceiling(
 
 
 def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
-    """Return the candidates of all rounds, except that the last round may be incomplete. Dropped ones cannot win."""
+    """Return the candidates that all rounds measured, by shape and kernel. The last round may be incomplete, so a
+    candidate that only the last round did not measure is included.
+
+    ``fresh``: the row of each round, by candidate.
+    """
     most = max(map(len, fresh.values()), default=0)
     return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Sort candidates by their median rate over rounds, best first. Candidates that were dropped come last."""
+    """Sort the candidates of a search by their median rate over rounds, best first. Candidates that the search has
+    dropped come last.
+    """
     found = group_rounds(rows)
     kept = set(_find_finalists(found))
     return sorted(found, key=lambda each: (each in kept, compute_median_rate(found[each].values())), reverse=True)
 
 
 def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
-    """Return the rate of a candidate over all rounds, in TFLOPS or TB/s, and its repeat interval.
+    """Return the rate of one candidate over all rounds, in TFLOPS or TB/s, and the interval in which the rate of
+    another run is expected.
 
-    The rate is the median of the rounds or, if their figure is a mean, total work divided by total time. Without a
-    calibration (converted logs) the interval comes from order statistics of the rounds.
+    The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. In
+    logs without a calibration (converted from an older version) the interval comes from order statistics of the rounds.
     """
     known = find_median_repeatability(rounds)
     if known is None:
@@ -239,18 +257,20 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 
 def compute_figure_error(rounds: Sequence[Measurement]) -> FigureError:
-    """Return the error of the figure of ``combine_rounds``, relative to the mean of all runs."""
+    """Compute the error of the rate that ``combine_rounds`` returns, relative to the mean rate of all possible runs."""
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
-    """Return the calibration that the rounds name, or else the calibration of their regime."""
+    """Return the calibration that the rounds were recorded with, or without one the current calibration of their
+    regime.
+    """
     return find_median_repeatability(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
 
 
 def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
-    """Return the seconds per launch of each round, the seconds per launch over all rounds, and the relative standard
-    error of each round.
+    """Return the seconds per launch of each round, the combined seconds per launch of all rounds, and the relative
+    standard error of each round.
     """
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
@@ -260,16 +280,17 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """Return the median calibration of the rounds, or None if they have none.
+    """Return the calibration with the median run-to-run error among those recorded in the rounds, or None if no round
+    has one.
 
-    The median suffices because a kernel that varies between runs does so in most rounds.
+    The median is enough, because a kernel that varies between runs does so in most rounds.
     """
     known = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return known[len(known) // 2] if known else None
 
 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
-    """Group the valid rows by candidate and round."""
+    """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
     found: dict[Candidate, dict[int, Measurement]] = {}
     for row in rows:
         if row.ok:
@@ -282,23 +303,25 @@ def compute_median_rate(rows: Iterable[Measurement]) -> float:
 
 
 def compute_ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
-    """Return the ratio of the two candidates' rates in each round that measured both."""
+    """Return the rate of one candidate divided by the rate of another, for each round that measured both candidates."""
     return [own[number].best_rate / other[number].best_rate for number in own if number in other]
 
 
 def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Return whether the other candidate may be as fast: the interval of the ratio of rates is not entirely above 1.
+    """Return whether the ``other`` candidate may be as fast as the winner (``own``): the interval of the ratio of their
+    rates, winner divided by other, is not entirely above 1.
 
-    Earlier rounds chose the winner, so a candidate that is faster in these rounds is tied too.
+    A candidate that is faster than the winner in these rounds is tied as well, because earlier rounds chose the winner.
     """
     compared = compute_ratios(own, other)
     return bool(compared) and compute_median_interval(compared).low <= 1.0
 
 
 def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
-    """Summarize the conditions of the rounds: median sensor readings, and throttle reasons of at least half of them.
+    """Summarize sensor readings over rounds: the median of each sensor, and the throttle reasons that at least half of
+    the rounds report.
 
-    The power of sustained rounds is total energy divided by total time.
+    In sustained the power is total energy divided by total time, not a median.
     """
     rows = list(rows)
     seen = [row.conditions for row in rows]
@@ -327,13 +350,15 @@ def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
 
 
 def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:
-    """Return the ceiling of a row's dtype and regime, or None."""
+    """Return the rate in ``rates`` for a row's dtype and regime, or None if there is none."""
     return find_rate(rates, label_dtype(row.problem), row.regime)
 
 
 def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
-    """Return MAMFU: the row's rate as a share of the ceiling of its dtype and regime. None without a ceiling, or if the
-    ceiling's interval is unknown. Rows are normalized to the run's first device, to which the ceiling belongs.
+    """Return MAMFU: the rate of a row as a share of the ceiling for its dtype and regime.
+
+    Returns None if there is no such ceiling or its interval is unknown. If several devices shared the run, the rate of
+    the row is first scaled to the speed of the first device, because the ceiling is that of the first device.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
@@ -342,9 +367,10 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
 
 
 def compute_share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
-    """Return the relative error of the share (``compute_mamfu``) that the timer may cause.
+    """Return the relative error of MAMFU (``compute_mamfu``) that the limited accuracy of the timer may cause.
 
-    It is the accuracies of row and ceiling, added in quadrature; 0 if one is unknown or there is no ceiling.
+    It combines the timer errors of the row and of its ceiling (square root of the sum of squares). Returns 0 if the
+    accuracy of the timer is unknown or there is no ceiling.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
@@ -353,8 +379,10 @@ def compute_share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
 
 
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
-    """Return whether the reference matmul around a row differs from its ceiling by more than a steady card and the
-    timer explain. Both are the same matmul, so only the accuracy of the ceiling counts.
+    """Return whether the speed of the card around a row differs from its speed when the ceiling was measured.
+
+    The speed is that of a reference matmul, which is the matmul of the ceiling. The difference must exceed
+    DRIFT_TOLERANCE plus the accuracy of the timer for the duration of that matmul.
     """
     drift, ceiling = compute_drift(row, ceilings), find_row_ceiling(row, ceilings)
     if drift is None or ceiling is None:
@@ -363,17 +391,18 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
-    """Return the drift of the card around a row: the rate of the reference matmul divided by its ceiling, minus 1.
+    """Return the drift of the card around a row: the rate of the reference matmul there divided by its ceiling, minus
+    1.
 
-    None if the reference was not measured or there is no ceiling.
+    Returns None if the run did not measure the reference matmul or there is no ceiling.
     """
     ceiling, seen = find_row_ceiling(row, ceilings), row.details.get("reference_tflops")
     return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
 
 
 def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
-    """Raise IncomparableError if a ceiling's interval is unknown, or if the ceiling is from another card: cards of one
-    model differ by several percent.
+    """Raise IncomparableError if the interval of a ceiling is unknown, or if the ceiling was measured on another card
+    than that of ``backend``, because cards of one model differ by several percent.
     """
     if not ceiling.interval.is_known:
         raise IncomparableError(
@@ -389,13 +418,15 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
 
 
 def compute_known_share(row: Measurement, known: Rates) -> float | None:
-    """Return MAMFU from known ceilings: the row's rate as a share of the ceiling of its dtype and regime. None if there
-    is no such ceiling or the row is not valid.
+    """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the rate in ``known``
+    for its dtype and regime.
+
+    Returns None if there is no such ceiling or if the row has no rate.
     """
     ceiling = find_row_ceiling(row, known)
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 
 def mark_as_from_option(ceiling: Ceiling) -> Ceiling:
-    """Mark a ceiling as read from a log that --ceiling names."""
+    """Return a copy of a ceiling whose source says that it comes from a log which the user named with ``--ceiling``."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

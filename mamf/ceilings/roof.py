@@ -1,7 +1,9 @@
-"""Roofs: the ceilings of a device, and the share that rows reach of the lowest ceiling that limits them. Pure.
+"""Compute roofs: the highest rate that the ceilings of a device allow for the work of a row, and the share of it that
+the row reaches.
 
 This is the roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009).
-The ceilings are confirmed on one device in one regime: compute per dtype of matmul, bandwidth per memory level.
+All ceilings are confirmed rates of one device in one regime: compute ceilings by dtype of matmul, bandwidth ceilings by
+memory level. The code reads rows only; it measures nothing.
 """
 
 from __future__ import annotations
@@ -12,23 +14,29 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.operation import READS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
-#: Where bytes come from: the last-level cache, if the arrays fit in it, or memory, if a pass moves many times its size.
+#: The memory levels that bytes come from: the last-level cache if all arrays fit in it, or memory if one pass over the
+#: arrays moves many times the size of the cache.
 CACHE, MEMORY = "cache", "memory"
-#: The access pattern with the ceiling that limits work that only reads, and the key of that ceiling. Matmul ceilings
-#: have their dtype as key.
+#: READ: the access pattern whose bandwidth limits work that only reads. READ_BANDWIDTH: the key of its ceiling, in
+#: mappings where matmul ceilings have their dtype as key.
 READ, READ_BANDWIDTH = "read", "read bandwidth"
 MEMORY_LEVELS = (CACHE, MEMORY)
-#: A row with at least this share of its roof is near its limit: little remains to gain.
+#: A row that reaches at least this share of its roof is near its limit, so that little can be gained.
 NEAR_LIMIT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """All known ceilings of one device. ``compute``: by dtype and regime; ``bandwidth``: by level and regime."""
+    """All known ceilings of one device.
+
+    - ``device``, ``uuid_hash``: the name of the device and a hash of its UUID, if it has one.
+    - ``compute``: matmul ceilings by dtype and regime.
+    - ``bandwidth``: bandwidth ceilings by memory level and regime.
+    """
 
     device: str
     uuid_hash: str | None
@@ -40,7 +48,7 @@ class Roofs:
         return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
 
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
-        """Return the roofs with only the ceilings of these regimes. Raises UsageError if there are none."""
+        """Return a copy with only the ceilings of these regimes. Raises UsageError if no ceiling is left."""
         kept = tuple(regimes)
         compute = {key: each for key, each in self.compute.items() if key[1] in kept}
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
@@ -51,10 +59,11 @@ class Roofs:
         return replace(self, compute=compute, bandwidth=bandwidth)
 
     def find_rate_limit(self, row: Measurement) -> tuple[float, str] | None:
-        """Return the roof of a row, in the unit of its rate, and what limits it: ``compute`` or ``bandwidth``.
+        """Return the roof of a row, in the unit of its rate, and what limits the row: ``compute`` or ``bandwidth``.
 
-        Only bandwidth limits work without matmul. None if a ceiling is unknown, and for work that reads nothing,
-        because a fill is faster than any work that computes.
+        Work without matmul is limited by bandwidth only. Returns None if a ceiling that may limit the row is unknown.
+        Also returns None for work that reads nothing, such as a fill, because it can exceed the bandwidth ceiling,
+        which was measured with reads.
         """
         work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
         compute = find_row_ceiling(row, self.compute) if work.has_products else None
@@ -70,11 +79,13 @@ class Roofs:
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """A rate and its roof.
+    """The rate of a measured row and the roof that limits it, for tables and roofline charts.
 
-    ``tflops`` (1e12 FLOP/s) and ``intensity`` (FLOP per byte): None if the work has no FLOP or no bytes. ``roof``: in
-    the unit of the rate. ``bound``: the kind of ceiling that limits the work. ``layer``: a group of rows, such as the
-    layer of a model.
+    - ``tflops``: 1e12 FLOP/s; None if the work has no FLOP.
+    - ``intensity``: FLOP per byte; None if the work has no FLOP or no bytes.
+    - ``roof``: the highest possible rate in ``unit``; None if it is unknown.
+    - ``bound``: what limits the work, ``compute`` or ``bandwidth``; None if the roof is unknown.
+    - ``layer``: the name of a group of rows, such as a layer of a model.
     """
 
     name: str
@@ -91,18 +102,24 @@ class RoofPoint:
 
     @property
     def share(self) -> float | None:
-        """The achieved rate divided by the roof, which is MAMFU if compute limits the work."""
+        """The measured rate divided by the roof; if compute limits the work, this share is MAMFU."""
         return None if self.roof is None else self.rate / self.roof
 
     @property
     def bound_text(self) -> str | None:
-        """What limits the work, and whether it is near that limit."""
+        """What limits the work, as text for tables, with the remark "near its limit" from NEAR_LIMIT_SHARE
+        of the roof.
+        """
         near = ", near its limit" if self.share is not None and self.share >= NEAR_LIMIT_SHARE else ""
         return self.bound and f"{self.bound}{near}"
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
-    """Make the roof point of a measured row, with the statistic of its regime, normalized to the run's first device."""
+    """Make the roof point of a measured row under the name ``name``.
+
+    Its rate is the statistic that the regime reports. If several devices shared the run, it is scaled to the speed of
+    the first device.
+    """
     work, (roof, bound) = row.work, roofs.find_rate_limit(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
@@ -121,32 +138,34 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 
 def reads_operands(problem: object) -> bool:
-    """Return whether the work of this problem reads operands."""
-    return not isinstance(problem, BandwidthProblem) or bool(READS[problem.pattern])
+    """Return whether the work of this problem reads operands. Only bandwidth patterns such as a fill read none."""
+    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS[problem.pattern])
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
-    """Return (dtype, regime) for a matmul ceiling, and (READ_BANDWIDTH, regime) for a bandwidth ceiling."""
+    """Return the key of a ceiling: (dtype, regime) for a matmul, (READ_BANDWIDTH, regime) for a bandwidth ceiling."""
     return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
-    """Return the level that serves the bytes of the arrays, CACHE or MEMORY; None if both contribute.
+    """Return the memory level that serves the bytes of the arrays, CACHE or MEMORY; None if both levels contribute.
 
-    Arrays that fit in the cache are served from it after the first pass of a launch, so ``warm`` must be above 1.
+    CACHE needs ``problem.warm`` above 1 (passes over the arrays per launch): only passes after the first find the
+    arrays in the cache.
     """
-    if problem.is_of_memory(shape, cache_bytes):
+    if problem.is_served_by_memory(shape, cache_bytes):
         return MEMORY
     fits = cache_bytes is not None and len(problem.arrays) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None
 
 
 def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
-    """Build roofs from the highest ceilings for each dtype, level and regime.
+    """Build roofs from ceilings: the highest one for each dtype or memory level and regime.
 
-    Leaves out bandwidth patterns that read nothing, because work that computes reads too and a fill is faster, and
-    matmul on other than normal data. Raises UsageError if no ceiling remains, and IncomparableError for ceilings of
-    several devices unless ``anyway``.
+    Leaves out bandwidth patterns that read nothing, because work that computes also reads, and writing alone is faster.
+    Leaves out matmuls of zeros or patterns, because they draw less power and run faster than matmuls of normally
+    distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of several
+    devices unless ``anyway``.
     """
     compute: dict[tuple[str, str], Ceiling] = {}
     bandwidth: dict[tuple[str, str], Ceiling] = {}
@@ -176,7 +195,9 @@ def _keep_higher_ceiling(kept: dict[tuple[str, str], Ceiling], key: tuple[str, s
 
 
 def require_same_device(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:
-    """Raise IncomparableError unless names and hashed UUIDs match: cards of one model differ by several percent."""
+    """Raise IncomparableError unless two devices, each a name and a hash of its UUID, are the same: cards of one model
+    differ by several percent.
+    """
     (name, uuid), (other_name, other_uuid) = one, other
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"

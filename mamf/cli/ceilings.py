@@ -138,7 +138,9 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     """
     of = Bandwidth()
     problem = of.problem_for(backend, {"pattern": READ})
-    shapes = [shape for shape in of.default_shapes(backend) if problem.is_of_memory(shape, backend.info.cache_bytes)]
+    shapes = [
+        shape for shape in of.default_shapes(backend) if problem.is_served_by_memory(shape, backend.info.cache_bytes)
+    ]
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
     kernels = [name for name, _ in choose_kernels(of, backend)]

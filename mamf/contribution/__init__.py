@@ -1,1 +1,1 @@
-"""Checks contributed run logs, moves them into results/ and writes the README.md pages there."""
+"""Check run logs that people contribute, decide their place in results/, and make the README.md pages there."""

@@ -1,8 +1,9 @@
-"""Collects the rates of all logs in results/, finds the best, and decides which are confirmed.
+"""Collect the rates of all logs in results/, choose the best ones, and decide which rates are confirmed.
 
-A rate is confirmed if a maintainer submitted it, or if another submitter measured the same within 5 %. Unconfirmed
-rates are neither ranked nor shipped with the package. The submitter is the account that opened the pull request: a log
-could claim any author. The workflow that merges a pull request adds the account to submitters.txt.
+A rate is confirmed if a maintainer submitted it, or if another contributor measured the same rate within 5 %. Tables do
+not rank unconfirmed rates, and the package does not ship them. The submitter of a log is the account that opened its
+pull request, not an author named in the log, because a log could name anyone. The workflow that merges a pull request
+adds the account to submitters.txt.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from mamf.report.shares import make_problem_title
 
 #: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
 TABLES = MATMUL_TABLE, SHARES_TABLE, OTHERS_TABLE = "products", "shares", "other operations"
-#: Files in results/: the path and submitter of each log, and the accounts of the maintainers, one per line.
+#: The names of two files in results/: one has the path and the submitter of each log, the other the accounts of the
+#: maintainers. Each has one entry per line.
 SUBMITTERS_FILE, MAINTAINERS_FILE = "submitters.txt", "maintainers.txt"
-# The ceilings of 26 cards of the same model differ by up to 4.4 %.
+# Two rates agree if they differ by at most this share: the ceilings of 26 cards of one model differ by up to 4.4 %.
 _MAX_CARD_SPREAD = 0.05
 
 
@@ -39,10 +41,14 @@ _MAX_CARD_SPREAD = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRate(Rate):
-    """A rate from the log at the path ``place`` in results/: the rate of ``ceiling``, otherwise of ``row``.
+    """A rate in a log of results/, with the row and the ceiling that it comes from.
 
-    ``row``: if there is a ceiling, a row that confirmed it. ``interval``: None if the rate is that of the fastest
-    launch. ``share``: MAMFU as a fraction, for rows of the table SHARES_TABLE only.
+    - ``place``: the path of the log in results/. ``header``: the header of the log.
+    - ``table``: the table that shows the rate, one of TABLES.
+    - ``ceiling``: the confirmed ceiling whose rate this is; None if it is the rate of a single row.
+    - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
+    - ``interval``: None if the rate is that of the fastest launch only.
+    - ``share``: MAMFU as a fraction, in the table SHARES_TABLE only.
     """
 
     regime: str
@@ -59,12 +65,12 @@ class ResultRate(Rate):
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether the rate is a ceiling, which a search confirmed with fresh samples."""
+        """True if the rate is a ceiling: a search chose the winner and then measured it again."""
         return self.ceiling is not None
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for rates that can confirm each other."""
+        """A tuple that is equal for two rates of different logs if one of them can confirm the other."""
         if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, make_problem_title(self.row.regime, self.row.problem), self.device)
@@ -72,14 +78,14 @@ class ResultRate(Rate):
 
     @property
     def label(self) -> str:
-        """The problem, regime, shape and kernel, for readers."""
+        """The problem, regime, shape and kernel of the rate in words, for tables."""
         if self.table == MATMUL_TABLE:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
         return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
     @property
     def datasheet(self) -> DatasheetRate | None:
-        """The device's dense peak for the dtype according to its datasheet, or None."""
+        """The device's dense peak for the dtype of the row according to its datasheet; None if none is listed."""
         return find_peak(self.device, self.row.problem.dtype, self.header["device"]["compute_units"])
 
     @property
@@ -89,7 +95,9 @@ class ResultRate(Rate):
 
 
 def format_kernel_title(entry: ResultRate) -> str:
-    """Return a kernel's name for tables, marked if the kernel was loaded by path or is not part of mamf."""
+    """Return the name of a kernel for tables, with a remark if the kernel was loaded from a file or is not part of
+    mamf.
+    """
     labeled, of = label_kernel(entry.row.kernel, entry.header), get_operation(entry.row.operation)
     is_known = labeled != entry.row.kernel or is_builtin_kernel(of, entry.row.kernel)
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
@@ -100,7 +108,7 @@ def format_software(header: Mapping[str, Any]) -> str:
 
 
 def list_software_versions(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the known versions of torch, the vendor's libraries and the driver by name."""
+    """Return the known versions of torch, the vendor's libraries and the driver by name, from the header of a log."""
     device = header["device"]
     named = {"torch": header["environment"]["packages"].get("torch"), **(device.get("versions") or {})}
     named |= {"driver": device.get("driver")}
@@ -110,11 +118,12 @@ def list_software_versions(header: Mapping[str, Any]) -> dict[str, str]:
 def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     """Return the rates of a log that the tables of results/ may show.
 
-    These are the ceilings of a matmul search, the best rows of a matmul sweep, attention rows with their share of the
-    ceiling, or all rows and ceilings of another operation. A log of a split or shared card has none.
+    These are the ceilings of a matmul search, the best rows of a matmul sweep, the rows of attention with their share
+    of the ceiling, or all rows and ceilings of another operation. A log of a split or shared card has no rates for the
+    tables. ``place``: the path of the log in results/.
     """
     plan = log.plan
-    if parse_sharing(log.header["device"]["name"]):  # the tables compare whole cards
+    if parse_sharing(log.header["device"]["name"]):  # The tables compare whole cards only.
         return []
     if plan.is_search:
         return [_make_rate(log, place, MATMUL_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.all_ceilings)]
@@ -159,7 +168,7 @@ def _make_rate(
 
 
 def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
-    """Pair each ceiling with a row that confirmed it. Ceilings without such a row in the log are left out."""
+    """Pair each ceiling with one of the rows that confirmed it. Leaves out ceilings whose rows are not in this log."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM_PHASE)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
@@ -171,13 +180,20 @@ def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> li
 
 @dataclass(frozen=True)
 class Submitters:
-    """Who submitted which log. ``accounts``: accounts by the path of a log in results/."""
+    """Who submitted the logs in results/.
+
+    - ``accounts``: the account that submitted a log, by path of the log in results/.
+    - ``maintainers``: the accounts whose rates need no confirmation.
+    """
 
     accounts: Mapping[Path, str]
     maintainers: frozenset[str] = frozenset()
 
     def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
-        """Return whether a rate is confirmed. ``others``: rates from complete runs that have the same key."""
+        """Return whether a rate is confirmed: a maintainer submitted it, or another account submitted a similar rate.
+
+        ``others``: rates from complete runs that have the same ``key``.
+        """
         account = self.accounts.get(entry.place)
         if account is None or account in self.maintainers:
             return account is not None
@@ -189,7 +205,7 @@ class Submitters:
 
 
 def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
-    """Split entries into confirmed and unconfirmed ones. Only rates from complete runs confirm others."""
+    """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
     parts: tuple[list[ResultRate], list[ResultRate]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
@@ -199,7 +215,9 @@ def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tu
 
 
 def read_submitters(root: Path) -> Submitters:
-    """Read submitters and maintainers from a results folder. Case is ignored, as GitHub does in account names."""
+    """Read the submitters and maintainers from the files in a results folder. Case is ignored, as GitHub does in
+    account names.
+    """
     accounts = {
         Path(place): account
         for place, _, account in map(_split_submitter_line, _read_content_lines(root / SUBMITTERS_FILE))
@@ -212,13 +230,16 @@ def _split_submitter_line(line: str) -> tuple[str, str, str]:
 
 
 def _read_content_lines(path: Path) -> list[str]:
-    """Read the lines of a file without comments and empty lines. A missing file has no lines."""
+    """Return the lines of a text file without comments and empty lines. A missing file has no lines."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
-    """Find errors in submitters.txt, and logs that it does not list. ``places``: the paths of all logs in ``root``."""
+    """Find errors in submitters.txt and logs that it does not list, as pairs of a path and a finding.
+
+    ``places``: the paths of all logs, relative to the results folder ``root``.
+    """
     path, named = (
         root / SUBMITTERS_FILE,
         [_split_submitter_line(line) for line in _read_content_lines(root / SUBMITTERS_FILE)],
@@ -239,7 +260,7 @@ def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Fin
 # -- all of results/ ---------------------------------------------------------------------------------------------------
 
 
-#: The best rate of a device, dtype and regime, and all rates that it was chosen from, itself included.
+#: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.
 Leader = tuple[ResultRate, Sequence[ResultRate]]
 #: An imported run of mamf-finder and the path of its log in results/.
 LegacyRun = tuple[FinderRun, Path]
@@ -247,7 +268,11 @@ LegacyRun = tuple[FinderRun, Path]
 
 @dataclass(frozen=True)
 class Collection:
-    """The rates in a results folder, its imported mamf-finder runs, and who submitted the logs."""
+    """The contents of a results folder.
+
+    - ``entries``: the rates in its logs. ``legacy``: the imported runs of mamf-finder.
+    - ``submitters``: who submitted the logs.
+    """
 
     entries: Sequence[ResultRate] = ()
     legacy: Sequence[LegacyRun] = ()
@@ -258,7 +283,9 @@ class Collection:
 
 
 def read_collection(root: Path, paths: Iterable[Path]) -> Collection:
-    """Read the rates of the logs ``paths`` in the folder ``root``. Raises RunLogError for an unreadable log."""
+    """Read the rates of the logs ``paths``, which are in the results folder ``root``. Raises RunLogError for an
+    unreadable log.
+    """
     entries: list[ResultRate] = []
     legacy: list[LegacyRun] = []
     for path in paths:
@@ -271,10 +298,10 @@ def read_collection(root: Path, paths: Iterable[Path]) -> Collection:
 
 
 def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
-    """Find the highest rate for each accelerator, dtype and regime, sorted by dtype, regime and rate.
+    """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
-    A sweep selects its best row by the same samples that it reports. So sweeps count only where no search confirmed a
-    ceiling with fresh samples.
+    Rates of sweeps count only where there is no ceiling of a search: a sweep chooses its best row by the same samples
+    that it reports, so the rate is biased upward.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
     chosen = []
@@ -288,13 +315,14 @@ def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
 def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
     """Select the row with the highest MAMFU for each accelerator, dtype, regime, direction, head dimension and mask.
 
-    An approximate kernel is selected only if no exact one was measured. ``per_kernel``: select one row per kernel.
+    Selects an approximate kernel only if no exact kernel was measured. ``per_kernel``: select one row for each kernel.
     """
     groups: dict[tuple[Any, ...], list[ResultRate]] = {}
     for entry in entries:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
-        # Keep one of the two conventions for counting the FLOP of a backward pass.
+        # There are two conventions for counting the FLOP of a backward pass. Keep only the rows that count as the
+        # hardware computes.
         if not problem.has_backward or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
@@ -305,7 +333,10 @@ def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False)
 
 
 def select_best_per_problem(entries: Sequence[ResultRate]) -> list[ResultRate]:
-    """Select the highest ceiling, or without one the best row, per operation, regime, problem and accelerator."""
+    """Select one rate for each operation, regime, problem and accelerator.
+
+    It is the highest confirmed ceiling or, if there is none, the rate of the best row.
+    """
     keys = ((each.row.operation, make_problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
     return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]

@@ -1,11 +1,12 @@
-"""``mamf.peak``: the highest known matmul rate of a device, always with its source.
+"""Find the highest known matmul rate of a device, always with its source, for ``mamf.peak``.
 
-For a device in this machine it tries in turn: a ceiling measured on the device, one contributed for the same name,
-build and power limit, and the dense peak of the datasheet. For a device given by name it tries contributed ceilings,
-figures that other people published, and the datasheet. It never substitutes another device.
+For a device in this machine the sources are, in this order: a ceiling measured on the device, a ceiling that someone
+contributed for a device with the same name, build and power limit, and the dense peak in the datasheet. For a device
+given by name they are contributed ceilings, figures that other people published, and the datasheet. A rate of another
+device is never used instead.
 
-``results/published`` has the published figures. This project has not checked them and never ranks them with measured
-ones. The package ships the highest of each listed device and dtype in published.csv, which
+The published figures are in ``results/published``. This project has not checked them and never ranks them with measured
+rates. The package ships the highest figure for each listed device and dtype in published.csv, which
 ``tools/published_peaks.py`` writes.
 """
 
@@ -52,7 +53,7 @@ from mamf.plugins.discovery import open_backend
 FIGURES_FILE, NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED_FILE = "published.csv"
 _TRIED_DTYPES = ("bfloat16", "float16", "float32")
-#: Devices whose figures differ by less than this share have the same figure: datasheets round.
+#: Devices whose datasheet rates differ by less than this share count as equally fast, because datasheets round.
 _DATASHEET_ROUNDING = 0.01
 
 
@@ -115,7 +116,10 @@ def peak(
 def find_peaks_by_name(
     name: str, dtype: str | None = None, regime: str = "sustained", source: PeakSource | None = None
 ) -> list[Rate]:
-    """Return all known figures of a device by name, the one that :func:`peak` returns first. Raises the same errors."""
+    """Return all known rates of a device given by name. The first one is the rate that :func:`peak` returns.
+
+    Raises the same errors as :func:`peak`.
+    """
     devices = find_devices(name)
     for each in [canonicalize_dtype_name(dtype)] if dtype else _TRIED_DTYPES:
         known = [_list_known_rates(device, each, regime, source) for device in devices]
@@ -127,8 +131,10 @@ def find_peaks_by_name(
 
 
 def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
-    """Return a device's figures, the best source first. Empty if none has this regime and source."""
-    # Without its backend it is unknown which fp8 format the device supports.
+    """Return a device's known rates for a dtype, the best source first. Returns none if no rate is known for this
+    regime and source.
+    """
+    # Try both fp8 formats, because the name alone does not tell which one the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILINGS if each != regime)
     sources = [
@@ -148,9 +154,9 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
 
 
 def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
-    """Return the rates that a name stands for. Raises UsageError if its devices have different figures.
+    """Return the rates of the device that a name means. Raises UsageError if it matches devices with different rates.
 
-    ``known``: the rates of each of ``devices``.
+    ``known``: the known rates of each of ``devices``.
     """
     rates = [each[0].rate if each else 0.0 for each in known]
     if max(rates) > (1 + _DATASHEET_ROUNDING) * min(rates):
@@ -162,8 +168,10 @@ def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequen
 
 
 def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: str = "sustained") -> Rate:
-    """Return a measured or contributed ceiling. Raises the errors of :func:`peak`, and UnavailableError if only the
-    datasheet's figure is known or the ceiling has no interval.
+    """Return a measured or contributed ceiling of a device, as :func:`peak` does, but never a datasheet figure.
+
+    Raises the errors of :func:`peak`. Also raises UnavailableError if only the datasheet figure is known, or if the
+    interval of the ceiling is unknown.
     """
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
@@ -178,7 +186,9 @@ def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: s
 
 
 def resolve_backend(device: int | str | Backend | None) -> Backend:
-    """Open the device that ``device`` names. Raises UnavailableError or UnknownNameError."""
+    """Open the device that an index or a name stands for. Raises UnavailableError or UnknownNameError if that is
+    impossible.
+    """
     if isinstance(device, Backend):
         return device
     if device is None or isinstance(device, int):
@@ -192,7 +202,7 @@ def _format_find_command(dtype: str) -> str:
 
 
 def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
-    from mamf.logs.found import find_cached_ceiling  # imported here because a lookup by name reads no log
+    from mamf.logs.found import find_cached_ceiling  # Imported late: a lookup by name needs no logs.
 
     problem = problem_for(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):
@@ -211,7 +221,7 @@ def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
 
 
 def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
-    # Virtual machines give different CPUs the same name.
+    # Contributed rates of CPUs are not used, because virtual machines give different CPUs the same name.
     rows = _find_contributed_rates_of([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
@@ -226,7 +236,10 @@ def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -
 
 
 def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
-    """Return the contributed rates of these devices. Rates with fast accumulation only if there are no others."""
+    """Return the contributed rates of the devices with these names, for a dtype and a regime.
+
+    Returns rates with fast accumulation only if there are no rates without it.
+    """
     rows = [row for row in read_contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
@@ -248,7 +261,9 @@ def _describe_contributed_rate(row: ContributedRate, remark: str = "") -> Rate:
 
 
 def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
-    """Describe how compute units and power limit of ``row`` and of the device differ; empty if they do not."""
+    """Describe how the number of compute units and the power limit of a contributed rate differ from those of the
+    device. Returns an empty string if they do not differ.
+    """
     units = ("compute units", row.compute_units, info.compute_units)
     limits = ("W", row.power_limit_watts, info.power_limit_watts)
     return ", ".join(
@@ -259,7 +274,7 @@ def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
 
 
 def find_datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
-    """Return the dense peak from the device's datasheet, or None if none is listed."""
+    """Return the dense peak for a dtype from the datasheet of a device, or None if none is listed."""
     return _describe_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
 
@@ -275,10 +290,11 @@ def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: s
 
 @functools.cache
 def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
-    """Read the published figures that this package ships: the highest, by device (as in peaks.csv) and dtype.
+    """Read the published figures that this package ships: the highest one for each device (by its name in peaks.csv)
+    and dtype.
 
-    Column ``statistic``: how the figure was chosen and from how many. ``accelerator``: its publisher's name for it.
-    The texts come from other people: escape them before use in a page.
+    In a row, ``statistic`` says how its publisher chose the figure and from how many, and ``accelerator`` is the name
+    that the publisher gives the device. Other people wrote these texts: escape them before use in a page.
     """
     return {(row["device"], row["dtype"]): row for row in read_packaged_rows(SHIPPED_FILE)}
 
@@ -302,7 +318,10 @@ def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
 
 
 def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
-    """Compare a ceiling with those of other cards of its model and power limit. Empty if none is known."""
+    """Return a sentence that compares a ceiling with ceilings of other cards of the same model and power limit.
+
+    Returns an empty string if no ceiling of such a card is known.
+    """
     if not is_compute_roof(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""
     for known in find_contributed_rates(device["name"], device["compute_units"], ceiling.dtype):

@@ -1,4 +1,4 @@
-"""Reviews a log by all rules and decides where in results/ it belongs."""
+"""Review a contributed run log by all rules, and decide where in results/ it belongs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import list_builtin_operations
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, format_count
 
-# Windows reserves these names, so no folder can have them.
+# No folder can have these names, because Windows reserves them.
 _RESERVED_NAMES = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
 # -- where a log belongs -----------------------------------------------------------------------------------------------
 
 
 def make_folder_name(device_name: str) -> str:
-    """Return the folder in results/ for a device, such as ``nvidia-h100-80gb-hbm3`` for ``NVIDIA H100 80GB HBM3``."""
+    """Return the name of the folder in results/ for a device, such as ``nvidia-h100-80gb-hbm3`` for ``NVIDIA H100 80GB
+    HBM3``.
+    """
     name = make_slug([device_name])
     if not name:
         return "unknown-accelerator"
@@ -56,7 +58,9 @@ def make_folder_name(device_name: str) -> str:
 
 
 def make_file_name(header: Mapping[str, Any]) -> str:
-    """Return a log's file name in results/: command or operation, kernel, dtypes, directions, regimes and start."""
+    """Return the file name of a log in results/. It has the command or operation, kernel, dtypes, directions, regimes
+    and start.
+    """
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
     names_command = is_compute_roof(plan["operation"]) and command in (SWEEP, FIND)
@@ -73,24 +77,27 @@ def make_file_name(header: Mapping[str, Any]) -> str:
 
 
 def make_legacy_file_name(run: FinderRun) -> str:
-    """Return the file name in results/ for an imported run of mamf-finder."""
+    """Return the file name in results/ for an imported run of mamf-finder: version, dtype and start."""
     started = format_start(run.started) if run.started else "undated"
     return f"{make_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
 def is_at_expected_path(actual: Path, place: Path) -> bool:
-    """Return whether ``actual`` is ``place`` or, if several runs began in the same second, ``place`` with a number."""
+    """Return whether ``actual`` is the path ``place``, or this path with a number at the end of its file name.
+
+    Logs have such a number if several runs started in the same second.
+    """
     numbered = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return numbered is not None and actual.with_stem(place.stem) == place
 
 
 def format_start(iso: str) -> str:
-    """Format an ISO time for a file name. Raises ValueError for any other text."""
+    """Format the start of a run, an ISO time, for a file name. Raises ValueError for any other text."""
     return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
 
 
 def make_slug(parts: Iterable[str]) -> str:
-    """Join parts by dashes, in lower case and without repeated parts."""
+    """Join texts by dashes to a name in lower case, without repeated texts and special characters."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
 
@@ -100,10 +107,12 @@ def make_slug(parts: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Review:
-    """The findings about a log.
+    """The result of reviewing one log.
 
-    ``tier``: complete, interrupted or legacy; None for an unreadable log. ``place``: where in results/ it belongs.
-    ``samples``: hashes of the samples of each row, valid in this process only.
+    - ``findings``: the problems that the rules found.
+    - ``tier``: complete, interrupted or legacy; None for an unreadable log.
+    - ``place``: the path in results/ where the log belongs; None for an unreadable log.
+    - ``samples``: hashes of the samples of each row, to find copied logs. They are valid in this process only.
     """
 
     path: Path
@@ -117,8 +126,9 @@ class Review:
 
 
 def review_log(path: Path, on_read: OnRead | None = None) -> Review:
-    """Review a log. Its contents never raise an error: an unreadable log gets a finding. ``on_read``: called with the
-    number of bytes read.
+    """Review a log by all rules. Its contents never raise an error: an unreadable log gets a finding.
+
+    ``on_read``: called with the number of bytes read, for a progress bar.
     """
     try:
         return _apply_rules(path, on_read)
@@ -137,7 +147,7 @@ def _apply_rules(path: Path, on_read: OnRead | None) -> Review:
     whole = (first, *records)
     for line, record in whole:
         findings += check_private_texts(line, record)
-    plan = header.get("plan", {})  # a profile has none
+    plan = header.get("plan", {})  # The log of a profile has no plan.
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
     if foreign := sorted(named - list_builtin_operations()):
         message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
@@ -158,7 +168,7 @@ def _apply_rules(path: Path, on_read: OnRead | None) -> Review:
 
 
 def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
-    """Review a log that was imported from mamf-finder, as a stream: it can have a million rows."""
+    """Review a log that was imported from mamf-finder, record by record, because it may have a million rows."""
 
     def check_records() -> Iterator[dict[str, Any]]:
         for line, record in records:
@@ -188,7 +198,8 @@ def _check_bytes(path: Path) -> Iterator[Finding]:
 
 
 def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = None) -> list[Review]:
-    """Review the logs of a results folder, also for wrong places, copied samples and missing submitters.
+    """Review the logs of a results folder, each by all rules, and find wrong places, copied samples and missing
+    submitters.
 
     If submitters.txt has errors, the last review is of that file.
     """
@@ -209,7 +220,9 @@ def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = N
 
 
 def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
-    """Review the files in a results folder that do not belong there: neither logs nor files that mamf writes."""
+    """Return a review with an error for each file in a results folder that is neither a log nor a file that mamf
+    writes.
+    """
     written = {root / each for each in (FIGURES_FILE, NOTICE_FILE, SUBMITTERS_FILE, MAINTAINERS_FILE)}
     strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
     misplaced = Finding("misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove it")
@@ -217,8 +230,9 @@ def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
 
 
 def find_free_place(review: Review, root: Path) -> Path:
-    """Return the first free path for a log in the results folder ``root``. Raises UsageError if the run is already
-    there, or if the log is too broken to have a place.
+    """Return the first free path for a log in the results folder ``root``.
+
+    Raises UsageError if the run is already there, or if the log is unreadable and therefore has no place.
     """
     if review.place is None:
         raise UsageError(f"{review.path} has no place in {root.name}/: 'mamf results check' says why")
@@ -234,7 +248,9 @@ def find_free_place(review: Review, root: Path) -> Path:
 
 
 def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
-    """Format each finding as one line."""
+    """Format each finding of a review as one line of text. ``with_warnings``: include warnings, which do not reject the
+    log.
+    """
     return [
         f"{review.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
         for each in review.findings
@@ -243,15 +259,16 @@ def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
 
 
 def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
-    """Make the report of ``mamf results check``. ``named``: print warnings for these logs only, because the warnings
-    of a whole folder would hide its errors.
+    """Make the report of ``mamf results check``.
+
+    ``named``: the logs whose warnings are printed, because the warnings of a whole folder would hide its errors.
     """
 
     def records(review: Review) -> list[dict[str, object]]:
         names = ("rule", "level", "line", "message")
         return [{name: getattr(each, name) for name in names} for each in review.findings]
 
-    columns: list[Column[Review]] = [  # for JSON; people read the lines
+    columns: list[Column[Review]] = [  # These columns are for JSON; people read the lines.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),

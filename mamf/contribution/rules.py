@@ -1,7 +1,7 @@
-"""The rules that keep bad logs out of results/.
+"""Define the rules that keep bad logs out of results/. Each rule is a function that yields what is wrong with a log.
 
-The first rules check fields, device, data and dates. The next recompute rows, ceilings and summary from the samples.
-The last check whether samples, sensor readings and errors are possible.
+The first rules check fields, device, data and dates. The next ones compute rows, ceilings and summary again from the
+samples. The last ones check whether samples, sensor readings and errors are possible.
 """
 
 from __future__ import annotations
@@ -37,33 +37,41 @@ from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 
 TIERS = ("complete", "interrupted", "legacy")
-# Only rows of approximate kernels have these details: such a kernel skips work, or multiplies in another dtype.
+# Only rows of approximate kernels have these details. Such a kernel skips work, or multiplies in another dtype.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
-# Printable ASCII with single blanks, without the brackets of a Markdown link or picture.
+# Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
 _PLAIN_TEXT = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
-# Reported memory as a share of the advertised memory: drivers reserve some, and a GB may mean a GiB.
+# The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
+# "GB" may mean a GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
-# The clock of the machine that wrote the log may be ahead by this much.
+# How far a time in a log may be ahead of now, because the clock of the machine that wrote the log may be wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
-# Logs have rates with six digits.
+# The relative rounding error of rates, which logs have with six digits.
 _RATE_ROUNDING = 1.1e-5
-# Old logs have the median power of the rounds, newer ones their energy divided by their time.
+# The relative difference of power that is allowed. Old logs have the median power of the rounds; newer logs have their
+# energy divided by their time.
 _POWER_ROUNDING = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# Each kernel has its own tolerance when it is verified; none is larger than these relative errors.
+# The highest relative error of a verified result, for exact and for approximate kernels. Each kernel has its own
+# tolerance, which is never higher.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
-# Power as a share of the power limit. Cards under load have 0.2 to 1.1 in logs.
+# The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
 _MAX_CLOCK_SHARE = 1.02
-#: Fewer samples can be equal by chance, because they are written in whole nanoseconds.
+#: Two rows with fewer samples than this may have equal samples by chance, because logs have whole nanoseconds.
 MIN_DISTINCTIVE_SAMPLES = 5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that a rule found. ``line``: the line of the log, counted from 1. A warning does not reject the log."""
+    """A problem that a rule found in a log.
+
+    - ``rule``: the name of the rule. ``message``: what is wrong and what to do.
+    - ``line``: the line of the log, counted from 1; None if the problem is not in one line.
+    - ``is_warning``: True if the problem does not reject the log.
+    """
 
     rule: str
     message: str
@@ -77,14 +85,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The log under review. ``records``: each line's number and record, the header first."""
+    """The log under review, as rules read it.
+
+    - ``records``: the line number and the fields of each record, the header first.
+    - ``log``: the same log as mamf reads it.
+    """
 
     records: tuple[tuple[int, dict[str, Any]], ...]
     log: RunLog
 
     @property
     def header(self) -> dict[str, Any]:
-        """The header as it is in the file: missing fields have no defaults."""
+        """The header as it is in the file, without default values for missing fields."""
         return self.records[0][1]
 
     @property
@@ -96,7 +108,9 @@ class Evidence:
 
     @cached_property
     def rows(self) -> tuple[tuple[int, dict[str, Any], Measurement], ...]:
-        """All measurements, including failed and repeated ones: line number, record, and the row read from it."""
+        """All measurements, including failed and repeated ones: the line number, the record, and the row
+        read from it.
+        """
         written = zip(self.select_records("measurement"), self.log.every_row, strict=True)
         return tuple((line, record, row) for (line, record), row in written)
 
@@ -106,10 +120,10 @@ class Evidence:
 
 
 def is_exact(row: Measurement) -> bool:
-    """Return whether the kernel computed all FLOP in the row's dtype.
+    """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
-    A row that claims to approximate is believed only if its operation lists the kernel as approximate. No kernel is
-    imported.
+    A row that claims to be approximate is believed only if its operation lists the kernel as approximate. The function
+    imports no kernel.
     """
     if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True
@@ -120,7 +134,7 @@ def is_exact(row: Measurement) -> bool:
 
 
 def check_fields(evidence: Evidence) -> Iterator[Finding]:
-    """Find fields that mamf does not write."""
+    """Find fields in the records of a log that mamf does not write."""
     for line, record in evidence.records:
         for name in _yield_unknown_fields(
             record, _get_record_fields(Header if line == 1 else RECORDS[record["record"]])
@@ -135,7 +149,10 @@ def _get_record_fields(kind: type) -> _FieldTree:
 
 
 def _list_declared_fields(of: Type) -> _FieldTree:
-    """Return the fields that a type declares, each with its inner fields; empty if any field is allowed."""
+    """Return the fields that a type declares, by name, each with its own inner fields.
+
+    Returns an empty mapping for a type that declares no fields, so that any field is allowed.
+    """
     if isinstance(of, UnionType):
         return next(filter(None, map(_list_declared_fields, of.types)), {})
     if isinstance(of, ListType):
@@ -155,7 +172,7 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
 
 
 def check_real_device(evidence: Evidence) -> Iterator[Finding]:
-    """Reject simulated devices, shared cards, and runs on several models of device."""
+    """Reject simulated devices, cards that other programs used, and runs on several models of device."""
     log = evidence.log
     if log.header["device"]["backend"] == SIMULATED:
         yield Finding("simulated", "this is a simulated device: measure a real one", 1)
@@ -168,7 +185,9 @@ def check_real_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
-    """Check that vendor, backend and memory fit the device's name, and that names are plain text in usual spelling."""
+    """Check that vendor, backend and memory fit the name of the device, and that all names are plain text in the usual
+    spelling.
+    """
     devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
     for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
         if not _PLAIN_TEXT.fullmatch(text):
@@ -191,12 +210,14 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
 
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
-    """Read the vendor, backends and memory sizes in GB of each device in peaks.csv, by its name there."""
+    """Read the vendor, backends and memory sizes in GB of each listed device, by its name in peaks.csv."""
     return {row["name"]: row for row in read_packaged_rows("devices.csv")}
 
 
 def _find_usual_spelling(name: str) -> str | None:
-    """Return the known name that differs from ``name`` only in case, blanks and punctuation, or None."""
+    """Find a known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if there
+    is none.
+    """
     known = {_keep_letters(each.device): each.device for each in read_contributed_rates()}
     usual = known.get(_keep_letters(name), name)
     return find_listed_device(name) if usual == name else usual
@@ -207,14 +228,17 @@ def _keep_letters(name: str) -> str:
 
 
 def check_data(evidence: Evidence) -> Iterator[Finding]:
-    """Reject zeros and patterns as data, which draw less power and run faster. ``mamf explain`` may use them."""
+    """Reject logs measured with zeros or patterns, because such data draw less power, so that kernels run faster.
+
+    ``mamf explain`` may use them.
+    """
     for problem in evidence.header["plan"]["problems"]:
         if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
             yield Finding("data", f"measured with --data {problem['data']}: results/ needs --data normal", 1)
 
 
 def check_dates(evidence: Evidence) -> Iterator[Finding]:
-    """Find the first record that is dated in the future."""
+    """Find the first record that has a date in the future."""
     latest = datetime.now(timezone.utc) + _MAX_TIME_AHEAD
     for line, record in evidence.records:
         text = record.get("time", record.get("started"))
@@ -224,7 +248,9 @@ def check_dates(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
-    """Find private texts. mamf removes them from every log, so these come from an older version or an editor."""
+    """Find private texts in a record. mamf removes them from every log, so an older version or an editor has put them
+    there.
+    """
     clean = scrub_record(record)
     if clean != record:
         names = ", ".join(sorted({*record} ^ {*clean} | {name for name in record if clean.get(name) != record[name]}))
@@ -232,7 +258,7 @@ def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
 
 
 def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
-    """Check an imported run of mamf-finder: it names its accelerator, and its figures are possible."""
+    """Check that an imported run of mamf-finder names its accelerator and has only possible figures."""
     if not run.device:
         yield Finding("device", "the log does not name the accelerator", 1)
     if not run.rows and not run.best:
@@ -252,10 +278,14 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 
 
 def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
-    """Recompute each row's work, rates and cycles. Intervals are not checked, because readers recompute them."""
+    """Compute work, rates and used cycles of each row again, and find values that differ from those in the log.
+
+    Intervals are not checked, because readers of a log compute them again.
+    """
     for line, record, row in evidence.rows:
         again = make_measurement_record(row)
-        # Logs that were converted to this schema lack fields that follow from the plan.
+        # Logs that were converted to this schema lack some fields that follow from the plan, so they are checked only
+        # if present.
         due = [name for name in _FIELDS_FROM_SAMPLES if name in again] + [
             name for name in _FIELDS_FROM_PLAN if name in record
         ]
@@ -269,13 +299,16 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
             if not values_agree(seen.cycles_used, used):
                 message = f"{row.shape}: cycles_used differs from what the row's rate and true clock give"
                 yield Finding("row-mismatch", message, line)
-        # Converted logs rank sustained rows by their median.
+        # Logs that were converted to this schema rank sustained rows by their median.
         if row.best_by not in (BEST_BY[row.regime], "median"):
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
 
 def values_agree(written: Any, again: Any, relative: float = _RATE_ROUNDING) -> bool:
-    """Return whether two JSON values are equal, ignoring rounding and the intervals of rates."""
+    """Return whether two JSON values are equal, apart from rounding errors and the intervals of rates.
+
+    ``again``: the value that was computed again. ``relative``: the allowed relative difference of numbers.
+    """
     if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
         return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
     if isinstance(again, dict):
@@ -290,7 +323,7 @@ def values_agree(written: Any, again: Any, relative: float = _RATE_ROUNDING) -> 
 
 
 def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
-    """Compute the ceilings by problem and regime again, from the confirmation rounds in the log."""
+    """Compute the ceilings of a log again from its confirming rounds, by problem and regime."""
     device = evidence.header["device"]
     rows = keep_latest_rows(row for _, _, row in evidence.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
@@ -298,10 +331,11 @@ def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
 
 
 def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
-    """Recompute the ceilings of the log from the rounds that confirmed them.
+    """Compute the ceilings of a log again from its confirming rounds, and find values that differ from those in the
+    log.
 
-    A resumed search may have written several ceilings for a problem and regime: the last one is checked. The matmul
-    ceilings in an attention log may come from another log, which has their rounds.
+    A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
+    matmul ceilings in a log of attention may come from another log, which has their rounds.
     """
     again, last = recompute_ceilings(evidence), {}
     for line, record in evidence.select_records("ceiling"):
@@ -347,10 +381,12 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
-    """Find samples that are faster than the device or its memory allows, and rates too high for the clock it read."""
+    """Find samples that are faster than the device or its memory allows, and rates that are too high for the measured
+    clock.
+    """
     for line, row in evidence.good_rows:
         info, of = evidence.log.device(row.device), get_operation(row.operation)
-        # It is unknown how much work an approximate kernel does.
+        # An approximate kernel has no limit, because it is unknown how much work it does.
         limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
@@ -361,7 +397,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_verification(evidence: Evidence) -> Iterator[Finding]:
-    """Find rows whose result was not verified, or has an error above the tolerance."""
+    """Find rows whose result was not verified, or whose result has an error above the tolerance."""
     for line, row in evidence.good_rows:
         max_error = _MAX_ERROR if is_exact(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
@@ -372,10 +408,13 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_sensors(evidence: Evidence) -> Iterator[Finding]:
-    """Check that all rows have clock and power readings, if the device has sensors, within the device's limits."""
+    """Check that all rows have possible clock and power readings.
+
+    Warns if the device has no sensors. Readings must be within the limits of the device.
+    """
     if (sensors := evidence.header.get("sensors")) != "available":
         yield Finding("sensors", f"no clock, power or temperature readings: {sensors}", 1, is_warning=True)
-    elif evidence.log.header["device"]["is_accelerator"]:  # CPUs report no power
+    elif evidence.log.header["device"]["is_accelerator"]:  # CPUs report no power.
         device, rows = evidence.header["device"], [row for _, _, row in evidence.rows if row.ok]
         if not (device.get("max_clock_hz") and device.get("power_limit_watts")):
             yield Finding("sensors", "the device has sensors, but the log lacks its maximum clock or power limit", 1)
@@ -395,7 +434,7 @@ def check_sensors(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
-    """Find rows whose samples are all equal, or equal to those of another row."""
+    """Find rows whose samples are all equal, or equal to the samples of another row."""
     seen: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
         if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
@@ -407,7 +446,7 @@ def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_timer(evidence: Evidence) -> Iterator[Finding]:
-    """Find the first row whose subtracted timer overhead is impossible for the backend's timer."""
+    """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
     backend = evidence.header["device"]["backend"]
     timer = find_timer(backend)
     bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
@@ -418,7 +457,7 @@ def check_timer(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-#: All rules, in the order of their findings.
+#: All rules of a log, in the order in which their findings are reported.
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     check_fields,
     check_real_device,

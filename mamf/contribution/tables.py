@@ -1,4 +1,6 @@
-"""Writes the README.md pages of results/ (one for all accelerators, one for each) and the ceilings that mamf ships."""
+"""Make the README.md pages of results/ (one for all accelerators, and one for each) and the file of ceilings that the
+package ships.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ RowT = TypeVar("RowT")
 
 
 def make_results_pages(collection: Collection) -> dict[Path, str]:
-    """Write all pages. Returns their Markdown by path in results/."""
+    """Make all pages of results/. Returns their Markdown by path in results/."""
     entries = group_pairs((make_folder_name(each.device), each) for each in collection.entries)
     legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
@@ -79,7 +81,10 @@ def make_results_pages(collection: Collection) -> dict[Path, str]:
 
 
 def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
-    """Write the page with a table of ceilings by accelerator and dtype. Dtypes with the most logs come first."""
+    """Return the page with one table of ceilings: a row per accelerator, a column per dtype.
+
+    ``parts``: the contents of each folder of results/, by its name. Dtypes with the most logs come first.
+    """
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
@@ -150,13 +155,13 @@ def _write_device_page(part: Collection) -> str:
 
 
 def _select_best_per_log(entries: Iterable[ResultRate]) -> list[ResultRate]:
-    """Return the highest entry of each log, sorted by path."""
+    """Select the highest rate of each log. Returns them sorted by path of the log."""
     groups = group_pairs((entry.place, entry) for entry in entries)
     return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
 
 
 def make_rate_columns() -> list[Column[ResultRate]]:
-    """Return the columns for the best figure of a log that is not ranked."""
+    """Return the columns of a table of rates that are not ranked: what was measured, the rate and the date."""
     return [
         make_text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.rate, format_significant),
@@ -165,7 +170,9 @@ def make_rate_columns() -> list[Column[ResultRate]]:
 
 
 def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
-    """Write a title with a table below it. Without rows the result is empty."""
+    """Return a Markdown section with a title and a table, or empty text if there are no rows. ``above``: text between
+    title and table.
+    """
     return f"## {title}\n\n{above}{format_visible_rows(Table(columns, rows))}" if rows else ""
 
 
@@ -183,7 +190,10 @@ def make_log_column() -> Column[ResultRate]:
 
 
 def make_ceiling_columns() -> list[Column[Leader]]:
-    """Return the columns of an accelerator's best ceiling. Column ``all`` is the range over all of its logs."""
+    """Return the columns of the table of best ceilings of an accelerator.
+
+    The column ``all`` is the range of rates over all logs from which the best one was chosen.
+    """
 
     def share(row: Leader) -> str | None:
         peak = row[0].datasheet
@@ -258,7 +268,8 @@ def link_to_log(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
 
 
-#: Columns of a mamf-finder figure. A row is the run, the path of its log and the name of the statistic.
+#: The columns of the table of mamf-finder figures. A row of the table is the run, the path of its log, and the name of
+#: the statistic.
 _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     make_text_column("dtype", lambda row: row[0].dtype or "unknown"),
     make_text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
@@ -279,12 +290,13 @@ _MAX_SHIPPED_SHAPES = 6
 
 
 def make_contributed_csv(collection: Collection) -> str:
-    """Write the CSV file of contributed ceilings, the best for each device, build, power limit, dtype and regime.
+    """Return the CSV file of contributed ceilings: the best one for each device, build, power limit, dtype and regime.
 
-    Only confirmed ceilings of accelerators count, from complete searches with normal data.
+    It has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
     entries = split_confirmed(collection.select_table(MATMUL_TABLE), collection.submitters)[0]
-    # Virtual machines give CPUs of different speed the same name, so their figures say nothing about other machines.
+    # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about
+    # another.
     kept = [
         entry
         for entry in entries
@@ -323,6 +335,8 @@ def make_contributed_csv(collection: Collection) -> str:
 
 
 def _get_build_key(entry: ResultRate) -> tuple[str, ...]:
-    """Return compute units and power limit as text, because devices with the same name exist in several builds."""
+    """Return the number of compute units and the power limit as text, because devices with the same name exist in
+    several builds.
+    """
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -81,7 +81,11 @@ def _start_process() -> subprocess.Popen[bytes]:
     """Start a process that checks kernels on request. It ends when its stdin closes. It has its own session, so that
     Ctrl-C does not reach it.
     """
-    command = [sys.executable, "-c", "from mamf.operations.isolated import run_checks; run_checks()"]
+    command = [
+        sys.executable,
+        "-c",
+        "from mamf.operations.isolated import run_checking_process; run_checking_process()",
+    ]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 

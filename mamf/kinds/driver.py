@@ -1,5 +1,5 @@
-"""Drives a run for the command line and the Python API: opens its log, measures, and writes every record, including how
-the run ended.
+"""Drive a run for the command line and the Python API: open its log, measure, and write every record, including how the
+run ended.
 """
 
 from __future__ import annotations
@@ -33,24 +33,27 @@ from mamf.plans import ALGORITHM
 
 
 class Resumed(NamedTuple):
-    """A log to continue. It was locked before it was read."""
+    """A log that a run continues. It was locked against other writers before it was read.
+
+    - ``log``: the log as it was read. ``writer``: the open, locked writer of its file.
+    """
 
     log: RunLog
     writer: RunLogWriter
 
 
 class Signals(Protocol):
-    """Decides when a signal may end the run."""
+    """An object that decides when a signal, such as Ctrl-C, may end the run."""
 
     def shield_from_signals(self) -> AbstractContextManager[None]:
-        """Return a context that no signal interrupts."""
+        """Return a context manager inside which no signal raises an exception."""
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has arrived."""
+        """Raise KeyboardInterrupt if a signal has arrived since the run started."""
 
 
 class PythonSignals:
-    """Lets a signal end the run anywhere, as Python's own handler does."""
+    """The default of ``Run.signals``: a signal may end the run at any line of code, as Python itself handles it."""
 
     def shield_from_signals(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -61,14 +64,18 @@ class PythonSignals:
 
 @dataclass
 class Run(Setup):
-    """One run of a plan. ``measurements`` measures and writes the log.
+    """One run of a plan on an open device. Its method ``measurements`` measures the plan and writes the log.
 
-    - ``strategy``: makes the strategy; None: use the kind's own strategy.
-    - ``path``: the path of the log; None writes no log. ``is_numbered``: if the file exists, use a numbered name.
-    - ``resumed``: the log to continue instead of starting a new one.
-    - ``known``: known ceilings. Rows are reported as shares of them, and the run need not confirm them.
-    - ``command``, ``notes``: texts for the log. ``advice``: findings from opening the device.
-    - ``on_lost``: called with the row that lost the device.
+    - ``strategy``: a function that makes the strategy, which chooses what to measure next; None: the run uses the
+      strategy of its kind.
+    - ``path``: the path of the new log; None: the run writes no log.
+    - ``is_numbered``: True if a number is added to the file name when the file exists already.
+    - ``resumed``: the log that the run continues, instead of starting a new one.
+    - ``known``: ceilings that the run need not confirm and that its report compares rows with.
+    - ``command``, ``notes``: texts that are written to the header of the log.
+    - ``advice``: advice to the user from opening the device.
+    - ``signals``: decides when a signal may end the run.
+    - ``on_lost``: a function that is called with the failed row if its launch made the device unusable.
     """
 
     strategy: Callable[[Setup], Strategy] | None = None
@@ -84,29 +91,33 @@ class Run(Setup):
 
     def __post_init__(self) -> None:
         self.kind = get_kind(self.plan)
-        #: The findings of the doctor, known once the log is open.
+        #: Problems of the machine that ``mamf doctor`` reports. The list is empty until the log is open.
         self.findings: list[Advice] = []
-        #: Failures that did not end the run.
+        #: Reasons of failures that did not end the run.
         self.failures: list[str] = []
         self.header: dict[str, Any] = self.resumed.log.header if self.resumed else {}
         self.summary: dict[str, Any] = {}
-        #: Whether the log has its summary.
+        #: True once the summary, which is the last record of the log, has been written.
         self.is_written = False
         self._other_records: list[Record] = []
 
     def is_result(self, row: Measurement) -> bool:
-        """Whether a row is a result of the run, and not a reference or a trial of an algorithm."""
+        """Return whether a row is a result of the run, not a visit of the reference matmul or a trial of an
+        algorithm.
+        """
         return not row.is_reference and row.phase != ALGORITHM and row.operation in self.plan.operations
 
     def measurements(self) -> Generator[Measurement, None, None]:
-        """Measure, and yield each row after it is written to the log. The log is created at once, and its summary is
-        written when the iterator ends or is closed. Raises UsageError if the log cannot be created.
+        """Measure the plan, and yield each row after it is written to the log.
+
+        Creates the log at once, before the first row is requested, and writes its summary when the iterator ends or is
+        closed. Raises UsageError if the log cannot be created.
         """
         strategy = (self.strategy or self.kind.make_strategy)(self)
         if self.path is None and self.resumed is None:
             return self._measure_without_log(strategy)
         driven = self._measure_with_log(strategy)
-        next(driven)  # open the log now, so that closing the iterator before the first row closes the log too
+        next(driven)  # Open the log now, so that closing the iterator before the first row also closes the log.
         return driven
 
     def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
@@ -116,7 +127,7 @@ class Run(Setup):
                 yield found
 
     def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
-        """Yield None once the log is open, then the rows."""
+        """Open the log and yield None, then measure, write and yield the rows, and at last write the summary."""
         with ExitStack() as opened:
             with self.signals.shield_from_signals():
                 self.writer = opened.enter_context(self._open_log())
@@ -176,8 +187,10 @@ class Run(Setup):
             self.writer.write(*found)
 
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
-        """Write the confirmed ceilings and the summary. ``is_idle``: whether to check the timer and the card's sharing;
-        not if the device failed or was interrupted, because it may never answer.
+        """Write the confirmed ceilings and the summary to the log.
+
+        ``is_idle``: True if the device has finished its work, so that the timer and the sharing of the card can be
+        checked again. After a failure or an interruption the device may never answer, so these checks are skipped.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
@@ -191,7 +204,7 @@ class Run(Setup):
         self.is_written = True
 
     def build_log(self) -> RunLog:
-        """Return the log as if it were read from its file."""
+        """Return the log as an object that equals what reading its file would return."""
         log = RunLog(
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
         )

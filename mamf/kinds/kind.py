@@ -1,7 +1,7 @@
-"""Kinds of runs: how a kind is measured and how its logs are reported.
+"""Define the interface of a kind of run: how it is measured, and how its logs are reported, drawn and summarized.
 
-This module defines the interface, and the kinds that measure the kernels of one operation: rows of given shapes (sweep)
-and confirmed ceilings (find).
+The module also has the kinds that measure the kernels of one operation: rows of given shapes (``Sweep``), and a search
+for confirmed ceilings (``Find``).
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
     from mamf.report.charts.picture import Picture
 
-#: Ceilings by any key that identifies them.
+#: Ceilings by any key that identifies them, such as (problem, regime).
 AnyCeilings = Mapping[Any, Ceiling]
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report shows. ``top``: the maximum number of rows per table; None: no limit. ``roofs``: show rows as
-    shares of these. ``baseline``: the kernel that speed-ups are relative to.
+    """The options that the user gives to the report of a log.
+
+    - ``top``: the maximum number of rows per table; None: no limit.
+    - ``roofs``: ceilings that rows are shown as shares of; None: the ceilings in the log.
+    - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
     """
 
     top: int | None = None
@@ -47,7 +50,10 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ChartOptions:
-    """What to draw of a log. If a field is None, the default of the log's kind applies."""
+    """The options that the user gives to the chart of a log. If a field is None, the kind of the run chooses.
+
+    - ``regime``: the regime whose rows are drawn. ``directions``: the directions to draw, such as forward.
+    """
 
     regime: str | None = None
     directions: Sequence[str] | None = None
@@ -58,8 +64,12 @@ class ChartOptions:
 
 
 class Kind(ABC):
-    """A kind of run. ``noun``: what such a run is called. ``has_ceilings``: whether it confirms ceilings.
-    ``is_collected``: whether results/ accepts its logs.
+    """A kind of run, such as a sweep: how mamf measures it, and how it reports, draws and summarizes its logs.
+
+    - ``name``: the name of the kind in plans and logs.
+    - ``noun``: what such a run is called in a sentence, with an article.
+    - ``has_ceilings``: True if such a run confirms ceilings.
+    - ``is_collected``: True if results/ accepts logs of such a run.
     """
 
     name: ClassVar[str]
@@ -68,38 +78,48 @@ class Kind(ABC):
     is_collected: ClassVar[bool] = True
 
     def format_command(self, plan: Plan) -> str:
-        """Return the mamf command for such a run."""
+        """Return the mamf command, without options, that starts a run with this plan."""
         return self.name
 
     @abstractmethod
     def make_strategy(self, setup: Setup) -> Strategy:
-        """Return the strategy that measures the plan."""
+        """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
+        another.
+        """
 
     def count_left(self, setup: Setup) -> int:
-        """Count the steps without a row, or the ceilings that are not confirmed."""
+        """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
+        confirmed yet.
+        """
         return len(setup.remaining_steps)
 
     def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
-        """Whether the budget ended the run early. ``skipped_count``: the number of steps that were skipped."""
+        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that the budget
+        excluded.
+        """
         return bool(skipped_count)
 
     @abstractmethod
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        """Return the report of a log."""
+        """Make the report of a log, as a document that can be printed in any format."""
 
     @abstractmethod
     def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        """Return the chart of a log. Raises UsageError if the log does not have what was requested."""
+        """Make the chart of a log. Raises UsageError if the log lacks the regime or direction that the options name."""
 
     @abstractmethod
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        """Return the last record of a log. ``ceilings``: those that the rows confirm, or that they are shares of."""
+        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
+
+        ``ceilings``: the ceilings that the rows confirm or, if the kind confirms none, the ceilings that they are
+        shares of.
+        """
 
 
 class KernelRows(Kind):
-    """Rows of kernels of one operation, ranked together."""
+    """A kind of run whose log has rows of several kernels of one operation, which reports rank together."""
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.rows import RowsStrategy
@@ -125,7 +145,7 @@ class KernelRows(Kind):
 
 
 class Sweep(KernelRows):
-    """Rows of given shapes."""
+    """A kind of run that measures every kernel of one operation on given shapes."""
 
     name = SWEEP
     noun = "a sweep"
@@ -168,7 +188,9 @@ class Sweep(KernelRows):
 
 
 class Find(KernelRows):
-    """Confirmed ceilings, from a search on a grid or from the best of given shapes."""
+    """A kind of run that confirms ceilings, either with a search on a grid of shapes or from the best of
+    given shapes.
+    """
 
     name = FIND
     has_ceilings = True
@@ -180,7 +202,7 @@ class Find(KernelRows):
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        """Return the number of unconfirmed ceilings, of problems that some kernel supports."""
+        """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
         plan, found = setup.plan, setup.confirmed_ceilings
         if explain_no_ceiling(setup.rows):
             return 0
@@ -214,14 +236,19 @@ class Find(KernelRows):
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        """Return the last record of a log. ``ceilings``: by problem and regime."""
+        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
+
+        ``ceilings``: the confirmed ceilings by problem and regime.
+        """
         if plan.is_search:
             return make_find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().make_summary(plan, rows, ceilings, end)
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Return the roofs that a log has confirmed, if memory may limit its rows; else None."""
+    """Build the roofs of the ceilings that a log has confirmed. Returns None if it has none of its own operation, or if
+    memory bandwidth never limits rows of this operation.
+    """
     if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
@@ -229,8 +256,9 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
 
 
 def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
-    """Return the last record of a log: the best kernel of each regime, dtype and direction, with its share of the
-    ceiling.
+    """Make the summary, which is the last record of a log, for an operation whose rows are shares of a ceiling.
+
+    It names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
     best: dict[str, Measurement] = {}

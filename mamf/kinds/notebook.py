@@ -1,4 +1,6 @@
-"""Renders rows, ceilings, logs and comparisons as html for a notebook, like their reports."""
+"""Render rows, ceilings, logs and comparisons as html for a notebook. They look like the reports on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
 from mamf.report.shares import Shares, make_ceiling_table
 
-#: The maximum number of rows in one table (best first), and in all tables of a log.
+#: The maximum number of rows in one table, which shows the best ones, and in all tables of a log together.
 _MAX_ROWS_OF_TABLE, _MAX_ROWS_OF_LOG = 10, 50
 
 
@@ -31,7 +33,7 @@ def render_html(shown: object) -> str:
 
 
 def _make_device_header(device: str) -> dict[str, Any]:
-    """Return a header for rows and ceilings that belong to no log."""
+    """Make the header of a log with only the name of the device, for rows and ceilings that belong to no log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
 

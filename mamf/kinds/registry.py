@@ -1,4 +1,4 @@
-"""Looks up the kind of a run by its plan."""
+"""Find the kind of a run (sweep, find, guard...) by its plan, and use it to title a run and to draw its log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from mamf.plans import SWEEP, Plan
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
 
-#: Kinds by name. Studies are added when one is first needed, because importing their reports takes long.
+#: The known kinds of runs by name. ``get_kind`` adds the kinds of studies.py when a plan first needs one, because
+#: importing their reports takes long.
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find())}
 
 
 def get_kind(plan: Plan) -> Kind:
-    """Return the kind of a plan. A kind that this version does not know is treated as a sweep, because its log has
-    rows.
+    """Return the kind of run that a plan belongs to.
+
+    Returns the kind of a sweep if this version of mamf does not know the kind, because its log has rows that can be
+    shown.
     """
     if plan.kind not in KINDS:
         from mamf.kinds.studies import STUDIES
@@ -30,7 +33,7 @@ def get_kind(plan: Plan) -> Kind:
 
 
 def make_run_title(plan: Plan) -> str:
-    """Return the title of a run, such as ``a sweep of matmul``."""
+    """Return the title of a run for reports and messages, such as ``a sweep of matmul``."""
     noun = get_kind(plan).noun
     return noun if noun.split()[-1] == plan.operation else f"{noun} of {plan.operation}"
 
@@ -40,8 +43,11 @@ def make_log_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Picture:
-    """Return the chart of a log. ``regime`` None: the first regime of an attention log, else all. ``directions`` None:
-    all. Raises UsageError if the log does not have what was requested.
+    """Make the chart of a log.
+
+    ``regime``: the regime to draw; None: the first regime of an attention log, all regimes of other logs.
+    ``directions``: the directions to draw; None: all. Raises UsageError if the log does not have this regime or
+    direction.
     """
     from mamf.operations.attention.operation import DIRECTIONS
 

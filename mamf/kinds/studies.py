@@ -1,4 +1,4 @@
-"""Kinds of runs that study a card or a kernel: explain, guard, overlap, reproduce, roofline and verify."""
+"""Define the kinds of runs that study a card or a kernel: explain, guard, overlap, reproduce, roofline and verify."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 
 
 class Explain(KernelRows):
-    """One matmul on every kind of data, to show where the datasheet's FLOPS are lost."""
+    """A kind of run that measures one matmul with several kinds of data, to show why it is slower than the datasheet
+    says.
+    """
 
     name = EXPLAIN
     noun = "an explanation"
@@ -73,7 +75,7 @@ class Explain(KernelRows):
 
 
 class Guard(KernelRows):
-    """Rows compared with a baseline, or the visits that make one."""
+    """A kind of run that compares kernels with an earlier log, the baseline, or measures the baseline."""
 
     name = GUARD
     noun = "a guard"
@@ -88,7 +90,7 @@ class Guard(KernelRows):
 
 
 class Overlap(KernelRows):
-    """Matmul at the same time as other work, and the speed that each loses while both run."""
+    """A kind of run that measures a matmul at the same time as other work, and how much each of them slows down."""
 
     name = OVERLAP
     noun = "an overlap"
@@ -112,7 +114,9 @@ class Overlap(KernelRows):
 
 
 class Roofline(Find):
-    """Compute and bandwidth ceilings in one log. Old logs only: ``mamf roofline`` now writes one log per find."""
+    """A kind of run of old logs, with compute and bandwidth ceilings in one log. Today ``mamf roofline`` writes one log
+    per find.
+    """
 
     name = ROOFLINE
     noun = "a roofline"
@@ -125,11 +129,11 @@ class Roofline(Find):
 
 
 class Verify(Kind):
-    """Random problems, with a check of the whole output of each."""
+    """A kind of run that draws random problems and checks the whole output of each."""
 
     name = VERIFY
     noun = "a verification"
-    is_collected = False  # it has no rates
+    is_collected = False  # A verification has no rates.
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import VerifyStrategy
@@ -137,7 +141,7 @@ class Verify(Kind):
         return VerifyStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
-        return 0  # it runs until the budget ends
+        return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
     def make_document(self, log: RunLog, view: ReportOptions) -> Document:
         return make_verification_document(log)
@@ -152,11 +156,13 @@ class Verify(Kind):
 
 
 class Reproduce(KernelRows):
-    """Claims compared with measurements on this device, and the differences between the two setups."""
+    """A kind of run that measures claims (rates from another log or text) again on this device, and compares the two
+    setups.
+    """
 
     name = REPRODUCE
     noun = "a reproduction"
-    is_collected = False  # its rows were chosen by a claim
+    is_collected = False  # Claims chose what was measured, so the rows are not a fair sample.
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy

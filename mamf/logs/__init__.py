@@ -1,1 +1,1 @@
-"""Run logs: written during a run, read and compared afterwards. Nothing here measures."""
+"""Write run logs during a run; read and compare them afterwards. No code in this package measures."""

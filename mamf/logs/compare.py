@@ -1,18 +1,21 @@
-"""Compares two run logs row by row: which rows are faster, slower, or undecided. Pure.
+"""Compare the logs of two sides, A and B, row by row, and decide which rows are faster, slower or undecided in B. The
+code reads logs only; it measures nothing.
 
 Which rows are compared:
 
-- Sweeps, including attention: every measured row, except visits of a reference and the search for a ceiling.
-- Two finds: their ceilings, one row per regime. Which of several tied shapes a find names is chance.
-- A find and another kind of run: the candidates that the find confirmed. Scouts are never compared, because the best of
-  many is biased upward (the winner's curse); the rounds of a confirmation are fresh samples.
-- Guards: the fresh visits of a row if its first visit raised a doubt, else the first visit.
+- Sweeps, including attention: every measured row, except those of the reference matmul and of the search for a ceiling.
+- Two finds: their ceilings, one row per regime, because it is chance which of several equally fast shapes a find names.
+- A find and another kind of run: the candidates that the find confirmed. Rows that only choose candidates are never
+  compared, because the best of many noisy rates is biased upward (the winner's curse). The confirming rounds are new
+  measurements.
+- Guards: the repeated measurements of a row if its first one raised a doubt, otherwise the first one.
 
-How sure a verdict is: the error of B/A has a part that all rows of a run share and a part per row
-(mamf.logs.entries). If both temperatures are known, the interval is widened by what they may explain. The interval of
-a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the
-tolerance. SLOWER, FASTER and regressions are corrected for the number of rows (Bonferroni): if nothing changed, the
-chance that any row is called slower is at most 0.5 %, and so is that for all rows together, 1 % in total.
+How sure a verdict is: the error of the ratio B/A has a part that all rows of a run share and a part per row
+(mamf.logs.entries). If the temperatures of A and B are known, the interval also includes what their difference may
+explain. The interval of a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90 %
+interval must be within the tolerance. SLOWER, FASTER and regressions are corrected for the number of rows (Bonferroni):
+if nothing changed, the chance that any row is called slower is at most 0.5 %, and the chance that all rows together are
+called slower is also at most 0.5 %.
 """
 
 from __future__ import annotations
@@ -50,18 +53,21 @@ from mamf.statistics import CONFIDENCE, Interval, compute_geometric_mean, comput
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# The joint coverage with three samples on each side. Fewer samples have no usable interval.
+# The lowest joint coverage of two intervals that is usable: that of three samples on each side. Fewer samples have no
+# usable interval.
 MIN_COVERAGE = 0.5
-# The joint coverage of two 95 % intervals, minus rounding.
+# The joint coverage of two 95 % intervals, minus a margin for rounding.
 _USUAL_COVERAGE = 0.9 - 1e-9
 _EQUIVALENCE_CONFIDENCE = 0.90
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row that both sides measured. Its ratio is that of the speeds, B/A: above 1, B is faster.
+    """A row that both sides measured: ``a`` is from side A, ``b`` from side B.
 
-    ``design``: how the runs of both sides were interleaved. ``rows``: the number of rows in the comparison.
+    - ``fields``: the values by which the two rows were paired.
+    - ``design``: in which order the runs of the two sides were measured.
+    - ``rows``: the number of rows in the comparison.
     """
 
     fields: PairingFields
@@ -74,6 +80,7 @@ class Pair:
     def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
+    #: The rate in B divided by the rate in A: above 1, B is faster.
     @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
@@ -81,29 +88,31 @@ class Pair:
 
     @property
     def change(self) -> RowChange:
-        """The row as input for the test of all rows together."""
+        """The change from A to B as input for ``pool_rows``, which tests all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         common, own, degrees = max(a.common, b.common), math.hypot(a.own, b.own), min(a.degrees, b.degrees)
-        ratio = min(max(self.ratio, 1e-300), 1e300)  # a crafted log may have any ratio
+        ratio = min(max(self.ratio, 1e-300), 1e300)  # A manipulated log may have any ratio.
         rates = self.a.rates, self.b.rates
         return RowChange(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
 
     @property
     def by_temperature(self) -> float:
-        """The relative difference that the temperatures may explain; 0 if one is unknown."""
+        """The relative difference of the rates that the different temperatures of A and B may explain; 0 if one is
+        unknown.
+        """
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
         return max(self.a.per_degree, self.b.per_degree) * abs(self.a.celsius - self.b.celsius)
 
     @property
     def interval(self) -> Interval:
-        """The 95 % interval of the ratio."""
+        """The 95 % interval of the ratio B/A."""
         return self._compute_ratio_interval(CONFIDENCE)
 
     @property
     def equivalence_interval(self) -> Interval:
-        """The 90 % interval of the ratio, for two one-sided tests at 5 %."""
+        """The 90 % interval of the ratio B/A, which makes two one-sided tests at 5 %."""
         return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
 
     def _compute_ratio_interval(self, confidence: float) -> Interval:
@@ -122,9 +131,11 @@ class Pair:
         )
 
     def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
-        """Return SAME within the tolerance, FASTER or SLOWER for a certain difference of any size, else UNDECIDED."""
+        """Return SAME if the 90 % interval is within the tolerance, FASTER or SLOWER if a difference of any size is
+        certain, otherwise UNDECIDED.
+        """
         interval = self.equivalence_interval
-        # At this confidence the intervals of all rows contain their ratios at the same time.
+        # At this confidence the intervals of all rows contain the true ratios at the same time.
         sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.rows)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
@@ -135,15 +146,19 @@ class Pair:
         return "SLOWER" if sure.high < 1 else "UNDECIDED"
 
     def is_too_short(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Return whether the interval is wider than the tolerance, so that the row can never be SAME."""
+        """Return whether the measurement was too short: the interval is wider than the tolerance, so that the row can
+        never be SAME.
+        """
         return self.equivalence_interval.half_width > tolerance * self.ratio
 
     def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Return whether the row is SLOWER, and its figure by more than the tolerance."""
+        """Return whether the row is SLOWER and its rate in B is lower by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
     def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
-        """Return the pair as named columns. Rates are in TFLOPS, or in the unit in the column ``unit``."""
+        """Return the pair as the named columns of one table row. Rates are in TFLOPS or in the unit of the column
+        ``unit``.
+        """
         a, b, interval = self.a, self.b, self.interval
         assert a.interval is not None and b.interval is not None, "only measured rows are paired"
         rate = "tflops" if a.unit == "TFLOPS" else "rate"
@@ -172,14 +187,19 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """Two sides compared row by row.
+    """The logs of two sides, A and B, compared row by row.
 
-    - ``a``, ``b``: the first run of each side. ``names``: the paths of all runs, as given, because logs in different
-      folders often have the same file name.
-    - ``pairs``: the rows that both sides measured, slowest in B first. ``together``: all rows of a regime as one.
-    - ``only_a``, ``only_b``: rows with a figure on this side only, each with the other side's row, if there is one.
-    - ``dropped``: fields in which the logs differ and that pairing ignored. ``noted``: other differences. ``forced``:
-      differences because of which the logs are not comparable, if they were compared anyway.
+    - ``a``, ``b``: the first log of each side.
+    - ``names``: the paths of all logs of each side, as the user gave them, because logs in different folders often have
+      the same file name.
+    - ``pairs``: the rows that both sides measured, from the slowest to the fastest in B.
+    - ``only_a``, ``only_b``: the rows that have a rate on this side only, each with the failed row of the other side,
+      if there is one.
+    - ``dropped``: the fields whose values differ between the logs and that pairing ignored.
+    - ``noted``: other differences between the logs.
+    - ``forced``: the differences that make the logs incomparable, if the user asked to compare them anyway.
+    - ``design``: in which order the runs of the two sides were measured.
+    - ``together``: all rows of each regime, pooled to one ratio.
     """
 
     a: RunLog
@@ -199,40 +219,41 @@ class Comparison(Tabular):
         return f"Comparison({self.names[0]} against {self.names[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
-        """Return each pair as one flat mapping, for ``pandas.DataFrame(comparison.rows())``."""
+        """Return each pair as one flat mapping by column, for ``pandas.DataFrame(comparison.rows())``."""
         return [pair.flat(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
-        """Return the number of rows by verdict, for all verdicts."""
+        """Return the number of rows for each verdict, including verdicts that no row has."""
         found = Counter(pair.verdict(tolerance) for pair in self.pairs)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def is_in_cycles(self) -> bool:
-        """Whether the figures are shares of the compute units' cycles instead of rates."""
+        """True if the compared figures are shares of the cycles of the compute units, not rates."""
         return any(pair.a.unit == CYCLES_UNIT for pair in self.pairs)
 
     @property
     def geometric_mean_ratio(self) -> float:
-        """The geometric mean of B/A over all pairs."""
+        """The geometric mean of the ratio B/A over all pairs."""
         return compute_geometric_mean([pair.ratio for pair in self.pairs])
 
     def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[Pair]:
-        """Return the pairs that are certainly slower in B, and by more than the tolerance; slowest first."""
+        """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
     def is_slower(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-        """Return whether a row is a regression, or all rows of a regime together."""
+        """Return whether B is slower than A: one row is a regression, or all rows of a regime together are."""
         return bool(self.regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.together)
 
 
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
-    """Compare two logs, or several equal runs per side, row by row.
+    """Compare two logs, or several equal runs on each side, row by row.
 
-    Runs of different cards are compared by the cycles that kernels used, if both sides have them.
+    Runs on different cards are compared by the cycles that their kernels used, if both sides know them.
 
-    Raises IncomparableError if devices, dtypes, regimes or cache states differ, or the software of the runs on one
-    side. ``anyway``: compare them nevertheless. It is always raised if the logs have no row in common.
+    Raises IncomparableError if the devices, dtypes, regimes or cache states of the sides differ, or the software of the
+    runs on one side. ``anyway``: compare the logs in spite of these differences. Logs without a common row always raise
+    IncomparableError.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
@@ -277,10 +298,10 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 
 def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
-    """Add the design of the runs to a comparison, and the test of all rows together."""
+    """Return a copy of a comparison with the order of its runs, and with a test of all rows of each regime together."""
     pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
-    # With fewer than two rows of one device, a test of all rows together adds nothing.
+    # If a regime has only one row on the same device, testing all rows together adds nothing.
     pairs_of_one_device = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     found = {regime: [pair.change for pair in rows] for regime, rows in pairs_of_one_device.items() if len(rows) > 1}
     chance = FALSE_ALARM_CHANCE / 2 / max(1, len(found))
@@ -289,7 +310,7 @@ def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Com
 
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
-    """Pair the rows of two logs that are comparable. There may be no pair."""
+    """Pair the rows of two comparable logs by their fields. The comparison that it returns may have no pair."""
     dropped = find_ignorable_fields(rows_a, rows_b)
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b))
@@ -319,13 +340,16 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 # -- what may be compared, and by which fields -------------------------------------------------------------------------
 
 _UNKNOWN_VALUE = "unknown"
-# May differ between the logs without being noted. Kernels are paired by name if possible.
+# A field that may differ between the logs without a remark. Pairing uses it if the logs have kernels in common.
 _ALWAYS_IGNORED_FIELD = "kernel"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that differs between A and B. ``is_of_card``: cycles used can still be compared."""
+    """A difference between sides A and B: the name of what differs, and its value on each side.
+
+    ``is_of_card``: True if the cycles that kernels used can still be compared, because only the card differs.
+    """
 
     what: str
     a: str
@@ -341,7 +365,7 @@ def make_list_difference(what: str, a: Sequence[object], b: Sequence[object]) ->
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Return the differences between two headers that rule out a comparison: device and cache state.
+    """Find the differences between two headers that forbid a comparison: another device, card or cache state.
 
     Raises IncomparableError if the operations differ.
     """
@@ -352,29 +376,31 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
-        # Cards of one model differ by several percent.
+        # Even two cards of one model are a difference, because their speeds differ by several percent.
         found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_compute_roof(kinds[0]):
-        # In burst without flushes, a kernel can be several times as fast.
+        # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
         caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
         found.append(Difference("caches", *caches))
     return [each for each in found if each.a != each.b]
 
 
 def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Return differences between two runs that may explain different figures; often they are why one compares."""
+    """Find the differences between the settings of two runs that may explain different rates. Often they are the reason
+    for comparing.
+    """
     return find_value_differences(list_run_settings(a), list_run_settings(b))
 
 
 def find_value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
-    """Return the values that differ, by name."""
+    """Find the values that differ between two mappings by name. A missing value counts as ``unknown``."""
     names = dict.fromkeys([*a, *b])
     found = (Difference(name, a.get(name, _UNKNOWN_VALUE), b.get(name, _UNKNOWN_VALUE)) for name in names)
     return [each for each in found if each.a != each.b]
 
 
 def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the software, settings and limits of a run, by name."""
+    """Return the software versions, settings and power limit of a run as text by name, from the header of its log."""
     device, environment = header["device"], header["environment"]
     watts = device.get("power_limit_watts")
     tool = header["tool"]
@@ -394,12 +420,12 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]:
-    """Return the distinct values of a field, in the order of the log."""
+    """Return the distinct values of a field in these rows, in the order of the log."""
     return list({row.fields[name]: None for row in rows if name in row.fields})
 
 
 def find_field_differences(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
-    """Return the fields, other than shape and kernel, in which A and B have no value in common."""
+    """Find the fields, except shape and kernel, whose values in A and in B have nothing in common."""
     if not a or not b:
         return []
     names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
@@ -408,7 +434,10 @@ def find_field_differences(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -
 
 
 def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
-    """Return the fields to ignore when pairing rows: those that have one value in all of A and another in all of B."""
+    """Find the fields that pairing must ignore, because no row would have a partner otherwise.
+
+    Each has one value in all rows of A and another value in all rows of B.
+    """
     apart = [
         each
         for each in find_field_differences(a, b)
@@ -421,9 +450,9 @@ def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) ->
 
 
 def build_log_roofs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
-    """Build the roofs from the ceilings in logs of finds and rooflines.
+    """Build the roofs of a device from the ceilings in several logs.
 
-    Raises UsageError for a log without a ceiling, IncomparableError for logs of several cards, unless ``anyway``.
+    Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
     """
     logs = list(logs)
     for log in logs:
@@ -438,13 +467,17 @@ def build_log_roofs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
 
 
 def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
-    """Raise IncomparableError if a log is of another card than the roofs."""
+    """Raise IncomparableError if a log was measured on another card than the roofs."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 
 
 def require_device_of_log(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
-    """Raise LogMismatchError if the device or software is not that of a log: its figures do not belong in that log."""
+    """Raise LogMismatchError if the open device or its software differs from that of a log, so that new rows do not
+    belong in this log.
+
+    ``then``: the device in the log. ``now``: the open device.
+    """
     names = ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
     values = [(f"device {name}", getattr(then, name), getattr(now, name)) for name in names]
     torch = log.header["environment"].get("packages", {}).get("torch")

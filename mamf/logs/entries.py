@@ -1,9 +1,9 @@
-"""What a comparison takes from a log (rows, candidates or ceilings as entries, each with rate and interval), and
-whether two sets of runs differ by more than equal runs do. Pure.
+"""Turn the rows, confirmed candidates or ceilings of a log into rows with a rate and an interval that can be compared
+with those of another log, and decide whether two sets of runs differ by more than equal runs do.
 
-Two runs of the same kernels differ by a shift that all rows of a run share, and by an error of each row. Both are
-estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints them. More rows do not reduce the
-shift. Only more runs do, if those of both sides take turns.
+Two runs of the same kernels differ in two ways: all rows of a run are shifted by a common factor, and each row has an
+error of its own. Both were estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints the
+estimates. More rows do not reduce the common shift. More runs do, but only if the runs of the two sides alternate.
 """
 
 from __future__ import annotations
@@ -43,42 +43,49 @@ from mamf.statistics import (
     compute_student_t_quantile,
 )
 
-#: The chance of a false alarm in a whole comparison: half of it for single rows, half for all rows together.
+#: The chance that comparing equal runs reports a regression: half for single rows, half for all rows together.
 FALSE_ALARM_CHANCE = 0.01
-#: A loss of all rows together is a regression above this share of the tolerance.
+#: A loss of all rows together counts as a regression if it exceeds this share of the tolerance for single rows.
 POOLED_TOLERANCE_SHARE = 0.25
-#: The largest exponent with a finite exponential. It is a limit because a crafted log may state any error.
+#: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# Runs with more than this gap between them differ by this factor more than runs without.
+# If the pause between two runs is longer than _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
 _GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the shift of a run: 26 pairs in results/, taken as 20 because of heavy tails. If the runs of a
-# side differ by more than twice the calibrated shift, their own spread replaces the calibration.
+# Degrees of freedom of the common shift of a run: 26 pairs in results/, reduced to 20 because of heavy tails. If equal
+# runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
+# calibration.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# Standard deviation of the timer correction between runs, in seconds, in logs timed by device events.
+# The standard deviation of the timer correction between runs in seconds, from logs that device events timed.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
-# Degrees of freedom of Student's t that match the tails of row errors: in sustained (True) and elsewhere (False).
+# Degrees of freedom of Student's t distribution that match the tails of row errors, by whether the regime is sustained.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# In sustained a visit is in one of two states of the power controller that differ by 1.1 %: an error of half of that.
+# In sustained, the power controller is in one of two states during a visit (one measurement of a row), and the rates in
+# these states differ by 1.1 %. The error is half of that.
 _POWER_STATE_ERROR = 0.0055
-# The shift that all rows of a sustained run share.
+# The common shift of all rows of a sustained run, as a share of the rate.
 _SUSTAINED_RUN_SHIFT = 0.0012
 
 
 def compute_decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
-    """Return the error of a figure from ``visits`` visits, with the heavy tails that errors of measured runs have."""
+    """Return the error of a rate for deciding whether it differs from another rate.
+
+    ``visits``: the number of separate measurements behind the rate. The error has the heavy tails of errors between
+    runs.
+    """
     is_sustained = regime == SUSTAINED
     own = max(known.own, _POWER_STATE_ERROR / math.sqrt(visits) if is_sustained else 1e-6)
-    own = min(own, 10.0)  # a crafted log may state any error
+    own = min(own, 10.0)  # A manipulated log may state any error.
     common = max(known.common, _SUSTAINED_RUN_SHIFT) if is_sustained else known.common
     return FigureError(common, own, _ROW_DEGREES_OF_FREEDOM[is_sustained])
 
 
 class RunDesign(NamedTuple):
-    """How the runs of both sides were interleaved.
+    """The order in which the runs of two sides were measured, and how much the two sides differ by it.
 
-    ``factor``: the shift between the sides, as a multiple of the shift of one run. ``spare``: the number of runs beyond
-    the first of each side.
+    - ``label``: the order in words, for reports.
+    - ``factor``: the common shift between the two sides, as a multiple of the shift of a single run.
+    - ``spare``: the number of runs beyond the first run of each side.
     """
 
     label: str
@@ -86,12 +93,14 @@ class RunDesign(NamedTuple):
     spare: int
 
 
-#: The default for two runs.
+#: The order of two single runs with a long pause between them, which is the default.
 SEPARATE_RUNS = RunDesign("separate visits", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
 
 
 def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
-    """Find the design from the start times and durations in the logs. Only runs that take turns average out drift."""
+    """Find the order of the runs of sides A and B from start times and durations. Only alternating runs average out
+    drift.
+    """
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_RUN_GAP for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE_RUNS._replace(spare=len(runs) - 2)
@@ -102,7 +111,7 @@ def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
-    """Return when a run began and ended; in the distant past if the log does not say."""
+    """Return when a run started and ended, or a time in the distant past for both if its log does not say it."""
     try:
         begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
@@ -111,10 +120,11 @@ def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
 
 
 class PooledRows(NamedTuple):
-    """All rows of a regime together: ``ratio`` is the weighted geometric mean of B/A.
+    """All rows of one regime in a comparison, pooled to one ratio of the rates, B/A.
 
-    ``deviation``, ``degrees``: the standard deviation of its logarithm, with degrees of freedom. ``chance``: the chance
-    of a false alarm. ``by_temperature``: the relative difference that the temperatures may explain.
+    - ``rows``: the number of rows. ``ratio``: the weighted geometric mean of B/A over these rows.
+    - ``deviation``, ``degrees``: the standard deviation of the logarithm of the ratio, and its degrees of freedom.
+    - ``chance``: the chance of a false alarm. ``by_temperature``: as in RowChange.
     """
 
     regime: str
@@ -127,7 +137,7 @@ class PooledRows(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """The interval of B/A. Each end misses the true value with probability ``chance``."""
+        """The interval of the ratio B/A. Each end of it is wrong with probability ``chance``."""
         half_width = (
             compute_student_t_quantile(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
         )
@@ -135,16 +145,20 @@ class PooledRows(NamedTuple):
         return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
 
     def is_regression(self, tolerance: float) -> bool:
-        """Return whether B is certainly slower, and by more than a quarter of the tolerance."""
+        """Return whether the rows in B are certainly slower than in A, by more than POOLED_TOLERANCE_SHARE of the
+        tolerance.
+        """
         return self.interval.high < 1 and self.ratio < 1 - POOLED_TOLERANCE_SHARE * tolerance
 
     def compute_smallest_loss(self, tolerance: float) -> float:
-        """Return the smallest loss of all rows, as a share, that would be detected with a probability of 95 %."""
+        """Compute the smallest loss of speed of all rows, as a share, that this comparison would detect with a
+        probability of 95 %.
+        """
         needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
 
     def flat(self, tolerance: float) -> dict[str, Any]:
-        """Return the figure and its verdict as named columns."""
+        """Return the fields, the ends of the interval and the verdict as named columns of one table row."""
         return {
             **self._asdict(),
             "ratio_interval_low": self.interval.low,
@@ -155,11 +169,13 @@ class PooledRows(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """The change of a row between A and B.
+    """The change of the rate of one row from A to B, as input for pooling rows.
 
-    ``logarithm``: of B/A. ``common``: the shift that all rows of a run share. ``own``: the error of the row, with
-    ``degrees`` of freedom. ``seconds``: per launch. ``rates``: those of the runs on each side. ``by_temperature``: the
-    relative difference that the temperatures may explain.
+    - ``logarithm``: the logarithm of B/A. ``seconds``: seconds per launch.
+    - ``common``: the standard deviation of the shift that all rows of a run share. ``own``: the standard deviation of
+      the error of this row alone, with ``degrees`` of freedom.
+    - ``rates``: the rates of the single runs of A and of B.
+    - ``by_temperature``: the relative difference that the different temperatures of A and B may explain.
     """
 
     logarithm: float
@@ -172,10 +188,11 @@ class RowChange(NamedTuple):
 
 
 def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chance: float) -> PooledRows:
-    """Combine the rows of a regime, weighted by their inverse variances. ``chance``: the chance of a false alarm.
+    """Pool the changes of all rows of a regime to one ratio, weighted by their inverse variances.
 
-    The spread of the runs on each side is averaged with the calibrated shift, weighted by degrees of freedom. If it is
-    much larger than the calibration, it replaces it.
+    ``chance``: the chance of a false alarm. The common shift of a run combines the calibrated shift and the spread of
+    equal runs of each side, weighted by degrees of freedom. If this spread is much larger than the calibrated shift,
+    only the spread counts.
     """
     total = math.fsum(each.own**-2 for each in changes)
     weights = [each.own**-2 / total for each in changes]
@@ -199,28 +216,30 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     return PooledRows(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance, by_temperature)
 
 
-# Half the width of a 95 % interval, in standard deviations.
+# Half the width of a 95 % interval of a normal distribution, in standard deviations.
 _NORMAL_95 = 1.96
-#: The unit of an entry whose figure is a share of cycles.
+#: The unit of a row whose rate was replaced by the share of the cycles of the compute units that its kernel used.
 CYCLES_UNIT = "% of cycles"
-#: Values by the name of the field: regime, the fields of the problem, shape and kernel. Rows are paired by them.
+#: The fields by which the rows of two logs are paired, by name: regime, the fields of the problem, shape and kernel.
 PairingFields = dict[str, object]
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A row of a log, as it is compared with rows of another log.
+    """A row of a log in the form in which it is compared with a row of another log.
 
-    - ``fields``: what it is paired by.
-    - ``tflops``: the figure, in ``unit``; None without one, and ``status`` says why. ``interval``: its repeat interval.
-    - ``rounds``: in a guard, the number of fresh visits that the figure is from.
-    - ``error``: the error of the figure between runs, if known. ``seconds``: seconds per launch.
-    - ``rates``: the figure of each run, if several runs were averaged.
-    - ``celsius``, ``per_degree``: the temperature, if known, and the relative loss of speed per degree.
-    - ``cycles_used``, ``cycles_error``: the share of the compute units' cycles, if known (mamf.plausibility), and
-      its error between cards.
-    - ``device``: uuid, or else index, of a device that is not the run's first. ``device_speed``: its speed relative to
-      the first, None if unknown. ``device_speed_half_width``: half its interval, as a share.
+    - ``fields``: the values by which the row is paired with a row of the other log.
+    - ``tflops``: the rate in ``unit``; None if the row has none, and ``status`` and ``reason`` say why.
+    - ``interval``: the interval in which the rate of another run is expected.
+    - ``rounds``: in a log of a guard, the number of repeated measurements that the rate is from.
+    - ``error``: the error of the rate between runs, if it is known. ``seconds``: seconds per launch.
+    - ``rates``: the rate in each run, if several runs were averaged.
+    - ``celsius``, ``per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
+    - ``cycles_used``, ``cycles_error``: the share of the cycles of the compute units that the kernel used, if it is
+      known (mamf.plausibility), and its error between cards.
+    - ``device``: UUID or index of the device; empty for the first device of the run.
+    - ``device_speed``: the speed of this device relative to the first device; None if it is unknown.
+    - ``device_speed_half_width``: half the width of the interval of this speed, as a share.
     """
 
     fields: PairingFields
@@ -245,18 +264,18 @@ class ComparedRow:
 
     @property
     def key(self) -> object:
-        """The fields as a hashable key."""
+        """The pairing fields of the row as a hashable key."""
         return frozenset(self.fields.items())
 
     def without_fields(self, names: Collection[str]) -> ComparedRow:
-        """Return the row without these fields, so that it is not paired by them."""
+        """Return a copy without the fields that have these names, so that pairing ignores them."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
 
     def convert_to_cycles(self) -> ComparedRow:
-        """Return the row with its share of cycles, in percent, as the figure.
+        """Return a copy whose rate is the share of the cycles of the compute units that the kernel used, in percent.
 
-        This share is the same on all cards of an architecture, so the speed of the device does not matter. Without
-        a measured clock the row has no figure.
+        This share is the same on all cards of one architecture, so the speed of the device no longer counts. If the
+        clock was not measured, the copy has no rate.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
@@ -276,9 +295,10 @@ class ComparedRow:
         )
 
     def scale_to_device_of(self, other: ComparedRow) -> ComparedRow:
-        """Return the row scaled to the speed of another row's device, by the reference that both devices measured.
+        """Return a copy whose rate is scaled to the speed of the device of the row ``other``.
 
-        It has no figure if one of them did not measure the reference.
+        The relative speed of the two devices comes from a reference kernel. If one device did not measure it, the copy
+        has no rate.
         """
         if self.device == other.device or self.tflops is None:
             return self
@@ -297,9 +317,10 @@ def is_find(log: RunLog) -> bool:
 
 
 def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
-    """Return the entries of a log. ``as_ceilings``: those of a find are its ceilings (compare.py says when).
+    """Return the rows of a log that a comparison uses.
 
-    Raises UsageError for a log that has nothing to compare.
+    ``as_ceilings``: return the ceilings of a log of a find, not its candidates (compare.py says when). Raises
+    UsageError for a log that has nothing to compare.
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
@@ -320,9 +341,12 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     return [_make_row_of_ceiling(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
-@functools.lru_cache(1024)  # the many rows of a log have few problems
+@functools.lru_cache(1024)  # A log has many rows but only a few problems.
 def get_problem_fields(problem: Any) -> PairingFields:
-    """Return what a problem is paired by: all fields but the seed and, in a forward pass, ``backward_count``."""
+    """Return the fields of a problem by which rows are paired: all except the seed of the data.
+
+    A forward pass gets the default of ``backward_count``, which has no effect on it.
+    """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
     fields = get_operation(problem.operation).problem_record(problem)
@@ -330,7 +354,9 @@ def get_problem_fields(problem: Any) -> PairingFields:
 
 
 def make_pairing_fields(step: StepKey) -> PairingFields:
-    """Return the fields that a row of this step is paired by."""
+    """Return the fields by which a row of this step (regime, problem, shape and kernel) is paired with a row of another
+    log.
+    """
     regime, problem, shape, kernel = step
     return {"regime": regime, **get_problem_fields(problem), "shape": str(shape), "kernel": kernel}
 
@@ -344,7 +370,9 @@ def _make_compared_row(row: Measurement) -> ComparedRow:
 
 
 def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement]) -> ComparedRow:
-    """Add to an entry the error, temperature and cycles of the visits of one run that its figure combines."""
+    """Return a copy with error, temperature and used cycles from ``visits``, the measurements in one run that gave its
+    rate.
+    """
     return replace(
         entry,
         error=compute_decision_error(compute_figure_error(visits), visits[0].regime, len(visits)),
@@ -357,7 +385,7 @@ def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement])
 
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
-    """Return the calibrated error of cycles used between cards; None in a regime without a calibration."""
+    """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
     if regime not in KERNEL_REGIMES:
         return None
     known = find_calibration("", f"{regime} cycles", problem)
@@ -365,7 +393,11 @@ def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
 
 
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
-    """Make the entries of rows. Those of devices other than the run's first name the device and its relative speed."""
+    """Convert rows to compared rows.
+
+    If several devices shared the run, a row of another device than the first one names its device and the relative
+    speed of that device.
+    """
     found = [_make_compared_row(row) for row in rows]
     if not log.devices:
         return found
@@ -384,14 +416,15 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
 
 
 def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
-    """Group rows by step: the visits of each."""
+    """Group rows by step (regime, problem, shape and kernel). A step has several rows if it was measured
+    several times.
+    """
     return group_pairs((row.step, row) for row in rows)
 
 
 def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
-    """Combine the visits of a row to an entry: the fresh visits if there are any, else the first visit.
-
-    A wrong result in any visit makes the entry wrong.
+    """Combine all measurements of one step to one compared row: only the repeated ones (phase ``confirm``) if there are
+    any, otherwise the first one. If the result of any measurement was wrong, the row is wrong.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
     fresh = [row for row in visits if row.phase == CONFIRM_PHASE]
@@ -406,7 +439,9 @@ def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
 
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
-    """Yield the confirmed candidates of a find. Each round is one sample."""
+    """Yield a compared row for each confirmed candidate of a find, from its confirming rounds. Each round is one
+    sample.
+    """
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
@@ -433,7 +468,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
 
 
 def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[ComparedRow]:
-    """Average the rows of several equal runs: the geometric mean of each row's figures."""
+    """Average the rows of several equal runs, row by row: the geometric mean of their rates."""
     if len(runs) == 1:
         return list(runs[0])
     found = group_pairs((row.key, row) for row in itertools.chain(*runs))
@@ -441,7 +476,7 @@ def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[Compare
 
 
 def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRow:
-    """Return the mean of a row over all runs; without a figure if a run has none."""
+    """Average one row over ``count`` runs. The result has no rate if the row has no rate in one of the runs."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:
         statuses = [row.status for row in rows if row.tflops is None]

@@ -1,7 +1,8 @@
-"""Reads the text logs of mamf-finder, versions 2 to 4, and the node summaries of mamf-finder-all-gpus.
+"""Parse the text logs of mamf-finder, versions 2 to 4, and the summaries of mamf-finder-all-gpus, for import into mamf.
 
-These scripts have no machine-readable output, so lines are matched one by one, in any order. Lines with a figure that
-match no pattern are counted, and a remark of the run gives the count. What a log does not say stays unknown.
+These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. The
+parser counts the lines with a figure that no expression matches, and says in a remark of the run how many there are.
+What a log does not say stays unknown.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from mamf.logs.legacy import FinderRun, Reported
 from mamf.logs.run_log import OnRead
 from mamf.machine.privacy import scrub
 
-#: The largest log, unpacked: about a million rows.
+#: The maximum size of an unpacked log in bytes, which is about a million rows.
 MAX_BYTES = 128 << 20
-#: The most runs in one file, because each becomes a log.
+#: The maximum number of runs in one file, because each of them becomes a log.
 MAX_RUNS = 1000
 _MAX_LINE_LENGTH = 4000
 _GZIP_MAGIC = b"\x1f\x8b"
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # from a redirect in PowerShell
+_UTF16_MARKS = (
+    codecs.BOM_UTF16_LE,
+    codecs.BOM_UTF16_BE,
+)  # PowerShell writes UTF-16 when it redirects output to a file.
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _MARKDOWN_MARKUP = re.compile(r"^[ \t]*```.*$|^(?:> ?)+|^(?:\^C)+|\\(?=[*_|~])", re.MULTILINE)
-#: The end of a line that was not cut off. A cut line may end with half a number, which is a wrong number.
+#: How a complete last line of a log ends. A line that was cut off may end with half a number, which is a wrong number.
 _WHOLE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
 _SHAPE_GROUP = r"(?P<shape>\d{1,9}x\d{1,9}x\d{1,9})"
 _FIGURE_TEXT = r"(?:\d+(?:\.\d+)?|nan|inf)"
@@ -41,8 +45,10 @@ _RUN_START = re.compile(r"^(?=.*Benchmark started on \d|\s*\*\* Node results \()
 
 
 def read_finder_logs(path: Path, on_read: OnRead = lambda count: None) -> list[FinderRun]:
-    """Read all runs in a file, plain or gzip; usually there is one. ``on_read`` is called with the number of characters
-    read. Raises RunLogError for a file without a run.
+    """Read all runs in a text or gzip file with the output of mamf-finder; usually there is one.
+
+    Calls ``on_read`` with the number of characters of each part that it has read. Raises RunLogError for a file without
+    a run.
     """
     try:
         return parse_finder_runs(_read_text(path), on_read)
@@ -69,8 +75,10 @@ def _read_text(path: Path) -> str:
 
 
 def parse_finder_runs(text: str, on_read: OnRead = lambda count: None) -> list[FinderRun]:
-    """Parse all runs in a text. ``on_read`` is called with the number of characters read. Raises RunLogError without a
-    run.
+    """Parse all runs in the output of mamf-finder.
+
+    Calls ``on_read`` with the number of characters of each part that it has parsed. Raises RunLogError for a text
+    without a run.
     """
     text = _MARKDOWN_MARKUP.sub("", _TERMINAL_ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     if not text.endswith("\n") and not _WHOLE_END.search(text[-_MAX_LINE_LENGTH:]):
@@ -93,7 +101,7 @@ def parse_finder_runs(text: str, on_read: OnRead = lambda count: None) -> list[F
 
 # -- privacy -----------------------------------------------------------------------------------------------------------
 
-#: A line printed by uname, with the name of the host.
+#: A line that uname printed, which contains the name of the host.
 _UNAME_LINE = re.compile(
     r"^[\s-]*(?:Linux|Darwin|Windows|FreeBSD) (?!\d+\.\d)(\S+)(?= .*(?:#\d|x86_64|aarch64|arm64))", re.M
 )
@@ -116,13 +124,17 @@ _MAX_PRIVATE_NAMES = 1000
 
 
 def _make_scrubber(text: str) -> Callable[[str], str]:
-    """Return a function that removes private texts from a string: hosts and users that the log names, uuids, paths."""
+    """Return a function that removes private texts from a string: UUIDs, paths, and the names of hosts and users in
+    ``text``.
+
+    ``text`` is the whole log.
+    """
     hosts = _UNAME_LINE.findall(text)
     names = dict.fromkeys((name for host in hosts for name in (host, host.split(".")[0])), "<host>")
     names |= dict.fromkeys(_HOME_PATH.findall(text), "<user>")
     if len(names) > _MAX_PRIVATE_NAMES:
         raise RunLogError(f"names more than {_MAX_PRIVATE_NAMES} hosts and users, so it is not the log of one machine")
-    # The longest first, because a short host name is part of the long one.
+    # Sort the longest names first, because a short host name may be part of a longer one.
     private = sorted(
         (name for name in names if len(name) > 2 and name.lower() not in _HARMLESS_NAMES), key=len, reverse=True
     )
@@ -170,7 +182,7 @@ def _parse_gpu_rows(gpu: re.Match[str]) -> Iterator[Reported]:
     if gpu["MAMF"]:
         yield Reported({"MAMF": float(gpu["MAMF"])}, gpu["MAMF_shape"], "confirm", label)
     if gpu["MSMF"]:
-        # Watts, clock and temperature in this table are those of the sustained measurement.
+        # Power, clock and temperature in this table are those of the sustained measurement, so the burst row has none.
         yield Reported(
             {"MSMF": float(gpu["MSMF"])},
             gpu["MSMF_shape"],
@@ -191,7 +203,8 @@ _SENSOR_READINGS = re.compile(
 _ROW_LINE = re.compile(
     rf"(?<![\w.])\d+ \|\s*(?P<tag>[a-z][\w-]*\s)?(?P<figures>[^@|]*)@ {_SHAPE_GROUP}\s*\|(?P<rest>.*)"
 )
-#: Patterns for the rows of tables, each with the stage that it belongs to.
+#: Expressions that match the rows of tables, each with the stage of mamf-finder that prints the table: ``scout`` (quick
+#: first measurements), ``screen`` or ``confirm``.
 _TABLE_LINES = (
     (
         "scout",
@@ -242,7 +255,9 @@ _IDENTIFYING_PROPERTY = re.compile(r"^(?:uuid|pci_.*|serial.*)$")
 
 
 def _parse_number(text: str | None) -> float | None:
-    """Read a figure; None if it is missing, or nan or inf, which mean that nothing was measured."""
+    """Convert a printed figure to a number. Returns None if it is missing, nan or inf, all of which mean that nothing
+    was measured.
+    """
     value = math.nan if text in (None, "", "-") else float(str(text))
     return value if math.isfinite(value) else None
 
@@ -254,12 +269,12 @@ def _parse_sensor_readings(found: re.Match[str] | None) -> dict[str, Any]:
 
 
 class _RunParser:
-    """Reads the lines of one run."""
+    """A parser that reads the lines of one mamf-finder run and collects its header, rows and summary."""
 
     def __init__(self, scrubber: Callable[[str], str]) -> None:
         self._scrub = scrubber
         self._section = ""
-        self._headline = ""  # MAMF or MSMF: what the table of confirms being read is about
+        self._headline = ""  # MAMF or MSMF: the ceiling that the current table confirms.
         self._locked_shape = ""
         self._is_reduction_second = False
         self._is_platform_known = False
@@ -302,7 +317,10 @@ class _RunParser:
         )
 
     def _explain_interruption(self, is_staged: bool, has_headline: bool) -> str:
-        """Return why the run is not complete; empty if it is."""
+        """Return why the run is not complete; empty if it is.
+
+        ``is_staged``: whether the version has stages. ``has_headline``: whether the summary has a MAMF or MSMF.
+        """
         if self._header_and_summary.get("tried") == 0:
             return "interrupted before the first shape was measured"
         if not self._best:
@@ -312,7 +330,10 @@ class _RunParser:
         return ""
 
     def _convert_shape(self, printed: str) -> str | None:
-        """Return a printed shape as MxNxK. The first logs of version 2 print MxKxN."""
+        """Convert a printed shape to MxNxK. Returns None if the log has no valid shape.
+
+        The first logs of version 2 print shapes as MxKxN.
+        """
         if not printed:
             return None
         first, second, third = map(int, printed.split("x"))
@@ -323,7 +344,9 @@ class _RunParser:
     # -- rows and summary ----------------------------------------------------------------------------------------------
 
     def _read_result_line(self, line: str) -> bool:
-        """Take a row or a line of the summary. Return whether the line was one."""
+        """Parse a line that is a row or belongs to the summary, and collect its figures. Return whether it was such a
+        line.
+        """
         if row := _ROW_LINE.search(line):
             return self._read_row(row)
         for stage, pattern in _TABLE_LINES:
@@ -333,12 +356,15 @@ class _RunParser:
         return self._read_summary_line(line)
 
     def _read_row(self, found: re.Match[str]) -> bool:
-        """Take a row of version 2, or of the scouts before version 4 had tables. Return whether it was one."""
+        """Collect the figures of a row, as version 2 prints all rows and version 4 its scouts before it had tables.
+
+        Return whether the line was such a row; rows of version 1 are not read.
+        """
         printed = _NAMED_FIGURE.findall(found["figures"])
         figures = {
             _STATISTIC_BY_LABEL[name]: value for text, name in printed if (value := _parse_number(text)) is not None
         }
-        if len(printed) < 3:  # version 1
+        if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.
             return False
         self._is_reduction_second |= printed[0][1] == "max"
         tag = (found["tag"] or "").strip()
@@ -352,7 +378,7 @@ class _RunParser:
 
     def _read_table_row(self, stage: str, found: re.Match[str]) -> None:
         groups, rest = found.groupdict(), found["rest"] or ""
-        if "<-" in rest:  # a repetition: the winner of a phase
+        if "<-" in rest:  # The line repeats the winner of a phase, which already has a row.
             return
         if stage != "confirm":
             figures = {
@@ -376,7 +402,8 @@ class _RunParser:
         figure = _parse_number(found["headline"])
         row = Reported(
             {} if figure is None else {name: figure},
-            # A ``rank`` takes a second and only chooses what is confirmed.
+            # A figure with the flag ``rank`` takes only a second to measure and chooses what to confirm, so its stage
+            # is ``screen``.
             stage="screen" if flag == "rank" else "confirm",
             remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,
@@ -452,7 +479,9 @@ class _RunParser:
 
 
 def _convert_dtype_name(text: str) -> str:
-    """Return mamf's name of a dtype, or the printed name if mamf does not know it."""
+    """Convert the name of a dtype to the name that mamf uses. Returns the printed name if mamf does not
+    know the dtype.
+    """
     bare = text.strip().removeprefix("torch.")
     try:
         return canonicalize_dtype_name(bare)

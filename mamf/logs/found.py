@@ -1,8 +1,8 @@
-"""The user's cache of ceilings: ``mamf find`` copies its logs there, and ``mamf.peak`` reads them.
+"""Keep the user's cache of ceilings: ``mamf find`` copies its logs to the cache, and ``mamf.peak`` reads them.
 
-A ceiling is used only if backend, device, uuid, number of compute units, power limit, driver, torch version, operand
-dtype and result dtype are equal: file names are a hash of them. If there are two finds, ``_rank_for_cache`` decides
-which one is kept.
+A cached ceiling is used only for the same backend, device, UUID, number of compute units, power limit, driver, torch
+version, operand dtype and result dtype: its file name is a hash of these. If two finds have the same file name,
+``_rank_for_cache`` decides which ceiling is kept.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from mamf.machine.environment import get_version_in_use
 from mamf.measurement import label_dtype
 
 CACHE_VARIABLE = "MAMF_CACHE"
-#: Whether the interval of a ceiling is known, whether its find is complete, and when that started.
+#: The rank of a ceiling in the cache: whether its interval is known, whether its find is complete, and when the find
+#: started.
 _CacheRank = tuple[bool, bool, str]
 
 
 def get_cache_folder() -> Path:
-    """Return the folder named by MAMF_CACHE, or ``mamf`` in the platform's cache folder."""
+    """Return the folder that the environment variable MAMF_CACHE names, or ``mamf`` in the cache folder of the
+    platform.
+    """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
     if sys.platform == "win32":
@@ -45,9 +48,10 @@ def get_cache_folder() -> Path:
 
 
 def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to the cache, once per ceiling. Call ``warn`` for each ceiling that is not cached.
+    """Copy the log of a find to the cache, once for each of its ceilings. Call ``warn`` with a reason for each ceiling
+    that is not cached.
 
-    Ceilings of simulated devices are not cached, and cause no warning.
+    Ceilings of simulated devices are not cached and cause no warning.
     """
     try:
         for reason in _copy_to_cache(path):
@@ -57,7 +61,7 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy the log to the cache, and yield a reason for each ceiling that is not cached."""
+    """Copy the log of a find to the cache, and yield the reason for each ceiling that is not cached."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED:
@@ -71,7 +75,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
         own, kept = _add_origin(ceiling, log, target), None
-        with contextlib.suppress(MamfError, OSError):  # a damaged file may be replaced
+        with contextlib.suppress(MamfError, OSError):  # A damaged file may be replaced.
             kept = _read_cached_ceiling(target, regime)
         if kept is None or _rank_for_cache(own) >= _rank_for_cache(kept):
             if target.is_symlink():
@@ -89,15 +93,19 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
 
 
 def _rank_for_cache(ceiling: Ceiling) -> _CacheRank:
-    """Return what decides which ceiling is kept: the greater value.
+    """Return the rank of a ceiling. Of two ceilings for one file, the cache keeps the one with the higher rank.
 
-    A known interval beats an unknown one; then a complete find beats an interrupted one; then the newer find wins.
+    A known interval ranks above an unknown one, then a complete find above an interrupted one, then the newer find
+    above the older one.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
 
 def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:
-    """Read a cached ceiling; None if there is none. A symbolic link is not read: others may have made it."""
+    """Read the ceiling of a regime from a file in the cache. Returns None if there is no such file or ceiling.
+
+    Does not follow a symbolic link, because another user may have made it.
+    """
     if path.is_symlink() or not path.exists():
         return None
     log = read_run_log(path)
@@ -106,12 +114,15 @@ def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:
 
 
 def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
-    """Return the cached ceiling of a device for a problem's dtypes, or None. Raises RunLogError for a damaged log."""
+    """Find the cached ceiling of a device for the dtypes of a problem. Returns None if there is none.
+
+    Raises RunLogError if the cached log is damaged.
+    """
     return _read_cached_ceiling(_build_cache_path(info, get_version_in_use("torch"), problem, regime), regime)
 
 
 def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:
-    # A device without a uuid is identified by host and index, because machines may share a home folder.
+    # Host name and index identify a device without a UUID, because several machines may share a home folder.
     card = info.uuid_hash or [platform.node(), info.index]
     key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch]
     key += [label_dtype(problem), problem.out_dtype]

@@ -1,13 +1,16 @@
-"""Verdicts on rows that are measured again: rows of a guard against their baseline, and claims of other runs. Pure.
+"""Decide about rows that were measured again: rows of a guard against its baseline (an earlier log), and claims (rates
+from another log or text). The code reads rows only; it measures nothing.
 
-Guards. A first visit never fails a guard; it only raises a doubt. Doubtful rows are visited again, in turns, and only
-these fresh visits decide, because the slowest of many first visits is also slow by chance (the winner's curse). Visits
-go on until the interval of the ratio to the baseline is on one side of the tolerance, or there are no rounds left.
+Guards. The first measurement of a row never fails a guard; it only raises a doubt. Doubtful rows are measured again in
+turns, and only these repetitions decide, because the slowest of many first measurements is also slow by chance (the
+winner's curse). The repetitions end when the interval of the ratio to the baseline is entirely on one side of the
+tolerance, or after the last allowed round.
 
-Claims. The ceilings of a find are from fresh rounds, so they are claims without a correction. The best rows of other
-logs were selected for being fast, so a verdict accounts for how many rows they were selected from. A claim and its
-visits here are two runs, which differ as calibrated. The error of a figure without one is taken to be that of the run
-here. Visits of a claim have the phase ``confirm`` and are numbered.
+Claims. The ceilings of a find come from new measurements of its winner, so they are claims that need no correction. The
+best rows of other logs were selected for being fast, so a verdict takes into account from how many rows they were
+selected. The run of the claim and the run here are two runs, which differ as much as calibrated. If a claim does not
+state the error of its rate, it is assumed to be that of the run here. Measurements of a claim have the phase
+``confirm`` and a number.
 """
 
 from __future__ import annotations
@@ -42,12 +45,13 @@ DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
 
 
-#: What a guard compares: rates, on one card, or cycles used, on all cards of an architecture.
+#: What a guard compares: rates, which needs the same card, or used cycles, which can be compared between all cards of
+#: one architecture.
 COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
 
 class GuardKeys(Struct, kw_only=True):
-    """The keys of a guard file, with their defaults."""
+    """The keys of the TOML file of a guard, with their types and default values."""
 
     operation: str
     kernels: list[str]
@@ -63,20 +67,23 @@ class GuardKeys(Struct, kw_only=True):
     problem: FieldValues = field(default_factory=dict)
 
 
-# A first visit raises a doubt if it is slower by this share of the tolerance. It is not 1, because a single visit may
-# be a percent faster than the kernel is.
+# The first measurement of a row raises a doubt if it is slower than the baseline by this share of the tolerance. The
+# share is below 1, because a single measurement may be a percent faster than the kernel is.
 _DOUBT_SHARE = 0.5
-# The number of failures after which a row has failed. One may be transient, so the row is tried once more.
+# A row has failed after this many failures. One failure may be transient, so the row is tried once more.
 _MAX_FAILURES = 2
 
-#: Outcomes, the worst first. ``failed`` (a row without a figure that had one) and ``regression`` fail a guard.
-#: ``undecided``: the row is too noisy for the tolerance, or has too few fresh visits. ``new``: it has no baseline.
+#: The outcomes of a row of a guard, worst first. ``failed``: the baseline has a rate, but this row has none.
+#: ``regression``: the row is slower; these two fail a guard. ``undecided``: the row is too noisy for the tolerance or
+#: was repeated too rarely. ``new``: the row is not in the baseline.
 Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
-    """Return the rows of a log with the figures that a guard compares. ``by``: one of COMPARED_FIGURES."""
+    """Return the rows of a log with the figures that a guard compares. ``by``: rates or used cycles, one of
+    COMPARED_FIGURES.
+    """
     return (
         [each.convert_to_cycles() for each in list_compared_rows(log)]
         if by == COMPARE_CYCLES
@@ -85,7 +92,10 @@ def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
 
 
 def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
-    """Return whether a row with these visits needs another visit."""
+    """Return whether a row needs another measurement before a guard can decide about it.
+
+    ``visits``: all measurements of the row so far, in order. ``baseline``: the row of the baseline.
+    """
     now = combine_visits(visits)
     now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
     before = baseline.scale_to_device_of(now)
@@ -101,7 +111,10 @@ def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A row of a guard with its outcome. ``pair``: the row and its baseline; None if one of them has no figure."""
+    """A row of a guard with its outcome.
+
+    ``pair``: the row and its baseline; None if one of the two has no rate.
+    """
 
     entry: ComparedRow
     outcome: Outcome
@@ -110,9 +123,10 @@ class JudgedRow:
 
 @dataclass(frozen=True)
 class GuardResult:
-    """A guard's log compared with its baseline.
+    """The result of a guard: its log compared with its baseline.
 
-    ``rows``: worst first. ``unfinished``: why the run ended early; empty if it did not.
+    - ``rows``: the rows with their outcomes, worst first.
+    - ``unfinished``: why the run ended early; empty if it did not.
     """
 
     comparison: Comparison
@@ -121,7 +135,7 @@ class GuardResult:
     unfinished: str
 
     def counts(self) -> dict[Outcome, int]:
-        """Return the number of rows by outcome, for all outcomes."""
+        """Return the number of rows for each outcome, including outcomes that no row has."""
         found = [row.outcome for row in self.rows]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
@@ -136,7 +150,9 @@ class GuardResult:
 
 
 def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
-    """Compare a guard's log with its baseline. ``by``: what is compared, one of COMPARED_FIGURES."""
+    """Compare the log of a guard with its baseline. ``by``: what is compared, rates or used cycles, one of
+    COMPARED_FIGURES.
+    """
     comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
     found = [
         *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
@@ -149,9 +165,10 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPA
 
 
 def judge_pair(pair: Pair, tolerance: float) -> Outcome:
-    """Return the outcome of a row: ``regression`` if it is slower with 95 % confidence and by more than the tolerance.
+    """Return the outcome of a row: ``regression`` if it is slower than the baseline with 95 % confidence and by more
+    than the tolerance.
 
-    Without enough fresh visits, such a row is ``undecided``.
+    A slower row is ``undecided`` until it has been repeated MIN_ROUNDS times.
     """
     if is_interval_too_wide(pair, tolerance):
         return "undecided"
@@ -161,14 +178,17 @@ def judge_pair(pair: Pair, tolerance: float) -> Outcome:
 
 
 def is_interval_too_wide(pair: Pair, tolerance: float) -> bool:
-    """Return whether the interval of a row is so wide that nothing can be said about the tolerance."""
+    """Return whether the interval of a ratio is so wide that the row may be a regression or not, at this tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
 
 
 def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
-    """Return the rows with an interval wider than the tolerance, each with its half width as a share; widest first."""
+    """Find the rows whose interval is wider than the tolerance.
+
+    Returns half the width of each interval, as a share of the rate, with its row; widest first.
+    """
     known = [
         (each.interval.half_width / each.tflops, each)
         for each in list_compared_rows(log)
@@ -180,16 +200,17 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 # -- reproductions ----------------------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
-#: The verdict on a claim, by the verdict of ``mamf compare``.
+#: The verdict on a claim, by the verdict of a comparison on the same pair.
 _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
-# Half the width of a 95 % interval in standard deviations; the relative difference below which clocks count as equal.
+# Half the width of a 95 % interval of a normal distribution in standard deviations; the relative difference below which
+# two clocks count as equal.
 _NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
 def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
-    """Make claims of the best rows of a log, to be measured again.
+    """Turn the best rows of a log into claims, which another run can measure again.
 
-    ``top``: how many rows of each problem and regime; None: all. Raises UsageError for a log without a figure.
+    ``top``: how many rows of each problem and regime; None: all rows. Raises UsageError for a log without a rate.
     """
     ceilings = list_compared_rows(log, as_ceilings=True) if is_find(log) and top == 1 else []
     rows = {
@@ -212,7 +233,7 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
 
 
 def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the device, its software, settings and limits, by name."""
+    """Return device, card, software, settings and limits of a run as text by name, from the header of its log."""
     device, clock = header["device"], header["device"].get("max_clock_hz")
     return {
         "device": device["name"],
@@ -224,10 +245,12 @@ def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim and what was measured here.
+    """A claim (a rate from another log or text) with what was measured on this device.
 
-    ``here``: None if it was not tried. ``pair``: None without a figure here; of cycles used if the claim is of another
-    card and the cycles of both are known.
+    - ``measured_here``: the measured row; None if it was not tried.
+    - ``pair``: the claim and the measured row; None if the latter has no rate. If the claim is of another card and the
+      used cycles of both are known, the pair compares cycles.
+    - ``clock_hz``: the clock during the measurement here; None if it is unknown.
     """
 
     claim: Claim
@@ -242,19 +265,19 @@ class JudgedClaim:
 
     @property
     def cycles(self) -> tuple[float | None, float | None]:
-        """The cycles used in the claim and here, as shares; None unless they are compared."""
+        """The shares of cycles that the kernel used in the claim and here; None, None unless cycles are compared."""
         if self.measured_here is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None
         return self.claim.cycles_used, self.measured_here.cycles_used
 
     @property
     def is_slower(self) -> bool:
-        """Whether it is certainly slower here, and by more than the tolerance."""
+        """True if the kernel is certainly slower here than claimed, and by more than the tolerance."""
         return self.pair is not None and self.pair.is_regression(self.tolerance)
 
 
 def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
-    """Judge each claim, in their order. ``rows``: those that the reproduction has measured so far."""
+    """Judge each claim, in the order of ``options.claims``. ``rows``: what the run has measured so far."""
     return [
         _judge_claim(options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.step == claim.step])
         for claim in options.claims
@@ -280,7 +303,9 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measu
 def find_setup_differences(
     options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
 ) -> list[Difference]:
-    """Return what differs between the run that the claims are from and the run here."""
+    """Find what differs between the run that the claims come from and the run here: device, software, settings and
+    clocks.
+    """
     clocks = [
         Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")
         for each in judged

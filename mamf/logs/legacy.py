@@ -1,7 +1,8 @@
-"""Runs of mamf-finder, the predecessor of mamf, as run logs of tier ``legacy``.
+"""Write and read runs of mamf-finder, the predecessor of mamf, as run logs of the tier ``legacy``.
 
-Its figures have no samples, no intervals and no verification, so they are never ranked with measurements of mamf. Their
-records are named ``reported``, not ``measurement``. What mamf-finder did not print stays unknown.
+Figures of mamf-finder have no samples, no intervals and no verification, so they are never ranked together with
+measurements of mamf. Their records are named ``reported``, not ``measurement``. A value that mamf-finder did not print
+is unknown.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from mamf.machine.environment import get_tool_version
 from mamf.machine.privacy import scrub, scrub_record
 
 LEGACY_TIER = "legacy"
-#: Names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF and MSMF.
-#: ``stated``: the figure of version 1, which does not say which statistic it is.
+#: The names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF (in burst) and
+#: MSMF (sustained). ``stated`` is the figure of version 1, which does not say which statistic it is.
 FINDER_STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
 class Reported(Struct, frozen=True):
-    """A line with one or several figures of a shape, as mamf-finder printed it.
+    """A line of a mamf-finder log with one or several figures for one shape.
 
-    - ``tflops``: by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not say it.
-    - ``stage``: ``scout``, ``screen`` or ``confirm``; empty in versions without stages.
-    - ``label``: such as ``GPU 3``, in the summary of a node.
+    - ``tflops``: the figures by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not tell it.
+    - ``stage``: ``scout`` (a quick first measurement), ``screen`` or ``confirm``; empty in versions without stages.
+    - ``label``: which device the figures are of, such as ``GPU 3``, in the summary of a node.
+    - ``remarks``: what mamf-finder printed about the figures.
     """
 
     tflops: Mapping[str, float]
@@ -56,13 +58,16 @@ class Reported(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FinderRun:
-    """A run of mamf-finder. A field is None or empty if the log does not say it.
+    """A run of mamf-finder as its log tells it. A field is None or empty if the log does not say it.
 
-    - ``version``: as printed, such as ``v4``. ``started``: local time of that machine, without a time zone.
-    - ``dtype``: by mamf's name. ``device_properties``: as printed.
-    - ``best``: the best figures in the log's summary, by name in FINDER_STATISTICS. ``tried``: how many shapes
-      it says it tried. ``means``: the ``arithmetic`` and ``geometric`` mean, in TFLOPS.
-    - ``is_complete``: False if it was interrupted. Then its best figures come from scouts and are not ceilings.
+    - ``version``: the version as printed, such as ``v4``.
+    - ``started``: the local time of that machine, without a time zone.
+    - ``dtype``: the dtype by its name in mamf. ``device_properties``: properties as printed, by name.
+    - ``best``: the best figures in the summary of the log, by name in FINDER_STATISTICS.
+    - ``tried``: the number of shapes that it tried, according to the log.
+    - ``means``: the means of all figures in TFLOPS, by name: ``arithmetic`` and ``geometric``.
+    - ``is_complete``: False if the run was interrupted. Its best figures then come from quick first measurements and
+      are not ceilings.
     """
 
     version: str | None
@@ -81,28 +86,28 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: Fields of a run that are in the summary record. ``rows`` are separate records; other fields are in the header.
+#: The fields of a run that its summary record has, and those that its header has. Each of ``rows`` has its own record.
 SUMMARY_FIELDS = ("tried", "elapsed_seconds", "means", "best")
 HEADER_FIELDS = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")
 )
 _ENCODER = json.JSONEncoder(allow_nan=False)
-# Cached, because thousands of rows may have the same remark.
+# The results are cached, because thousands of rows may have the same remark.
 _scrub_cached = functools.lru_cache(4096)(scrub)
 _INCOMPLETE_MESSAGE = "the imported log is incomplete"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
-    """Write a run as a log.
+    """Write a run of mamf-finder as a run log of the tier ``legacy``.
 
-    Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full. No partial file is
-    left.
+    Raises UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full. Never leaves a
+    partial file.
     """
     create_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
 
 
 def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run. Private texts are scrubbed."""
+    """Yield the records of a run of mamf-finder, header first, without private texts."""
     yield {
         "record": "header",
         "schema": SCHEMA,
@@ -131,7 +136,10 @@ def _make_reported_record(row: Reported) -> dict[str, Any]:
 
 
 def read_legacy_or_none(path: Path, on_read: OnRead | None = None) -> FinderRun | None:
-    """Read an imported run; None if the log is mamf's own. Raises RunLogError if the file cannot be read."""
+    """Read a log of the tier ``legacy``. Returns None if the log is one of mamf itself.
+
+    Raises RunLogError if the file cannot be read.
+    """
     try:
         header = parse_record(next(read_lines(path)))
     except ValueError:
@@ -144,7 +152,10 @@ def read_legacy_or_none(path: Path, on_read: OnRead | None = None) -> FinderRun 
 
 
 def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
-    """Build a run from the records of a file, which are read once. Raises RunLogError that says what is wrong."""
+    """Build a run of mamf-finder from the records of a log in one pass.
+
+    Raises RunLogError that says what is wrong with the records.
+    """
     try:
         header = next(records)
         if why := explain_unreadable(path, header.get("schema")):

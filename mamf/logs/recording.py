@@ -1,7 +1,8 @@
-"""The header of a run log with the plan and the measured traits, and the end of a run.
+"""Make and declare the header of a run log, with the plan and the measured traits of the device, and describe the end
+of a run.
 
-The header is declared here as msgspec structs, like the other records in records.py. Plans of all kinds and operations
-have one form; shapes and problems in it are read and written by their operation.
+The header is declared as msgspec structs, like the other records in records.py. The plans of all kinds of runs and
+operations have the same fields; each operation reads and writes its own shapes and problems in a plan.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mamf.logs.records import CyclesUsed, FieldValues, Tool, Whole, get_utc_time
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
-from mamf.operations.unknown import AnyOperation, Unknown, get_operation
+from mamf.operations.unknown import AnyOperation, UnknownOperation, get_operation
 from mamf.plans import (
     FIND,
     GUARD,
@@ -54,7 +55,7 @@ class Traits(Struct, kw_only=True):
     cache_bytes: Whole | None
 
 
-#: The class of a plan's options, for the kinds of runs that have options.
+#: The class of the options in a plan, by kind of run. Kinds that are not listed have no options.
 OPTIONS_BY_KIND: Mapping[str, type] = {
     SWEEP: SweepOptions,
     FIND: SearchOptions,
@@ -62,11 +63,11 @@ OPTIONS_BY_KIND: Mapping[str, type] = {
     REPRODUCE: ReproduceOptions,
     VERIFY: VerifyOptions,
 }
-#: The name of ``Plan.kind`` in a log.
+#: The name of the field ``Plan.kind`` in a log.
 _KIND_FIELD = "command"
-#: The type of a value in a log, by its type in a plan.
+#: The type of a value in a log, by its type in a plan, where the two types differ.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Whole}
-#: Fields with another type in a log, because JSON has no infinity and cycles have a limit.
+#: Fields that have another type in a log than in a plan, by class: JSON has no infinity, and cycles have a limit.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | None},
@@ -79,7 +80,7 @@ def _get_field_types(kind: type) -> dict[str, Any]:
 
 
 def _get_logged_type(kind: Any) -> Any:
-    """Return the type that a value of a plan has in a log."""
+    """Return the type that a value of a plan, of type ``kind``, has in a log."""
     if kind in _LOGGED_TYPES:
         return _LOGGED_TYPES[kind]
     if get_origin(kind) is tuple:
@@ -99,7 +100,10 @@ def _get_logged_type(kind: Any) -> Any:
 
 
 def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Allow fields with a default to be missing: logs from before such a field was added do not have it."""
+    """Return the declared types of the fields of ``kind`` by name, with Missing added to those that have a default.
+
+    Logs from before such a field was added do not have it.
+    """
     defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
     return {
         name: each if defaults[name] is inspect.Parameter.empty else each | Missing for name, each in declared.items()
@@ -107,12 +111,14 @@ def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, 
 
 
 def _declare_struct(name: str, declared: Mapping[str, Any]) -> type[Struct]:
-    """Declare the struct of a record. A field whose type includes Missing may be missing from a log."""
+    """Declare a msgspec struct with these field types by name. Fields whose type includes Missing may be missing from a
+    log.
+    """
     given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
     return defstruct(name, given, kw_only=True, module=__name__)
 
 
-#: The options of all kinds of runs. Which of them a plan has depends on its kind: see OPTIONS_BY_KIND.
+#: The struct of a plan's options. It has the options of all kinds of runs; OPTIONS_BY_KIND says which kind has which.
 PlanOptions = _declare_struct(
     "PlanOptions",
     {
@@ -123,14 +129,14 @@ PlanOptions = _declare_struct(
 )
 
 
-#: The fields of a plan, without its kind.
+#: The types of the fields of a plan in a log, by name.
 _PLAN_FIELDS = {
     name: _get_logged_type(kind)
     for name, kind in _get_field_types(Plan).items()
     if name not in ("kind", "searches", "options")
 }
 _PLAN_FIELDS = {_KIND_FIELD: str, **_allow_missing_fields(Plan, _PLAN_FIELDS), "options": PlanOptions | Missing}
-#: The plan of a search that a run begins with. It has no searches itself.
+#: The plan of a search for ceilings with which a run begins. Such a plan has no searches itself.
 SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
@@ -155,7 +161,9 @@ class Header(Struct, kw_only=True):
 
 
 def make_traits_record(backend: Backend) -> dict[str, Any]:
-    """Convert the traits of an opened device to JSON values; empty if they are constants of its adapter."""
+    """Convert the measured traits of an opened device to JSON values. Returns no values if the traits are constants of
+    its adapter.
+    """
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
         return {}
@@ -167,7 +175,7 @@ def make_traits_record(backend: Backend) -> dict[str, Any]:
 
 
 def apply_logged_traits(backend: Backend, record: Mapping[str, Any]) -> None:
-    """Set the traits of an opened device to those in a log, if the log has any."""
+    """Set the traits of an opened device to those in a log. Changes nothing if the log has none."""
     if record:
         backend.burst_traits = replace(backend.burst_traits, **record["burst"])
         backend.sustained_traits = replace(backend.sustained_traits, **record["sustained"])
@@ -207,7 +215,11 @@ def make_header(
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. ``reason``: why it ended early, if it did. ``left``: the number of steps not measured."""
+    """How a run ended, for the summary in its log.
+
+    - ``status``: ``complete`` or ``interrupted``. ``reason``: why the run ended early; empty if it did not.
+    - ``elapsed_seconds``: how long the run took. ``left``: the number of steps that were not measured.
+    """
 
     status: str
     reason: str = ""
@@ -215,7 +227,7 @@ class RunEnd:
     left: int = 0
 
     def make_summary(self, measured: int) -> dict[str, Any]:
-        """Return what the last record of every log has. ``measured``: the number of rows with a figure."""
+        """Make the fields that the summary of every kind of run has. ``measured``: the number of rows with a rate."""
         return {
             "status": self.status,
             "reason": self.reason,
@@ -226,35 +238,45 @@ class RunEnd:
 
 
 class Record(NamedTuple):
-    """A record that is not a measurement: its name and its fields."""
+    """A record of a log that is not a measurement: its name (``kind``) and its fields."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
 def measure_timer_overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
-    """Estimate the timer's overhead again after the last row, as a field of the summary; empty if no row used it."""
+    """Estimate the overhead of the timer again after the last row, and return it as a field of the summary.
+
+    Returns no field if no row had an overhead subtracted, or if the device fails.
+    """
     if not any(row.timer_overhead for row in rows):
         return {}
     try:
         after = backend.timer_overhead()
-    except Exception:  # the device failed, which has already ended the run with a reason
+    except Exception:  # The device failed, and the run has already ended for that reason.
         return {}
     return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
 
 
 def find_new_sharing(backend: Backend) -> dict[str, Any]:
-    """Return how the card is shared now and was not before the run, as a field of the summary; empty if unchanged."""
+    """Find in which ways the card is shared now and was not before the run, and return them as a field of the summary.
+
+    Returns no field if there are none.
+    """
     try:
         now = backend.sharing()
-    except Exception:  # the device failed, which has already ended the run with a reason
+    except Exception:  # The device failed, and the run has already ended for that reason.
         return {}
     new = [way for way in now if way not in parse_sharing(backend.info.name)]
     return {"shared_after": new} if new else {}
 
 
 def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
-    """Return a warning if the timer's overhead after the run differs from the one subtracted, else an empty string."""
+    """Return a warning if the overhead of the timer after the run differs from the overhead that was subtracted from
+    samples.
+
+    Returns an empty string if the difference is too small to matter.
+    """
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
     if after is None or not timed or abs(after - timed[-1].timer_overhead) <= MAX_SHIFT_SECONDS:
@@ -268,7 +290,9 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
 
 
 def read_clock_seconds(backend: Backend) -> float:
-    """Return the backend's time for a summary; 0 if its clock fails, which has already ended the run with a reason."""
+    """Return the time of the clock of the backend in seconds. Returns 0 if the clock fails: the run has already ended
+    for that reason.
+    """
     try:
         return backend.now()
     except Exception:
@@ -276,7 +300,7 @@ def read_clock_seconds(backend: Backend) -> float:
 
 
 def make_plan_record(plan: Plan) -> dict[str, Any]:
-    """Convert a plan to JSON values. Shapes become the text that their operation prints."""
+    """Convert a plan to the JSON values of the header. Shapes become the text that their operation prints."""
     of = get_operation(plan.operation)
     record = {
         name: _convert_to_json(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")
@@ -304,7 +328,9 @@ def _convert_to_json(value: Any, of: AnyOperation) -> Any:
 
 
 def read_plan_record(record: Mapping[str, Any]) -> Plan:
-    """Convert JSON values to a plan. Raises KeyError, TypeError or ValueError if they are not one."""
+    """Convert the JSON values of a header to a plan. Raises KeyError, TypeError or ValueError if the values are not a
+    plan.
+    """
     of = get_operation(record["operation"])
     given = {
         name: _convert_from_json(record[name], kind, of)
@@ -318,14 +344,14 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
 
 
 def _convert_from_json(value: Any, kind: Any, of: AnyOperation) -> Any:
-    """Convert a JSON value to a value of type ``kind``."""
+    """Convert a JSON value to a value of the type ``kind``. ``of``: the operation that reads shapes and problems."""
     if kind == Shape:
-        return value if isinstance(of, Unknown) else of.parse_shape(value)
+        return value if isinstance(of, UnknownOperation) else of.parse_shape(value)
     if kind == Problem:
         return of.problem_from_record(value)
     if kind is Plan:
         return read_plan_record(value)
-    if kind is float:  # JSON has no infinity
+    if kind is float:  # JSON has no infinity, so a log has None for it.
         return math.inf if value is None else value
     if get_origin(kind) in (Union, types.UnionType):
         return None if value is None else _convert_from_json(value, get_args(kind)[0], of)

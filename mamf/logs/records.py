@@ -1,7 +1,8 @@
-"""The records that follow the header of a run log. Each is declared once, as a msgspec struct.
+"""Declare the records that follow the header of a run log, each as a msgspec struct, and convert measurements and
+ceilings to records and back.
 
-Reader, writer, ``results check`` and the schema in the docs all use these declarations. A field with the default UNSET
-may be missing from a log. Readers ignore fields that are not declared.
+Reader, writer, ``mamf results check`` and the schema in the docs all use these declarations. A field with the default
+UNSET may be missing from a log. Readers ignore fields that are not declared.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ RecordT = TypeVar("RecordT")
 
 # -- types of fields ---------------------------------------------------------------------------------------------------
 
-#: A whole number of 64 bits. JSON itself has no limit.
+#: A whole number that fits in 64 bits. JSON itself has no limit.
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-#: A reading of a sensor. Whole numbers stay whole in the log.
+#: A reading of a sensor, such as a clock in MHz; None if the sensor gave none. Whole numbers stay whole in the log.
 Sensor = Whole | float | None
-#: The value of a field of a shape or problem.
+#: The value that one field of a shape or problem may have.
 PlainValue = str | bool | Whole | float | None
 FieldValues = dict[str, PlainValue | list[PlainValue]]
-# From an attosecond to thirty years. Outside, rates or squares of samples would not fit in a float.
+# A duration between an attosecond and thirty years. Beyond these limits, rates and squares of samples would not fit in
+# a float.
 SampleSeconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
-#: In megahertz, with a limit far above any device's; and as a share, where 1 is all cycles.
+#: TrueClockMhz: a measured clock in megahertz, with a limit far above the clock of any device. CyclesUsed: the share of
+#: the cycles of the compute units that a kernel used, where 1 is all cycles.
 TrueClockMhz = Annotated[float, Meta(gt=0, lt=1e6)]
 CyclesUsed = Annotated[float, Meta(gt=1e-9, lt=1e3)]
-#: Seconds. A timer that missed a launch reads zero or less.
+#: A sample in seconds that mamf rejected. It is zero or negative if the timer missed the launch.
 TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
-#: The rates ``mean``, ``median``, ``fastest`` and ``slowest``, and the ``interval`` of the figure: [low, high].
+#: The rates ``mean``, ``median``, ``fastest`` and ``slowest``, and the ``interval`` of the reported rate as [low,
+#: high].
 LoggedRates = dict[str, float | list[float]]
 
 
@@ -98,7 +102,9 @@ class MeasurementRecord(Struct, kw_only=True):
 
 
 class CeilingRecord(Struct, kw_only=True):
-    """A ceiling. Those of matmuls have ``tflops``; others have ``operation``, ``rate`` and ``unit``."""
+    """A record of a confirmed ceiling. The ceiling of a matmul has ``tflops``; that of another operation has
+    ``operation``, ``rate`` and ``unit``.
+    """
 
     operation: str | Missing = UNSET
     regime: str
@@ -128,7 +134,7 @@ class CeilingRecord(Struct, kw_only=True):
 
 
 class KernelCounters(Struct, kw_only=True):
-    """The hardware counters of one device kernel (mamf.profiling.counters)."""
+    """The hardware counters of one kernel on the device, as a profiler read them (mamf.profiling.counters)."""
 
     name: str
     grid: str
@@ -166,9 +172,9 @@ class Summary(Struct, kw_only=True):
 
 
 class KnownCeiling(Struct, kw_only=True):
-    """A ceiling that rows are a share of and that this run did not measure: a mamf.measurement.Rate.
+    """A record of a ceiling that the rows of the run are shares of and that the run did not measure itself.
 
-    ``told``: its description.
+    It is read as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
     """
 
     dtype: str
@@ -185,7 +191,7 @@ class Resume(Struct, kw_only=True):
     notes: str | Missing = UNSET
 
 
-#: The struct of each record after the header, by its name.
+#: The struct that declares each record after the header, by the name of the record.
 RECORDS: Mapping[str, type] = {
     "measurement": MeasurementRecord,
     "ceiling": CeilingRecord,
@@ -197,9 +203,9 @@ RECORDS: Mapping[str, type] = {
 
 
 def read_record(record: object, kind: type[RecordT], prefix: str = "") -> RecordT:
-    """Convert JSON values to an object of type ``kind``.
+    """Convert JSON values to an object of the struct or dataclass ``kind``.
 
-    Raises ValueError that names the first wrong field, with ``prefix`` before its name.
+    Raises ValueError that names the first wrong field, with ``prefix`` in front of its name.
     """
     try:
         return msgspec.convert(record, kind)
@@ -210,7 +216,7 @@ def read_record(record: object, kind: type[RecordT], prefix: str = "") -> Record
 
 
 def make_json_values(record: Struct) -> dict[str, Any]:
-    """Convert a record to JSON values, without the fields that are UNSET."""
+    """Convert a record to JSON values by field name, without the fields that are UNSET."""
     return {
         name: asdict(value) if isinstance(value, Repeatability) else value
         for name in record.__struct_fields__
@@ -226,7 +232,10 @@ def get_utc_time() -> str:
 
 
 def make_measurement_record(row: Measurement) -> dict[str, Any]:
-    """Convert a measurement to JSON values. Rates and ``seconds`` follow from ``samples_seconds`` and the work."""
+    """Convert a measurement to the JSON values of its record.
+
+    The record also has rates and ``seconds``, which follow from the samples and the work of one launch.
+    """
     of, work = get_operation(row.operation), row.work
     record = MeasurementRecord(
         operation=row.operation,
@@ -247,7 +256,7 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
         timer_accuracy_seconds=row.timer_accuracy,
         samples_seconds=list(row.samples),
         implausible_samples_seconds=list(row.implausible_samples),
-        # An output with NaN has no finite error; the reason says so.
+        # An output with NaN has no finite error, and JSON has no NaN. The reason of the row describes this output.
         relative_error=row.error if row.error is not None and math.isfinite(row.error) else None,
         throttle_shares=dict(row.conditions.throttle_shares),
         remarks=list(row.remarks),
@@ -278,7 +287,10 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
 
 
 def read_measurement_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
-    """Convert JSON values to a measurement. Raises KeyError or ValueError if they are not one of this run."""
+    """Convert the JSON values of a record to a measurement.
+
+    Raises KeyError or ValueError if the values are not a measurement.
+    """
     read = read_record(record, MeasurementRecord)
     require_regime(read.regime)
     of = get_operation(read.operation, record)
@@ -312,19 +324,26 @@ def read_measurement_record(record: Mapping[str, Any], header: Mapping[str, Any]
 
 
 def round_to_six_digits(value: float) -> float:
-    """Round to six significant digits, not decimals, because a CPU may have only some thousandths of a TFLOPS."""
+    """Round a rate to six significant digits. A fixed number of decimals would lose digits, because a CPU may reach
+    only a few thousandths of a TFLOPS.
+    """
     return float(f"{value:.6g}")
 
 
 def round_as_logged(ceiling: Ceiling) -> Ceiling:
-    """Round a ceiling to the digits in its log, so that a run and its log print the same."""
+    """Round a ceiling to the digits that its log has, so that the run itself and a report of its log print the same
+    numbers.
+    """
     low, high = map(round_to_six_digits, (ceiling.interval.low, ceiling.interval.high))
     interval = Interval(low, high, round(ceiling.interval.coverage, 4))
     return replace(ceiling, rate=round_to_six_digits(ceiling.rate), interval=interval)
 
 
 def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
-    """Convert a ceiling to JSON values. It follows from the measurements of phase ``confirm`` before it in the log."""
+    """Convert a ceiling to the JSON values of its record.
+
+    The values follow from the measurements of the phase ``confirm`` that are earlier in the log.
+    """
     of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
     own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
@@ -348,9 +367,9 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 
 
 def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
-    """Convert JSON values to a ceiling.
+    """Convert the JSON values of a record to a ceiling of the device in the header.
 
-    Raises KeyError or ValueError if they are not a ceiling, UsageError for an invalid shape.
+    Raises KeyError or ValueError if the values are not a ceiling, and UsageError for an invalid shape.
     """
     read = read_record(record, CeilingRecord)
     of = get_operation(read.operation or MATMUL, record)
@@ -377,13 +396,16 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 
 def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
-    """Convert a ceiling that the run did not measure to JSON values."""
+    """Convert a ceiling that the run did not measure to the JSON values of its record."""
     named = {"dtype": rate.dtype, "regime": rate.regime, "tflops": rate.tflops}
     return {**named, "source": rate.source, "told": rate.description}
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Convert JSON values to a ceiling that the run did not measure. Raises ValueError unless its rate is positive."""
+    """Convert the JSON values of a record to a ceiling that the run did not measure.
+
+    Raises ValueError unless the rate of the ceiling is positive.
+    """
     read = read_record(record, KnownCeiling)
     if not read.tflops > 0:
         raise ValueError(f"known ceiling of {read.tflops} TFLOPS is not positive")
@@ -393,7 +415,7 @@ def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Ra
 
 def _make_conditions_fields(conditions: Conditions) -> dict[str, Any]:
     return {
-        # In whole hertz, as it is read back: the median of two clocks may have half a hertz.
+        # Round to whole hertz, as readers do, because the median of two clocks may have half a hertz.
         "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
         "watts": conditions.watts,
         "celsius": conditions.celsius,

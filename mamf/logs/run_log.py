@@ -1,8 +1,8 @@
-"""Reads run logs: JSON Lines with a schema version, one record per line, the header first.
+"""Read run logs: files of JSON Lines with one record per line, the header first.
 
-A log survives a killed run: a last line without a newline was cut off and is ignored. The header has tool, command,
-device, software, settings and plan: all that resuming needs. records.py declares the records, recording.py the header,
-and writer.py writes them.
+The header has the schema version, tool, command, device, software, settings and plan, which is all that resuming a run
+needs. A log stays readable if its run is killed: a last line without a newline was cut off and is ignored. records.py
+declares the records, recording.py declares the header, and writer.py writes the log.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
 _TOO_DEEP_MESSAGE = f"nested more than {MAX_NESTED} deep"
-#: Called with the number of bytes or characters read since the last call, for a progress bar.
+#: A function that is called with the number of bytes or characters read since its last call, for a progress bar.
 OnRead = Callable[[int], object]
 
 
 def read_lines(path: Path, on_read: OnRead | None = None) -> Iterator[bytes]:
-    """Yield the whole lines of a file, without their newline.
+    """Yield the complete lines of a file, each without its newline, and call ``on_read`` with the bytes of each line.
 
-    Raises RunLogError for a file without a whole line, a file or line longer than a log may be, and a file that is not
-    regular, because a pipe or a device may never end.
+    Raises RunLogError for a file without a complete line, and for a file or line that is longer than a log may be. Also
+    raises it if the path is not a regular file, because reading a pipe or a device may never end.
     """
     is_empty = True
     try:
@@ -74,7 +74,9 @@ def read_lines(path: Path, on_read: OnRead | None = None) -> Iterator[bytes]:
 
 
 def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each record with its line number. Raises RunLogError that names the line which is not a record."""
+    """Parse the lines of a log, and yield each record with its line number. Raises RunLogError that names the first
+    line which is not a record.
+    """
     for number, line in enumerate(lines, start=1):
         try:
             yield number, parse_record(line)
@@ -83,16 +85,17 @@ def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dic
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Parse a line of a log. If a field is repeated, the last one counts.
+    """Parse a line of a log and return its fields. If an object has a field more than once, the last value counts.
 
-    Raises ValueError unless the line is a JSON object with a ``record`` name and finite numbers.
+    Raises ValueError unless the line is a JSON object that has a field ``record`` and only finite numbers.
     """
     text = line.removeprefix(codecs.BOM_UTF8)
     try:
         try:
             record = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            # A command line that is not UTF-8 is written with lone surrogates, which msgspec refuses.
+            # The log of a command line that is not UTF-8 contains lone surrogates. msgspec refuses them, so json parses
+            # the line.
             record = _DECODER.decode(text.decode())
     except ValueError:
         raise ValueError("not a JSON object") from None
@@ -116,7 +119,10 @@ _DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_pa
 
 
 def _is_nested_deeper(record: object, depth: int) -> bool:
-    """Return whether objects and lists are nested more than ``depth`` deep. Recursive functions would fail on them."""
+    """Return whether objects and lists in a record are nested more than ``depth`` deep.
+
+    Recursive functions would exceed the recursion limit on such a record.
+    """
     level = [record]
     for _ in range(depth):
         values = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
@@ -125,7 +131,9 @@ def _is_nested_deeper(record: object, depth: int) -> bool:
 
 
 def find_repeated_fields(line: bytes) -> list[str]:
-    """Return the field names that an object in this line has more than once; none if the line is not JSON."""
+    """Return the names of the fields that an object in this line has more than once. Returns none if the line is not
+    JSON.
+    """
     found: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
@@ -141,12 +149,13 @@ def find_repeated_fields(line: bytes) -> list[str]:
 
 SCHEMA = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
-#: Errors that reading a log with values of the wrong type may raise.
+#: The errors that mamf code may raise when it reads a log with values of the wrong type.
 MALFORMED_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
-#: Ceilings by problem and regime.
+#: Ceilings by problem and regime, for operations other than matmul.
 OwnCeilings = dict[tuple[Any, str], Ceiling]
 
-#: Why a log of this tier has no rows to read, and which commands read it.
+#: The message for logs that have no samples, by their ``tier``: it says why ``read_run_log`` does not read such a log,
+#: and which commands read it.
 _UNREADABLE_TIERS = {
     "legacy": (
         "an imported log of mamf-finder, without samples: only 'mamf show', 'compare', 'plot', 'report' and 'results' "
@@ -158,16 +167,19 @@ _UNREADABLE_TIERS = {
 
 @dataclass
 class RunLog(Tabular):
-    """A run log that was read.
+    """A run log that was read from a file, or the joined logs of several devices.
 
-    - ``measurements``: the last row of each step. ``every_row``: all rows as written.
-    - ``all_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime. ``own_ceilings``:
-      ceilings of other operations, by problem and regime. ``known_ceilings``: ceilings that rows are a share of and
-      that the run did not measure, by dtype and regime.
-    - ``counter_records``: hardware counters, which mamf.profiling.counters.log reads.
-    - ``summary``: the last one; None if the run was killed.
-    - ``valid_bytes``: length up to the end of the last whole line. ``is_truncated``: whether a cut line follows.
-    - ``parts``: if devices shared the run and each has its own log, these logs (mamf.logs.shared_runs).
+    - ``header``: the first record, with device, software, settings and plan.
+    - ``measurements``: the last row of each step (regime, problem, shape and kernel). ``every_row``: all rows as
+      written.
+    - ``all_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime.
+    - ``own_ceilings``: ceilings of other operations, by problem and regime.
+    - ``known_ceilings``: ceilings that the run did not measure and that its rows are shares of, by dtype and regime.
+    - ``counter_records``: records of hardware counters, which mamf.profiling.counters.log reads.
+    - ``summary``: the last summary record; None if the run was killed before it wrote one.
+    - ``valid_bytes``: the length of the file in bytes up to the end of the last complete line.
+    - ``is_truncated``: True if an incomplete line follows the last complete line.
+    - ``parts``: the logs that were joined to this one, if several devices shared the run (mamf.logs.shared_runs).
     """
 
     path: Path
@@ -192,21 +204,23 @@ class RunLog(Tabular):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """The devices that shared the run; empty if it ran on one device."""
+        """The devices that shared the run; an empty list if the run used one device."""
         return [DeviceInfo(**device) for device in self.header.get("devices", ())]
 
     def device(self, index: int | None) -> DeviceInfo:
-        """Return the device with this index of those that shared the run, or the run's only device."""
+        """Return the device with this index among the devices that shared the run, or else the device in the header."""
         return next((device for device in self.devices if device.index == index), DeviceInfo(**self.header["device"]))
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """The ceilings of matmuls by regime. Use it for a find, which has one dtype."""
+        """The ceilings of matmuls by regime, for logs of a find, which has only one dtype."""
         return {regime: ceiling for (_, regime), ceiling in self.all_ceilings.items()}
 
     @property
     def tier(self) -> str:
-        """``complete``, or ``interrupted`` by Ctrl-C, a budget or a kill, in which case the best may be missing."""
+        """``complete``, or ``interrupted`` if the run ended early (Ctrl-C, time budget, kill), so that it may have
+        missed the best shape.
+        """
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
@@ -216,21 +230,21 @@ class RunLog(Tabular):
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return each measurement as one flat mapping, for ``pandas.DataFrame(log.rows())``."""
+        """Return each measurement as one flat mapping by column, for ``pandas.DataFrame(log.rows())``."""
         return [flatten_record(make_measurement_record(row)) for row in self.measurements]
 
     @property
     def lasting_rows(self) -> list[Measurement]:
         """The rows that a resumed run does not measure again.
 
-        Left out are rows that failed or ran out of memory, because that may be transient, unless the launch ended its
-        process.
+        A resumed run repeats rows that failed or ran out of memory, because the cause may have gone. It does not repeat
+        rows whose launch killed its process.
         """
         return [row for row in self.measurements if row.is_fatal or row.status not in TRANSIENT_STATUSES]
 
 
 def read_run_log(path: str | Path) -> RunLog:
-    """Read and check a log. Raises RunLogError that names the line and says what is wrong with it."""
+    """Read and check a log. Raises RunLogError that names the invalid line and says what is wrong with it."""
     path = Path(path)
     sizes: list[int] = []
     lines = list(read_lines(path, sizes.append))
@@ -240,9 +254,9 @@ def read_run_log(path: str | Path) -> RunLog:
 
 
 def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
-    """Build a log from the records of a file, each with its line number. The records are not changed.
+    """Build a log from the records of a file, each with its line number. Does not change the records.
 
-    Raises RunLogError that names the line and says what is wrong with it.
+    Raises RunLogError that names the invalid line and says what is wrong with it.
     """
     numbered = iter(records)
     header = _check_header(path, next(numbered)[1])
@@ -260,14 +274,14 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
 
 
 def describe_error(error: Exception) -> str:
-    """Say in one line what is wrong with a record."""
+    """Return one line that says what is wrong with a record, from the error that reading it raised."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
 def explain_unreadable(path: Path, schema: object) -> str:
-    """Return why this mamf does not read a log with this schema, in one line; empty if it does."""
+    """Return in one line why this version of mamf cannot read a log with this schema version; empty if it can."""
     if type(schema) is int and schema == SCHEMA:
         return ""
     if type(schema) is int and 0 < schema < SCHEMA:
@@ -300,7 +314,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_record(log: RunLog, record: dict[str, Any]) -> None:
-    """Add a record that follows the header to a log. Raises ValueError if it is malformed."""
+    """Convert a record that follows the header, and add it to a log. Raises ValueError if the record is malformed."""
     kind = record["record"]
     if kind not in RECORDS:
         raise ValueError(f"unknown record {kind!r}")
@@ -326,7 +340,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a record without nesting, with names such as ``shape.m`` and ``tflops.median``."""
+    """Return the fields of a record without nesting, under names such as ``shape.m`` and ``tflops.median``."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -337,10 +351,14 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the last row of each step, because failures may be measured again, and all visits of the reference."""
+    """Return the last row of each step (regime, problem, shape and kernel), because a resumed run may repeat a failed
+    step.
+
+    Keeps all rows of the reference matmul, which a run measures again and again on purpose.
+    """
     kept: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        device = row.device if row.phase else None  # each device searches for its own ceiling
+        device = row.device if row.phase else None  # Rows with a phase are of a search, which each device does itself.
         key = number if row.is_reference else (row.step, row.phase, row.round, device)
         kept.pop(key, None)
         kept[key] = row
@@ -348,7 +366,10 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the header with a device name that says how the card was shared after the run, if it was."""
+    """Return the header of a log with information about sharing added to the name of its device.
+
+    Returns the header unchanged unless the summary says that the card was shared after the run.
+    """
     if not summary or not summary.get("shared_after"):
         return header
     device = header["device"]
@@ -356,13 +377,16 @@ def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | N
 
 
 # -- several devices --------------------------------------------------------------------------------------------------
-# Cards of one model differ by several percent, so rows of different cards are corrected before they are ranked.
+# Cards of one model differ by several percent, so the rows of different cards are scaled to the speed of one card
+# before they are ranked.
 
 
 class DeviceSpeed(NamedTuple):
-    """The speed of a device relative to the run's first device.
+    """The speed of one device relative to the first device of the run.
 
-    ``factor``: the ratio. ``half_width``: half its interval, as a share. ``work``: the FLOP or bytes of the reference.
+    - ``factor``: the rate of the device divided by the rate of the first device, both on a reference kernel.
+    - ``half_width``: half the width of the interval of ``factor``, as a share of it.
+    - ``work``: the FLOP or bytes of one launch of the reference kernel.
     """
 
     factor: float
@@ -370,27 +394,28 @@ class DeviceSpeed(NamedTuple):
     work: float
 
     def compute_half_width(self, work: float) -> float:
-        """Return the half width for a shape with less work than the reference.
+        """Compute the half width for a shape of ``work`` FLOP or bytes, which may be less than the work of the
+        reference kernel.
 
-        It is wider, because devices may differ less in short launches. Four H200 that differ by 2.5 % at 343 GFLOP
-        differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.
+        It is larger for less work, because devices may differ less in short launches. Four H200 that differ by 2.5 % at
+        343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.
         """
         return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
 
 
-#: Regime and dtype. Speeds of devices are compared only within one.
+#: A regime and a dtype. The speeds of two devices are compared only within one regime and dtype.
 SpeedContext = tuple[str, str]
-#: Speeds by context and device.
+#: Speeds of devices by regime and dtype, then by index of the device.
 DeviceSpeeds = Mapping[SpeedContext, Mapping[int, DeviceSpeed]]
-#: Visits by reference (problem, shape and kernel) and device.
+#: Rows of the reference kernel by (problem, shape, kernel), then by index of the device.
 _ReferenceVisits = dict[Any, dict[int, list[Measurement]]]
 
 
 def compute_device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
-    """Compute the speed of each device relative to that with the lowest index.
+    """Compute the speed of each device relative to the device with the lowest index, for each regime and dtype.
 
-    It is the ratio of their ceilings if each device searched for its own, else the ratio of the median rates of the
-    reference.
+    If each device searched for its own ceiling, the speed is the ratio of the ceilings. Otherwise it is the ratio of
+    the median rates of the reference kernel, which every device measures between its other rows.
     """
     visits: dict[SpeedContext, _ReferenceVisits] = {}
     searched: dict[SpeedContext, dict[int, list[Measurement]]] = {}
@@ -444,7 +469,9 @@ def _compute_speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) ->
 
 
 def _compute_combined_half_width(visits: Sequence[Measurement]) -> float:
-    """Return half the combined interval of these visits, as a share."""
+    """Compute half the width of the combined interval of several measurements of one kernel on one shape, as a share of
+    its rate.
+    """
     if len(visits) == 1:
         return visits[0].relative_half_width
     rate, interval = combine_rounds(visits)
@@ -452,7 +479,9 @@ def _compute_combined_half_width(visits: Sequence[Measurement]) -> float:
 
 
 def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Return the rows, each with the speed of its device. Rows of a run on one device are unchanged."""
+    """Return the rows, each with the relative speed of its device. Rows of a run on one device are returned
+    unchanged.
+    """
     if all(row.device is None for row in rows):
         return list(rows)
     speeds = compute_device_speeds(rows)

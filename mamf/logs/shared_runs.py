@@ -1,4 +1,6 @@
-"""Reads the logs of a run that several devices shared, one log per device, as one run."""
+"""Read the logs of a run that several devices shared, one log per device, as one log, and give the shapes of a lost
+device to the others.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ from mamf.measurement import Measurement
 from mamf.plans import FIND, SWEEP, Plan
 
 #: The file name of a log of a shared run: device or rank, then perhaps a number or a dtype. Logs of ``mamf node`` end
-#: with the name of a part instead, which has no digit.
+#: with the name of a test without a digit instead, so they do not match.
 _LOG_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
-#: Fields of a plan in which the logs of a shared run may differ.
+#: The fields of a plan in which the logs of one shared run may differ.
 _FIELDS_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
-    """Return the logs of a shared run in a folder, or those of one device; empty for other folders."""
+    """Return the paths of the logs of a shared run in a folder, sorted by device.
+
+    ``device``: return only the logs of this device or rank. Returns no paths if the folder has no shared run.
+    """
     named = [(match, path) for path in folder.iterdir() if (match := _LOG_NAME.fullmatch(path.name))]
     named = [each for each in named if device in (None, int(each[0][2]))]
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
@@ -36,9 +41,9 @@ def is_shared_folder(path: Path) -> bool:
 
 
 def read_run(*paths: Path) -> RunLog:
-    """Read a log, or the logs and folders of a shared run as one log.
+    """Read one log, or read the logs and folders of a shared run and join them to one log.
 
-    Raises RunLogError for a log that cannot be read, UsageError for logs that are not of one run.
+    Raises RunLogError for a log that cannot be read, and UsageError for logs that do not belong to one run.
     """
     if len(paths) == 1 and not paths[0].is_dir():
         return read_run_log(paths[0])
@@ -49,10 +54,10 @@ def read_run(*paths: Path) -> RunLog:
 
 
 def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
-    """Join the logs of one run to one log, in which each row names its device and has the device's speed.
+    """Join the logs of one run to one log, in which each row has the index and the relative speed of its device.
 
-    Ceilings are those of the first device. ``path``: the folder of the logs. Raises UsageError for logs that are not of
-    one run.
+    The ceilings are those of the first device. ``path``: the folder of the logs, which becomes the path of the joined
+    log. Raises UsageError for logs that do not belong to one run.
     """
     indices = _number_devices(logs)
     by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
@@ -78,7 +83,11 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
 
 
 def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
-    """Return a number for the device of each log: its index if unique, else (several machines) a running number."""
+    """Return a number for the device of each log, by path of the log.
+
+    It is the index of the device if all indices differ. Otherwise the devices are in several machines and get
+    consecutive numbers.
+    """
     cards = {}
     for log in logs:
         info = log.header["device"]
@@ -89,7 +98,9 @@ def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
 
 
 def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
-    """Return the plan of the whole run, with the shapes of all logs. Raises UsageError if their plans differ."""
+    """Return the plan of the whole shared run, with the shapes of all logs. Raises UsageError if the plans of the logs
+    differ otherwise.
+    """
     models = dict.fromkeys(log.header["device"]["name"] for log in logs)
     if len(models) > 1:
         raise UsageError(f"the logs are not from one run: their devices are {', '.join(models)}")
@@ -109,7 +120,10 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
 
 
 def _get_common_fields(plan: Plan) -> dict[str, Any]:
-    """Return the fields in which the plans of a run must agree. Few do in a find, whose grid depends on the device."""
+    """Return the fields of a plan, by name, that must be equal in all logs of a shared run.
+
+    A find has only two, because its grid of shapes depends on the device.
+    """
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
     options = replace(plan.options, reference=None, rank=0, ranks=0) if plan.kind == SWEEP else plan.options
@@ -117,7 +131,10 @@ def _get_common_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
-    """Summarize the whole run. A sweep is complete if each of its steps has a row, however the logs ended."""
+    """Make the summary of the whole shared run from the summaries of its logs.
+
+    A sweep is complete if each of its steps has a row, even if some logs were interrupted.
+    """
     reasons = dict[str, list[str]]()
     for log in logs:
         reasons.setdefault(str(log.summary["reason"]) if log.summary else "it was killed", []).append(log.path.stem)
@@ -143,9 +160,9 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 
 
 def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
-    """Deal the shapes that nobody will measure, because their device is gone, to the devices ``left``.
+    """Deal the shapes of devices that are no longer available to the devices ``left``.
 
-    Starts a log with its share of these shapes for each device, and adds it to ``logs``.
+    Starts a log for each of these devices with its part of the shapes, and adds that log to ``logs`` (logs by device).
     """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
@@ -160,7 +177,7 @@ def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], left: Seque
 
 
 def _start_rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """Start a log for these shapes, with the header and the ceilings of the device's own log."""
+    """Start a log for these shapes with the header and the ceilings of the device's own log, and return it as read."""
     plan = own.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))
     rest = replace(

@@ -1,8 +1,8 @@
-"""Writes run logs record by record. One process at a time writes a log, and no file is ever overwritten.
+"""Write run logs record by record. One process at a time writes a log, and the code never overwrites a file.
 
-Each line is written by one system call before the next shape starts, so a killed process loses at most the shape that
-it was measuring. If another program changes the file, the whole log is written again from a copy in memory and goes on
-there: at its path, under a free name next to it, or in the folder for temporary files.
+One system call writes each line before the run measures the next shape, so a killed process loses at most the shape
+that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory,
+and appends later records there: to its path, to a free name next to it, or to the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from mamf.files import create_atomically, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
-# O_NONBLOCK: opening a pipe does not block. O_BINARY: Windows does not change line ends.
+# O_NONBLOCK keeps open() from blocking on a pipe. O_BINARY keeps Windows from changing line ends.
 _OPEN_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
-    """Appends records to a log, which stays locked until ``close``. Use it as a context manager.
+    """A context manager that appends records to a log, and keeps the file locked until ``close``.
 
-    ``path``: where the log is now. If another program changes the log, a LogChangedWarning is issued.
+    ``path``: the path of the log, which changes if another program changes the file. In this case the writer issues a
+    LogChangedWarning.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._absolute_path = path.absolute()  # a script may change the working directory
+        self._absolute_path = path.absolute()  # A script may change its working directory during the run.
         self._descriptor = -1
         self._copy = io.BytesIO()
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], is_numbered: bool = False) -> RunLogWriter:
-        """Start a new log. The file never exists without its header, even if the process is killed.
+        """Start a new log with a header. Even if the process is killed, no file without a header is left behind.
 
-        ``is_numbered``: if the file exists, use a free name next to it. Raises UsageError if the file exists or cannot
-        be created, and RunLogWriteError if the disk is full.
+        ``is_numbered``: if the file exists, add a number to its name. Raises UsageError if the file exists or cannot be
+        created, and RunLogWriteError if the disk is full.
         """
         line = encode_record("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
@@ -64,8 +65,8 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         """Lock a log, then read it. The file does not change before the first record is written.
 
         The lock comes first, because another process may still be writing the log. Raises UsageError if the log cannot
-        be written or another process has it open, and RunLogError if it cannot be read, which says how to save its
-        good lines.
+        be written or another process has it open. Raises RunLogError if the log cannot be read; the message says how to
+        save the lines before the error.
         """
         writer = cls(path)
         try:
@@ -91,7 +92,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         return self._descriptor >= 0
 
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
-        """Cut off the line that a killed run did not finish, and append a record that the log is resumed."""
+        """Remove the incomplete line that a killed run left, and append a record which says that the run
+        was resumed.
+        """
         line = encode_record("resume", fields)
         self.append_line()
         os.ftruncate(self._descriptor, log.valid_bytes)
@@ -99,14 +102,19 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.append_line(line)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
-        """Append one record. If that fails (disk full), restore the log and raise RunLogWriteError."""
+        """Append one record with these fields. If that fails (disk full), restore the log and raise
+        RunLogWriteError.
+        """
         self.append_line(encode_record(record, fields))
 
     def append_line(self, line: bytes = b"") -> None:
-        """Append a line. Without one, only write the log again if another program changed it. Raises as ``write``."""
+        """Append an encoded line. First write the whole log again if another program has changed the file.
+
+        Without a line it does only the latter. Raises RunLogWriteError if the file cannot be written.
+        """
         change = self._write_again() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
-        self._copy.write(line)  # before the file: after an interrupt, the copy has all and the file may lack the line
+        self._copy.write(line)  # First the copy: an interrupt may keep the line out of the file.
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
@@ -117,11 +125,11 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
             ) from None
-        if change:  # at the end, because a warnings filter may turn it into an error, which must not lose a row
+        if change:  # Warn after writing: a filter may turn the warning into an error, which must not lose the row.
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
     def _is_changed(self) -> bool:
-        """Return whether another program changed the file since the last line."""
+        """Return whether another program has changed or replaced the file since the writer wrote its last line."""
         try:
             state, is_same = (
                 self._absolute_path.stat(),
@@ -132,7 +140,10 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         return not is_same or state.st_size != self._copy.seek(0, os.SEEK_END)
 
     def _write_again(self) -> str:
-        """Write the whole log again. Return what happened, in one line. Raises RunLogWriteError if that fails."""
+        """Write the whole log to a new file and append there from now on. Return one line that says what happened.
+
+        Raises RunLogWriteError if no new file can be written.
+        """
         change = f"{self.path} was changed by another program"
         self._copy.seek(0)
         whole = self._copy.read()
@@ -168,7 +179,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
 
 def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
-    """Encode a record as a line of JSON. Raises RunLogWriteError for values that JSON does not have, such as NaN."""
+    """Encode a record as a line of JSON without private texts. Raises RunLogWriteError for values that JSON does not
+    have, such as NaN.
+    """
     try:
         text = json.dumps({"record": record, **scrub_record(dict(fields))}, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -177,7 +190,7 @@ def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def lock_log(descriptor: int, path: Path) -> None:
-    """Lock the file of a log. Raises UsageError that names the process which has locked it already."""
+    """Lock the open file of a log. Raises UsageError that names the process which has already locked the file."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -187,14 +200,15 @@ def lock_log(descriptor: int, path: Path) -> None:
     except BlockingIOError:
         raise UsageError(f"{find_lock_holder(descriptor)} is writing {path}: wait for it to end") from None
     except OSError:
-        return  # a file system without locks
+        return  # The file system has no locks.
 
 
 def find_lock_holder(descriptor: int) -> str:
-    """Return which process has locked a file, as text. Only Linux reports it."""
+    """Return the process that has locked an open file, as text for a message. Only Linux tells which process it is."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
-            # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
+            # A line of /proc/locks looks like "1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF", with process 4711 and
+            # inode 1234.
             fields = line.split()
             if (
                 fields[1] == "FLOCK"

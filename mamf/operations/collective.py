@@ -49,8 +49,8 @@ class CollectiveProblem(DeclaredProblem):
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:
         """Return the number of elements that a rank sends and receives, rounded down to equal parts for all ranks."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
-        most = part * self.ranks
-        return {"all_gather": (part, most), "reduce_scatter": (most, part)}.get(self.collective, (most, most))
+        whole = part * self.ranks
+        return {"all_gather": (part, whole), "reduce_scatter": (whole, part)}.get(self.collective, (whole, whole))
 
     def count_part_elements(self, shape: CollectiveShape) -> int:
         """Return the number of elements per part: a buffer has a single part, or one part per rank."""
@@ -98,10 +98,10 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
         return problem.unsupported_shape(shape)
 
 
-_SIZES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
+_DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
 # The share of memory that both buffers of the largest size may take. The device needs the remaining memory for other
 # things.
-_SHARE_OF_MEMORY = 0.25
+_MAX_MEMORY_SHARE = 0.25
 
 
 class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
@@ -116,10 +116,14 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
         """Return sizes from 1 MiB to 4 GiB, as far as memory allows, or up to 16 MiB for CPUs."""
         if not backend.is_accelerator:
-            return _SIZES[:2]
+            return _DEFAULT_SHAPES[:2]
         free = backend.free_memory()
-        most = None if free is None else free * _SHARE_OF_MEMORY
-        return [size for size in _SIZES if most is None or size == _SIZES[0] or size.nbytes <= most]
+        max_bytes = None if free is None else free * _MAX_MEMORY_SHARE
+        return [
+            size
+            for size in _DEFAULT_SHAPES
+            if max_bytes is None or size == _DEFAULT_SHAPES[0] or size.nbytes <= max_bytes
+        ]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
         """Return the problem, as in Operation. ``ranks`` defaults to the size of this process's group."""

@@ -54,16 +54,19 @@ class TorchDistributed(CollectiveKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        taken, error = None, None
+        buffers, error = None, None
         try:
-            taken = take_transfer_buffers(problem, shape, pool)
+            buffers = take_transfer_buffers(problem, shape, pool)
         except Exception as failed:  # report it to the other ranks, which would wait for this one
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
-        if taken is None or failures:
+        if buffers is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
         exchange = Exchange(
-            problem, problem.count_part_elements(shape), *taken, make_block_group(problem.blocks, taken[0].device.type)
+            problem,
+            problem.count_part_elements(shape),
+            *buffers,
+            make_block_group(problem.blocks, buffers[0].device.type),
         )
         return Prepared(
             launches=[exchange.launch] * sets,
@@ -101,10 +104,10 @@ def make_block_group(blocks: int, device_type: str) -> Any:
     return distributed.new_group(backend=library, pg_options=options)
 
 
-def gather_objects(own: object) -> list[Any]:
+def gather_objects(local_object: object) -> list[Any]:
     """Return the objects of all ranks, by rank. All ranks must call it."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
+    torch.distributed.all_gather_object(found, local_object)
     return found
 
 
@@ -115,16 +118,16 @@ class Exchange:
         self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor, group: Any = None
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
-        self._sent, self._received, self._part = sent, received, part
+        self._sent, self._received, self._part_elements = sent, received, part
         # A ring rounds n partial sums, of 1 to n ranks. The combined error is sqrt(n / 2) times that of one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
         places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLE_COUNT))})
-        self._places = torch.tensor(places, device=sent.device)
+        self._sampled_indices = torch.tensor(places, device=sent.device)
         self._launches = 0
         call: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
-        self._call = call if group is None else partial(call, group=group)
+        self._run_collective = call if group is None else partial(call, group=group)
         self._expected = self._compute_expected(torch.stack(gather_objects(self._copy_samples(sent))))
         self._expected_sums = (
             None if self._tolerance else self._compute_expected(torch.stack(gather_objects(self._sum_bits(sent))))
@@ -133,7 +136,7 @@ class Exchange:
 
     def launch(self) -> None:
         self._launches += 1
-        self._call()
+        self._run_collective()
 
     def poison(self) -> None:
         """Overwrite the receive buffer. For all_reduce, which works in place, copy the sent data into it."""
@@ -152,22 +155,24 @@ class Exchange:
         """Return the names of operands that changed on any rank."""
         return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
-    def _compute_expected(self, of_all: torch.Tensor) -> torch.Tensor:
+    def _compute_expected(self, data_by_rank: torch.Tensor) -> torch.Tensor:
         """Return the expected result of this rank, [parts, ...], from the data of all ranks, [ranks, parts, ...]."""
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
-            return of_all[:, 0]
+            return data_by_rank[:, 0]
         if self._collective == "all_to_all":
-            return of_all[:, rank]
-        return of_all.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else of_all.sum(0)
+            return data_by_rank[:, rank]
+        return data_by_rank.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else data_by_rank.sum(0)
 
     def _copy_samples(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sampled entries of each part, on the host."""
-        return tensor.view(-1, self._part).index_select(1, self._places).cpu().double()
+        return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
     def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of each part's bits as integers. It checks all elements of collectives that only move data."""
-        return torch.stack([view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part)]).cpu()
+        return torch.stack(
+            [view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part_elements)]
+        ).cpu()
 
     def _measure_error(self) -> float:
         if self._expected_sums is not None and not torch.equal(self._sum_bits(self._received), self._expected_sums):

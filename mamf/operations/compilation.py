@@ -21,8 +21,10 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
     """
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
-    own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    compiled: Callable[..., Any] = torch.compile(own, dynamic=False, fullgraph=True, **options)
+    copied_function = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    compiled: Callable[..., Any] = torch.compile(copied_function, dynamic=False, fullgraph=True, **options)
     return compiled
 
 
@@ -37,18 +39,18 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
     return manager
 
 
-def check_triton(backend: Backend, instead: str) -> Unavailable | None:
+def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | None:
     """Return why Triton does not support this backend, or None. ``instead``: a kernel that supports it."""
     if not backend.is_accelerator:
-        return Unavailable("Triton kernels need a GPU", f"use the kernel {instead}, which runs everywhere")
+        return Unavailable("Triton kernels need a GPU", f"use the kernel {alternative}, which runs everywhere")
     if importlib.util.find_spec("triton") is None:
         return Unavailable("Triton is not installed", "pip install triton")
     try:
-        driven = get_triton_device_type()
+        device_type = get_triton_device_type()
     except Exception as error:  # any error of a vendor's driver
-        return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {instead}")
-    if driven != getattr(backend, "device_type", None):
-        return Unavailable(f"Triton runs on {driven} here, not on {backend.name}", f"use the kernel {instead}")
+        return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {alternative}")
+    if device_type != getattr(backend, "device_type", None):
+        return Unavailable(f"Triton runs on {device_type} here, not on {backend.name}", f"use the kernel {alternative}")
     return None
 
 

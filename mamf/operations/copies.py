@@ -13,7 +13,11 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 
 CopyDirection = Literal["to_device", "to_host", "to_peer"]
 DIRECTIONS: tuple[str, ...] = get_args(CopyDirection)
-_PATHS = {"to_device": "pinned host to device", "to_host": "device to pinned host", "to_peer": "device to next device"}
+_PATH_BY_DIRECTION = {
+    "to_device": "pinned host to device",
+    "to_host": "device to pinned host",
+    "to_peer": "device to next device",
+}
 
 
 class CopyShape(BandwidthShape):
@@ -35,7 +39,7 @@ class CopyProblem(DeclaredProblem):
     seed: int = 0
 
     def work(self, shape: CopyShape) -> Work:
-        return Work(0.0, shape.nbytes, f"{_PATHS[self.direction]}, bytes counted once", "TB/s")
+        return Work(0.0, shape.nbytes, f"{_PATH_BY_DIRECTION[self.direction]}, bytes counted once", "TB/s")
 
     def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the buffer on the device. The kernel allocates the buffer at the other end of the copy."""

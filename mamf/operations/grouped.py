@@ -76,19 +76,19 @@ class GroupedProblem(ProductProblem):
         """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
         if self.routing == "balanced":
-            return apportion(shape.tokens, [1.0] * shape.experts)
+            return split_proportionally(shape.tokens, [1.0] * shape.experts)
         random.Random(self.seed).shuffle(ranks)
-        return apportion(shape.tokens, [1 / (1 + rank) for rank in ranks])
+        return split_proportionally(shape.tokens, [1 / (1 + rank) for rank in ranks])
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch. The weights of experts without tokens are not read."""
-        busy = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
-        idle = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy)
-        usual = super().work(shape)
-        return replace(usual, nbytes=usual.nbytes - idle)
+        busy_experts = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
+        unread_bytes = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy_experts)
+        work_of_all_experts = super().work(shape)
+        return replace(work_of_all_experts, nbytes=work_of_all_experts.nbytes - unread_bytes)
 
 
-def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
+def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     """Split ``total`` into integers proportional to ``weights``, by the largest remainder method."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(each) for each in exact]
@@ -99,46 +99,46 @@ def apportion(total: int, weights: list[float]) -> tuple[int, ...]:
 
 
 #: Tokens per device. Each token goes to several experts.
-_TOKENS = 8192
-_FEW_TOKENS = 64
+_TOKENS_PER_DEVICE = 8192
+_DECODE_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertLayer:
     """The ``experts`` of a layer on one device, ``active`` of them per token. The gate and up projections are one
     matmul.
     """
 
     name: str
     experts: int
-    active: int
-    hidden: int
-    inside: int
+    experts_per_token: int
+    hidden_size: int
+    intermediate_size: int
 
     def shapes(self, tokens: int) -> dict[GroupedShape, str]:
         """Return the shapes of both matmuls of the experts, each with its label."""
-        rows = tokens * self.active
+        rows = tokens * self.experts_per_token
         return {
-            GroupedShape(self.experts, rows, 2 * self.inside, self.hidden): f"{self.name} gate+up",
-            GroupedShape(self.experts, rows, self.hidden, self.inside): f"{self.name} down",
+            GroupedShape(self.experts, rows, 2 * self.intermediate_size, self.hidden_size): f"{self.name} gate+up",
+            GroupedShape(self.experts, rows, self.hidden_size, self.intermediate_size): f"{self.name} down",
         }
 
 
-MIXTURES = (
-    Experts("mixtral-8x7b", 8, 2, 4096, 14336),
-    Experts("deepseek-v2-lite", 64, 6, 2048, 1408),
-    Experts("qwen3-30b-a3b", 128, 8, 2048, 768),
-    Experts("deepseek-v3, 32 of 256", 32, 8, 7168, 2048),
+EXPERT_LAYERS = (
+    ExpertLayer("mixtral-8x7b", 8, 2, 4096, 14336),
+    ExpertLayer("deepseek-v2-lite", 64, 6, 2048, 1408),
+    ExpertLayer("qwen3-30b-a3b", 128, 8, 2048, 768),
+    ExpertLayer("deepseek-v3, 32 of 256", 32, 8, 7168, 2048),
 )
 
 
-def _make_all_shapes(tokens: int) -> dict[GroupedShape, str]:
-    return {shape: name for mixture in MIXTURES for shape, name in mixture.shapes(tokens).items()}
+def _make_preset_shapes(tokens: int) -> dict[GroupedShape, str]:
+    return {shape: name for mixture in EXPERT_LAYERS for shape, name in mixture.shapes(tokens).items()}
 
 
 PRESETS: Mapping[str, Preset[GroupedShape]] = {
-    "moe": Preset(_make_all_shapes(_TOKENS)),
-    "moe-decode": Preset(_make_all_shapes(_FEW_TOKENS)),
+    "moe": Preset(_make_preset_shapes(_TOKENS_PER_DEVICE)),
+    "moe-decode": Preset(_make_preset_shapes(_DECODE_TOKENS)),
 }
 
 

@@ -26,7 +26,7 @@ from mamf.operations.quantization import QuantizedOperand
 from mamf.operations.whole_products import MatmulPart
 
 #: Error messages of torch's checks in grouped_mm.
-_REFUSALS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
+_REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
@@ -68,7 +68,9 @@ class GroupedMm(TorchGrouped):
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:
-        is_known = isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSALS)
+        is_known = isinstance(error, (RuntimeError, ValueError)) and any(
+            text in str(error) for text in _REFUSAL_MESSAGES
+        )
         return super().refuses(error) or is_known
 
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
@@ -131,21 +133,22 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         values, weights = (view_operand_rows(shape, name, flat) for name in ("a", "b"))
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
-        busy = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
+        expert_ranges = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
         def parts(output: torch.Tensor) -> list[MatmulPart]:
             return [
                 MatmulPart(a.slice_rows(m, to), b.slice_rows(of, until), output[None, m:to])
-                for m, to, of, until in busy
+                for m, to, of, until in expert_ranges
             ]
 
-        def exact(output: torch.Tensor) -> list[MatmulPart]:
+        def list_exact_parts(output: torch.Tensor) -> list[MatmulPart]:
             return [
-                MatmulPart(values[None, m:to], weights[None, of:until], output[None, m:to]) for m, to, of, until in busy
+                MatmulPart(values[None, m:to], weights[None, of:until], output[None, m:to])
+                for m, to, of, until in expert_ranges
             ]
 
         launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
         changing = choose_smaller_operand(a.elements, b.elements)
         return make_matmul_operand_set(
-            problem, launch, c, parts, changing, split_unquantized=exact, find_changed=unchanged
+            problem, launch, c, parts, changing, split_unquantized=list_exact_parts, find_changed=unchanged
         )

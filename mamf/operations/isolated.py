@@ -26,10 +26,10 @@ from mamf.operations.operand_sets import list_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
 # Each trial takes about this many seconds; the maximum number of trials and of launches per trial.
-_TIMED_SECONDS, _TRIALS, _MAX_LAUNCHES = 0.5, 3, 2000
+_TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
 # A trial may take this much host time per launch and once per trial, and launches may be this many times slower than
 # reported, because the clock is lower at the power limit than in a burst.
-_HOST_SECONDS, _TRIAL_SECONDS, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
+_HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 
 class ChannelError(MamfError):
@@ -70,24 +70,24 @@ def serve_launches(
     Return the last message of the checking process: ``wrong`` or ``unknown`` with a reason, or an empty one if the
     result is correct. Raises ChannelError, and any error of a launch.
     """
-    asked, operands = channel.receive()
-    if "operands" not in asked:
-        return asked
+    request, operands = channel.receive()
+    if "operands" not in request:
+        return request
     flat = take_pool_buffers(pool, problem.buffers(shape))
-    _write_buffers(flat, asked["operands"], operands)
+    _write_buffers(flat, request["operands"], operands)
     prepared = kernel.prepare(backend, problem, shape, pool)
     prepared.poison([None])
-    while "operands" in asked or "launches" in asked:
-        for _ in range(asked.get("launches", 1)):
+    while "operands" in request or "launches" in request:
+        for _ in range(request.get("launches", 1)):
             result = prepared.launches[0]()
         backend.submit()
         backend.synchronize()
-        if "launches" in asked:
+        if "launches" in request:
             channel.send()
         else:
-            _send_results(channel, {name: flat[name] for name in flat.keys() - set(asked["operands"])}, result)
-        asked, _ = channel.receive()
-    return asked
+            _send_results(channel, {name: flat[name] for name in flat.keys() - set(request["operands"])}, result)
+        request, _ = channel.receive()
+    return request
 
 
 def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result: object) -> None:
@@ -98,7 +98,7 @@ def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result:
     channel.send(*parts, written=list(written), returned=described, is_one=is_one)
 
 
-def run_checks() -> None:
+def run_checking_process() -> None:
     """Check the kernels of the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that text printed by libraries is not read as a message
@@ -109,21 +109,21 @@ def answer_requests(channel: Channel) -> None:
     """Answer requests for checks until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:
-            asked, _ = channel.receive()
+            request, _ = channel.receive()
             try:
-                found = _check_kernel(channel, asked)
+                answer = _check_kernel(channel, request)
             except (ChannelError, BrokenPipeError):
                 return
             except get_plugin_errors() as error:
-                found = {"unknown": describe_error(error)}
-            channel.send(**found)
+                answer = {"unknown": describe_error(error)}
+            channel.send(**answer)
 
 
-def _check_kernel(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
-    of, cpu = make_operation(asked["operation"]), open_backend("cpu")
-    problem, shape = of.problem_from_record(asked["problem"]), of.shape_from_record(asked["shape"])
+def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str]:
+    operation, cpu = make_operation(request["operation"]), open_backend("cpu")
+    problem, shape = operation.problem_from_record(request["problem"]), operation.shape_from_record(request["shape"])
     pool = cpu.operand_pool(problem.data, problem.seed)
-    prepared = _find_reference_kernel(of, cpu, problem, shape).prepare(cpu, problem, shape, pool)
+    prepared = _find_checking_kernel(operation, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
         prepared.change_operands()  # randomly, so that the result cannot be known in advance
     buffers = problem.buffers(shape)
@@ -139,39 +139,39 @@ def _check_kernel(channel: Channel, asked: Mapping[str, Any]) -> dict[str, str]:
         if verdict and not verdict.ok:
             reason = verdict.reason or f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
             return {"wrong": reason}
-    return _check_reported_time(channel, asked["seconds"])
+    return _check_reported_time(channel, request["seconds"])
 
 
-def _find_reference_kernel(of: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
+def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
     """Return the first of mamf's kernels that supports the problem on a CPU. Raises UnsupportedError if none does."""
     reasons = []
-    for point in find_entry_points(of.kernel_group):
+    for point in find_entry_points(operation.kernel_group):
         if not point.value.startswith("mamf."):
             continue
-        with_this = make_kernel(of, point.name)
-        reason = with_this.unavailable(cpu) or with_this.unsupported(cpu, problem)
-        reason = reason or with_this.unsupported_shape(problem, shape)
+        kernel = make_kernel(operation, point.name)
+        reason = kernel.unavailable(cpu) or kernel.unsupported(cpu, problem)
+        reason = reason or kernel.unsupported_shape(problem, shape)
         if not reason:
-            return with_this
+            return kernel
         reasons.append(f"{point.name}: {reason}")
     raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU ({'; '.join(reasons[:1])})")
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
     """Time launches with this process's clock. Compare with ``seconds`` per launch from the other process."""
-    launches = min(_MAX_LAUNCHES, math.ceil(_TIMED_SECONDS / seconds))
-    most = _TRIAL_SECONDS + launches * (_HOST_SECONDS + _MAX_SLOWDOWN * seconds)
-    taken = math.inf
-    for _ in range(_TRIALS):
-        begun = time.perf_counter()
+    launches = min(_MAX_TRIAL_LAUNCHES, math.ceil(_TRIAL_TARGET_SECONDS / seconds))
+    max_seconds = _HOST_SECONDS_PER_TRIAL + launches * (_HOST_SECONDS_PER_LAUNCH + _MAX_SLOWDOWN * seconds)
+    shortest_seconds = math.inf
+    for _ in range(_MAX_TRIALS):
+        start = time.perf_counter()
         channel.send(launches=launches)
         channel.receive()
-        taken = min(taken, time.perf_counter() - begun)
-        if taken <= most:
+        shortest_seconds = min(shortest_seconds, time.perf_counter() - start)
+        if shortest_seconds <= max_seconds:
             return {}
     shown = (
-        f"{launches} launches take {taken:.3g} s by the clock of the checking process, "
-        f"{taken / (launches * seconds):.3g} times the reported time"
+        f"{launches} launches take {shortest_seconds:.3g} s by the clock of the checking process, "
+        f"{shortest_seconds / (launches * seconds):.3g} times the reported time"
     )
     return {"wrong": shown}
 

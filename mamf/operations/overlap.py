@@ -24,9 +24,9 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: The work that can run at the same time as matmul: collectives, copies and passes over arrays.
-OTHERS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
+OTHER_WORKS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
 #: The work that a rate counts: the matmul, or the other work.
-TIMED = PRODUCTS, OTHER = ("products", "other")
+COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
@@ -70,9 +70,9 @@ class OverlapProblem(DeclaredProblem):
     operation: ClassVar[str] = "overlap"
 
     other: str = field(
-        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHERS)
+        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHER_WORKS)
     )
-    timed: str = field(default=PRODUCTS, metadata=describe("work that the rate counts", choices=TIMED))
+    timed: str = field(default=MATMUL_WORK, metadata=describe("work that the rate counts", choices=COUNTED_WORKS))
     alone: bool = field(default=True, metadata=describe("measure that work alone, without the other"))
     ranks: int = 1
     blocks: int = field(
@@ -96,7 +96,7 @@ class OverlapProblem(DeclaredProblem):
     def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work that the rate counts."""
         common: dict[str, Any] = {"data": self.data, "seed": self.seed}
-        if self.timed == PRODUCTS:
+        if self.timed == MATMUL_WORK:
             common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
             return MatmulProblem(**common), MatmulShape(shape.m, shape.n, shape.k)
         if self.is_collective:
@@ -110,13 +110,13 @@ class OverlapProblem(DeclaredProblem):
 
     def work(self, shape: OverlapShape) -> Work:
         problem, counted = self.get_counted_work(shape)
-        own: Work = problem.work(counted)
-        return replace(own, convention=f"{self.work_names[0]}: {own.convention}")
+        counted_work: Work = problem.work(counted)
+        return replace(counted_work, convention=f"{self.work_names[0]}: {counted_work.convention}")
 
     @property
     def work_names(self) -> tuple[str, str]:
         """The names of the work that the rate counts and of the work that runs at the same time."""
-        return (self.other, "matmul") if self.timed == OTHER else ("matmul", self.other)
+        return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         problem, counted = self.get_counted_work(shape)
@@ -144,7 +144,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """Return the kernel of the work that the rate counts. Raises UnavailableError."""
         counted, _ = problem.get_counted_work(MIN_SHAPE)
-        if problem.timed != OTHER:
+        if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted)
         available = choose_kernels(make_operation(counted.operation), backend)
         return next((each for _, each in available if each.is_default), available[0][1])
@@ -206,7 +206,7 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
             f"beside {beside}"
             if not problem.alone
             else f"alone (for {beside})"
-            if problem.timed == PRODUCTS
+            if problem.timed == MATMUL_WORK
             else "alone"
         )
         return [f"{timed} {company}", *filter(None, (ranks, blocks))]

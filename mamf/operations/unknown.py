@@ -54,7 +54,7 @@ class UnknownProblem:
         return shape.work.nbytes
 
 
-class Unknown(Operation[Any, Any]):
+class UnknownOperation(Operation[Any, Any]):
     """The placeholder for an operation that is not installed. ``record``: a row of the log."""
 
     kernel_group = ""
@@ -65,36 +65,36 @@ class Unknown(Operation[Any, Any]):
 
     def __init__(self, name: str, record: Mapping[str, Any]) -> None:
         self.name = name  # type: ignore[misc]
-        self._record = record
+        self._row_record = record
 
     def default_shapes(self, backend: Backend) -> Sequence[UnknownShape]:
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
         """Return the shape of a ceiling; its work is unknown."""
-        unit = str(self._record.get("unit", "TFLOPS"))
+        unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
 
     def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
-        row = self._record
+        row = self._row_record
         work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
-        return UnknownShape(freeze(record), work)
+        return UnknownShape(freeze_record(record), work)
 
     def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return thaw(shape.fields)
+        return thaw_fields(shape.fields)
 
     def problem_from_record(self, record: Mapping[str, Any]) -> UnknownProblem:
-        return UnknownProblem(self.name, freeze(record))
+        return UnknownProblem(self.name, freeze_record(record))
 
     def problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return thaw(problem.fields)
+        return thaw_fields(problem.fields)
 
 
-def freeze(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def freeze_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in record.items())
 
 
-def thaw(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def thaw_fields(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
@@ -110,13 +110,13 @@ def is_compute_roof(name: str) -> bool:
 
 
 @functools.cache
-def _get_installed(name: str) -> AnyOperation:
+def _get_installed_operation(name: str) -> AnyOperation:
     return make_operation(name)
 
 
 def get_operation(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
     """Return the operation with this name; if it is not installed, a placeholder that can show its rows."""
     try:
-        return _get_installed(name)
+        return _get_installed_operation(name)
     except UnknownNameError:
-        return Unknown(name, record or {})
+        return UnknownOperation(name, record or {})

@@ -16,7 +16,7 @@ from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, group_pairs
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.overlap import OTHER, PRODUCTS
+from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
 from mamf.plausibility import compute_max_rate, find_flop_per_cycle
@@ -304,7 +304,7 @@ class OverlapPair:
 
     @property
     def together(self) -> Measurement:
-        return self.rows[PRODUCTS, False]
+        return self.rows[MATMUL_WORK, False]
 
     def compute_kept_share(self, timed: str) -> float:
         """Return the rate of a work while both run, divided by its rate alone."""
@@ -318,7 +318,7 @@ class OverlapPair:
         """Predict the seconds of a step with ``flop`` and ``nbytes`` (of the other work's buffer). The first prediction
         runs both at once until one is done, then the rest of the other alone; the second runs one after the other.
         """
-        amounts = {PRODUCTS: flop / self.together.flop, OTHER: nbytes / self.together.shape.nbytes}
+        amounts = {MATMUL_WORK: flop / self.together.flop, OTHER_WORK: nbytes / self.together.shape.nbytes}
         alone, both = (
             {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
         )
@@ -337,7 +337,9 @@ class OverlapPair:
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
     """Return the pairs of which all rows have a figure."""
-    found = group_pairs(((replace(row.problem, timed=PRODUCTS, alone=True), row.shape), row) for row in rows if row.ok)
+    found = group_pairs(
+        ((replace(row.problem, timed=MATMUL_WORK, alone=True), row.shape), row) for row in rows if row.ok
+    )
     by_row = ({(row.problem.timed, row.problem.alone): row for row in same} for same in found.values())
     return [OverlapPair(each) for each in by_row if len(each) == 4]
 
@@ -345,7 +347,7 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """Return which share of its rate each work keeps in percent, from the lowest to the highest of all pairs."""
     pairs, found = find_complete_pairs(rows), {}
-    for timed, name in ((PRODUCTS, "matmul"), (OTHER, "other work")) if pairs else ():
+    for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
         kept = [pair.compute_kept_share(timed) for pair in pairs]
         found[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
     return found
@@ -366,7 +368,7 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
             min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same),
         )
         doubt, blocks = (
-            format_percent(max(map(best.compute_relative_half_width, (PRODUCTS, OTHER)))),
+            format_percent(max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))),
             best.together.problem.blocks,
         )
         yield (
@@ -384,7 +386,7 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     yield Column("other", "with", lambda pair: pair.kind[1], left=True)
     yield Column("size", "size", lambda pair: pair.size, left=True)
     yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
-    for timed, unit, factor in ((PRODUCTS, "TFLOPS", 1.0), (OTHER, "GB/s", 1e3)):
+    for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
         yield Column(
             name_rate_column(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_significant, 1
         )
@@ -455,7 +457,7 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
 def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     blocks = f", {pair.together.problem.blocks} blocks" if pair.together.problem.blocks else ""
     group = f"{pair.kind[0]} with {pair.kind[1]} {pair.size}"
-    for timed, name, style in ((PRODUCTS, "matmul", "matmul"), (OTHER, pair.kind[1], "other work")):
+    for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.kind[1], "other work")):
         kept, half_width = (
             100 * pair.compute_kept_share(timed),
             100 * pair.compute_kept_share(timed) * pair.compute_relative_half_width(timed),

@@ -11,7 +11,7 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass
+from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass_call
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 pytestmark = pytest.mark.usefixtures("use_one_torch_thread")
@@ -41,7 +41,7 @@ class Lazy(TorchFunctions):
     """Works once and never again."""
 
     def bind(self, backend, problem, arrays, sums):
-        calls = [make_pass(problem.pattern, arrays, sums)]
+        calls = [make_pass_call(problem.pattern, arrays, sums)]
 
         def lazy():
             for call in (calls.pop() for _ in tuple(calls)):

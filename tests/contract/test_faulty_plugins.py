@@ -88,12 +88,12 @@ def installed(monkeypatch):
     # What takes a tenth of a second of every run, and no part in it.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
     monkeypatch.setattr("mamf.machine.environment._read_commit", lambda: None)
-    monkeypatch.setattr("mamf.engine.search.grid._STEPS", 8)
+    monkeypatch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
     settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
     monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     yield
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
 
 
 def raises(*arguments, **keywords):
@@ -236,7 +236,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
     with monkeypatch.context() as patch:
         put(patch, kind, method, interrupted(kind, method))
         code, out, err = run(*commands[0])
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     assert code in (0, 130)
     assert "Traceback" not in out + err
     for path in tmp_path.iterdir():

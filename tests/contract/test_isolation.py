@@ -89,7 +89,7 @@ class Ending(Own):
 def process(monkeypatch):
     """Starts threads in place of processes, and counts them."""
     monkeypatch.setattr(CheckedKernel, "_record_verdict", CheckedKernel._record_verdict)
-    monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1e-3)
+    monkeypatch.setattr(isolated, "_TRIAL_TARGET_SECONDS", 1e-3)
     started, opened = [], []
 
     def pair():
@@ -169,7 +169,7 @@ def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
     """Virtual: the launches of the fresh process take three times what the row says."""
     ticks = iter(range(100))
     monkeypatch.setattr(isolated, "time", SimpleNamespace(perf_counter=lambda: 3.0 * next(ticks)))
-    monkeypatch.setattr(isolated, "_TIMED_SECONDS", 1.0)
+    monkeypatch.setattr(isolated, "_TRIAL_TARGET_SECONDS", 1.0)
     sent: list[dict[str, int]] = []
     channel = SimpleNamespace(send=lambda **fields: sent.append(fields), receive=lambda: ({}, []))
     assert isolated._check_reported_time(channel, 0.01) == {

@@ -29,12 +29,12 @@ SHAPES = ["--shapes", "16x64", "32x256"]
 def installed(site):
     """Install the package: its module and its entry points."""
     (site / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     with pytest.MonkeyPatch.context() as path:
         path.syspath_prepend(site)
         yield path
     sys.modules.pop(MODULE, None)
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def uninstall(installed):
     def gone():
         installed.undo()
         sys.modules.pop(MODULE, None)
-        unknown._get_installed.cache_clear()
+        unknown._get_installed_operation.cache_clear()
 
     return gone
 
@@ -117,7 +117,7 @@ def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
 def test_a_review_does_not_import_it(log, monkeypatch):
     """A log comes from anybody, and must not choose what runs."""
     monkeypatch.setattr(EntryPoint, "load", lambda point: pytest.fail(f"{point.value} is imported"))
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     (found,) = review_log(log[0]).findings
     assert (found.rule, found.is_warning) == ("unknown-operation", False)
     assert "layer_norm" in found.message

@@ -26,9 +26,9 @@ NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", 
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
     monkeypatch.setattr("mamf.node.children.start_child", Child)
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     yield
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
 
 
 def faulty(monkeypatch, devices, **faults):

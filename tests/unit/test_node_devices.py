@@ -41,9 +41,9 @@ FAULTY = {
 def installed():
     with pytest.MonkeyPatch.context() as patch:
         simulated_node.install(patch)
-        unknown._get_installed.cache_clear()
+        unknown._get_installed_operation.cache_clear()
         yield
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
 
 
 def measured(folder, index, physics, together=True):

@@ -12,7 +12,7 @@ from made_plans import kernels_plan, sweep_plan
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Preset as OperationPreset
-from mamf.operations.grouped import MIXTURES, Grouped, GroupedKernel, GroupedShape
+from mamf.operations.grouped import EXPERT_LAYERS, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import make_prepared
@@ -40,12 +40,12 @@ def test_each_product_reads_memory_as_forward_left_it():
 
 
 def test_experts_get_every_token_as_often_as_they_are_active():
-    mixtral = MIXTURES[0].shapes(8192)
+    mixtral = EXPERT_LAYERS[0].shapes(8192)
     assert mixtral == {
         GroupedShape(8, 16384, 28672, 4096): "mixtral-8x7b gate+up",
         GroupedShape(8, 16384, 4096, 14336): "mixtral-8x7b down",
     }
-    assert all(len(preset.shapes) == 2 * len(MIXTURES) for preset in GROUPED_PRESETS.values())
+    assert all(len(preset.shapes) == 2 * len(EXPERT_LAYERS) for preset in GROUPED_PRESETS.values())
 
 
 def test_each_shape_has_a_layer_or_none_has():

@@ -39,9 +39,9 @@ SPEEDS = (1.0, 1.03, 0.98, 1.01)
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
     monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_runs:Card")
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
     yield
-    unknown._get_installed.cache_clear()
+    unknown._get_installed_operation.cache_clear()
 
 
 class Card(simulated_node.Node):

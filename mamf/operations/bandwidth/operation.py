@@ -30,9 +30,9 @@ from mamf.peaks import find_bandwidth
 Pattern = Literal["copy", "read", "write", "triad"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 #: The arrays that a pattern reads and writes, by STREAM's names.
-READS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
-WRITES: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
-_FORMULAS = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
+READ_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
+WRITTEN_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
+_FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 #: The maximum number of arrays of a pattern.
 MAX_ARRAYS = 3
 #: Arrays of this many bytes need only one operand set: after a launch, even the largest cache (1.1 GB on an EPYC 9684X)
@@ -43,17 +43,17 @@ DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass over at least this many times the cache size measures memory. The cache can then save at most a sixteenth of
 #: the traffic; it saved 1 % on an H200 (1 GiB written).
 MEMORY_CACHE_MULTIPLE = 16
-_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
+_BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
-def parse_bytes(text: str) -> int:
+def parse_byte_size(text: str) -> int:
     """Read a size such as ``256MiB``, ``1GiB``, ``4096KiB`` or bytes without a unit. Raises UsageError otherwise."""
-    match = _PATTERN.fullmatch(text.strip())
+    match = _SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
     count, unit = match.groups()
-    return parse_digits(count) * _UNITS.get(unit, 1)
+    return parse_digits(count) * _BYTES_BY_UNIT.get(unit, 1)
 
 
 @dataclass(frozen=True, order=True)
@@ -68,7 +68,7 @@ class BandwidthShape:
             "size of each array, such as 1GiB",
             default="powers of two, from the cache to half the memory",
             keyword="size",
-            read=parse_bytes,
+            read=parse_byte_size,
             metavar="SIZE",
         )
     )
@@ -77,7 +77,7 @@ class BandwidthShape:
         object.__setattr__(self, "nbytes", require_whole_number("bytes of an array", self.nbytes))
 
     def __str__(self) -> str:
-        for unit, size in _UNITS.items():
+        for unit, size in _BYTES_BY_UNIT.items():
             if self.nbytes % size == 0:
                 return f"{self.nbytes // size}{unit}"
         return str(self.nbytes)
@@ -85,7 +85,7 @@ class BandwidthShape:
     @classmethod
     def parse(cls, text: str) -> BandwidthShape:
         """Read ``256MiB``, ``1GiB``, ``4096KiB`` or bytes. Raises UsageError for anything else."""
-        return cls(parse_bytes(text))
+        return cls(parse_byte_size(text))
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,13 @@ class BandwidthProblem(DeclaredProblem):
     @property
     def arrays(self) -> tuple[str, ...]:
         """The arrays of the pattern, the written one first."""
-        return (*WRITES[self.pattern], *READS[self.pattern])
+        return (*WRITTEN_ARRAYS[self.pattern], *READ_ARRAYS[self.pattern])
 
     def elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements of each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
-    def is_of_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
+    def is_served_by_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
         """Return whether memory, not a cache, serves passes over such arrays. ``cache_bytes``: the last-level cache."""
         return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
 
@@ -128,7 +128,7 @@ class BandwidthProblem(DeclaredProblem):
 
     def work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
-        convention = f"bytes of each array once a pass; {_FORMULAS[self.pattern]}{passes}"
+        convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
         return Work(self.flop(shape), self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
 
     def flop(self, shape: BandwidthShape) -> float:
@@ -136,14 +136,14 @@ class BandwidthProblem(DeclaredProblem):
         per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
         return float(self.warm * per_element * self.elements(shape))
 
-    def limit_sets(self, shape: BandwidthShape, asked: int) -> int:
+    def limit_operand_sets(self, shape: BandwidthShape, asked: int) -> int:
         """Return the number of operand sets: ``asked``, or 1 if one set is many times larger than any cache."""
         return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else asked
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers of the arrays, ``sets`` of each."""
-        elements = aligned(self.elements(shape)) * self.limit_sets(shape, sets)
-        return {name: Buffer(elements, self.dtype, name in READS[self.pattern]) for name in self.arrays}
+        elements = aligned(self.elements(shape)) * self.limit_operand_sets(shape, sets)
+        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all arrays."""
@@ -167,11 +167,11 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
 
 # The allowed excess over the datasheet's bandwidth is small: by default no board raises its memory clock.
-_HEADROOM = 1.02
+_DATASHEET_HEADROOM = 1.02
 # If all arrays together are this many times as large as the cache, memory serves at least half of their bytes.
-_CACHES = 2
+_MIN_CACHE_MULTIPLE = 2
 # The memory of a device that does not report it.
-_MEMORY_BYTES = 8 * 1024 * MIB
+_DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
 
 class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
@@ -186,10 +186,10 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     def default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
         """Return powers of two: from a size at which all arrays of any pattern fit in the cache, to half the memory."""
         info = backend.info
-        memory = min(info.memory_bytes or _MEMORY_BYTES, backend.free_memory() or _MEMORY_BYTES)
-        first = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
-        last = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
-        sizes = [first << step for step in range(max(last // first, 1).bit_length())]
+        memory = min(info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.free_memory() or _DEFAULT_MEMORY_BYTES)
+        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
+        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
+        sizes = [smallest << step for step in range(max(largest // smallest, 1).bit_length())]
         return [BandwidthShape(size) for size in sizes]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> BandwidthProblem:
@@ -212,7 +212,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
         """Return whether memory serves a single pass. Several passes measure a cache, so any shape may be a ceiling."""
-        return problem.warm > 1 or problem.is_of_memory(shape, info.cache_bytes)
+        return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return the number of passes if there are several, and the share of the datasheet's bandwidth."""
@@ -230,9 +230,9 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
 def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
     """Return the highest rate of a launch that moves ``nbytes``, from the datasheet; None if a cache may serve most."""
     peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
-    if peak is None or not info.cache_bytes or nbytes < _CACHES * info.cache_bytes:
+    if peak is None or not info.cache_bytes or nbytes < _MIN_CACHE_MULTIPLE * info.cache_bytes:
         return None
-    return _HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
+    return _DATASHEET_HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
 
 
 def floor_to_power_of_two(limit: int) -> int:

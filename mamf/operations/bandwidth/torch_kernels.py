@@ -19,15 +19,15 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.bandwidth.operation import READS, BandwidthKernel, BandwidthProblem, BandwidthShape
-from mamf.operations.compilation import check_triton
+from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthKernel, BandwidthProblem, BandwidthShape
+from mamf.operations.compilation import check_triton_backend
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 from mamf.torch_backend import to_torch_dtype
 
 #: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
 SCALAR = 3.0
 # Elements to compare at once: this takes a few times 64 MiB of temporary memory.
-_CHUNK = 2**24
+_CHUNK_ELEMENTS = 2**24
 _SAMPLE_COUNT = 256
 # Errors are divided by at least this value, because float16 is too coarse for relative errors of smaller operands.
 _MIN_SCALE = 1e-3
@@ -57,7 +57,7 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        return super().prepare(backend, problem, shape, pool, problem.limit_sets(shape, sets), rewrite)
+        return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
 
     def operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
@@ -66,15 +66,15 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
         sums = torch.empty(count, dtype=to_torch_dtype(dtype), device=device)
         arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
         launch, times = self.bind(backend, problem, arrays, sums)
-        operands, output = [arrays[name] for name in READS[problem.pattern]], arrays.get("a", sums)
+        operands, output = [arrays[name] for name in READ_ARRAYS[problem.pattern]], arrays.get("a", sums)
         if problem.pattern == "read":
-            verify = verify_sum(operands[0], sums, times, "cpu" if backend.unsupported_dtype("float64") else device)
+            verify = make_sum_check(operands[0], sums, times, "cpu" if backend.unsupported_dtype("float64") else device)
         else:
-            verify = verify_elements(problem, operands, output)
+            verify = make_element_check(problem, operands, output)
         return OperandSet(launch, verify, outputs=[output])
 
 
-def verify_sum(
+def make_sum_check(
     array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
 ) -> Callable[[object], Verdict]:
     """Make a check that ``sums`` add up to ``times`` times the sum of the array. The error is relative to the array's
@@ -97,26 +97,30 @@ def verify_sum(
     return verify
 
 
-def verify_elements(
+def make_element_check(
     problem: BandwidthProblem, operands: Sequence[torch.Tensor], output: torch.Tensor
 ) -> Callable[[object], Verdict]:
     """Make a check of all elements on the device, and of sampled elements on the host, with the current operands."""
     # Each element of a triad is rounded twice.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
     sampled = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
-    sampled_operands = [copy_to_host(operand, sampled) for operand in operands]
+    sampled_operands = [copy_samples_to_host(operand, sampled) for operand in operands]
     wide = torch.float64 if output.dtype == torch.float64 else torch.float32
 
     def verify(result: object) -> Verdict:
-        chunks = zip(*(tensor.split(_CHUNK) for tensor in (output, *operands)), strict=True)
-        worst = torch.stack([measure_errors(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
-        by_host = measure_errors(problem.pattern, copy_to_host(output, sampled), sampled_operands, torch.float64).item()
+        chunks = zip(*(tensor.split(_CHUNK_ELEMENTS) for tensor in (output, *operands)), strict=True)
+        worst = torch.stack([compute_max_error(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
+        by_host = compute_max_error(
+            problem.pattern, copy_samples_to_host(output, sampled), sampled_operands, torch.float64
+        ).item()
         return Verdict(worst if math.isnan(worst) else max(worst, by_host), tolerance)
 
     return verify
 
 
-def measure_errors(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
+def compute_max_error(
+    pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype
+) -> torch.Tensor:
     """Return the share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
     if pattern == "copy":
         return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
@@ -130,14 +134,14 @@ def measure_errors(pattern: str, a: torch.Tensor, operands: Sequence[torch.Tenso
 def compute_sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
     """Return the sum and the norm of an array in float64, computed on a device that has float64."""
     total = squares = 0.0
-    for chunk in array.split(_CHUNK):
+    for chunk in array.split(_CHUNK_ELEMENTS):
         wide = chunk.to(device).to(torch.float64)
         total += wide.sum().item()
         squares += wide.square().sum().item()
     return total, math.sqrt(squares)
 
 
-def copy_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def copy_samples_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, indices).cpu()
 
 
@@ -159,10 +163,10 @@ class TorchFunctions(TorchArrays):
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
     ) -> tuple[Callable[[], None], float]:
-        return make_repeated_launch(make_pass(problem.pattern, arrays, sums), problem.warm), 1.0
+        return make_repeated_launch(make_pass_call(problem.pattern, arrays, sums), problem.warm), 1.0
 
 
-def make_pass(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
+def make_pass_call(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
     if pattern == "read":
         return partial(torch.sum, arrays["b"], 0, dtype=sums.dtype, out=sums[0])
     a = arrays["a"]
@@ -189,10 +193,10 @@ def make_repeated_launch(call: Callable[[], object], times: int) -> Callable[[],
 # Programs per compute unit: with 8 warps each they fill its 2048 threads.
 _PROGRAMS_PER_UNIT = 8
 # The number of compute units of a device that does not report it.
-_COMPUTE_UNITS = 64
-_WARPS = 8
+_DEFAULT_COMPUTE_UNITS = 64
+_WARPS_PER_PROGRAM = 8
 # The bytes of an array that a program moves at once: two loads of 16 bytes per thread.
-_BLOCK_BYTES = _WARPS * 32 * 32
+_BLOCK_BYTES = _WARPS_PER_PROGRAM * 32 * 32
 
 
 class TritonPasses(TorchArrays):
@@ -203,7 +207,7 @@ class TritonPasses(TorchArrays):
     name = "triton"
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_triton(backend, "torch")
+        return check_triton_backend(backend, "torch")
 
     def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
         return count_programs(backend), "float32"
@@ -222,7 +226,7 @@ class TritonPasses(TorchArrays):
         scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         def launch() -> None:
-            kernel(*operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS)
+            kernel(*operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS_PER_PROGRAM)
 
         return launch, float(problem.warm)
 
@@ -242,4 +246,4 @@ class TritonPasses(TorchArrays):
 
 
 def count_programs(backend: Backend) -> int:
-    return (backend.info.compute_units or _COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
+    return (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT

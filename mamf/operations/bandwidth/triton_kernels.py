@@ -11,44 +11,44 @@ import triton.language as tl
 
 # In each pass, a program takes the blocks that belong to the program this much further on. No device has a number of
 # programs that this divides.
-_SHIFT = tl.constexpr(37)
+_PROGRAM_SHIFT = tl.constexpr(37)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    for each in range(passes):
-        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
-        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
-            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            tl.store(a + at, tl.load(b + at, mask=at < count), mask=at < count)
+    for pass_number in range(passes):
+        first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
+        for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            offsets = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(a + offsets, tl.load(b + offsets, mask=offsets < count), mask=offsets < count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], tl.float32)
-    for each in range(passes):
-        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
-        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
-            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            total += tl.load(b + at, mask=at < count, other=0.0).to(tl.float32)
+    for pass_number in range(passes):
+        first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
+        for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            offsets = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            total += tl.load(b + offsets, mask=offsets < count, other=0.0).to(tl.float32)
     tl.store(sums + tl.program_id(0), tl.sum(total, 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    for each in range(passes):
-        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
-        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
-            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            tl.store(a + at, tl.full([BLOCK], 0.0, tl.float32) + scalar, mask=at < count)
+    for pass_number in range(passes):
+        first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
+        for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            offsets = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(a + offsets, tl.full([BLOCK], 0.0, tl.float32) + scalar, mask=offsets < count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    for each in range(passes):
-        first = (tl.program_id(0) + each * _SHIFT) % tl.num_programs(0)
-        for block in range(first, tl.cdiv(count, BLOCK), tl.num_programs(0)):
-            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            left = tl.load(b + at, mask=at < count).to(tl.float32)
-            right = tl.load(c + at, mask=at < count).to(tl.float32)
-            tl.store(a + at, left + scalar * right, mask=at < count)
+    for pass_number in range(passes):
+        first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
+        for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            offsets = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            left = tl.load(b + offsets, mask=offsets < count).to(tl.float32)
+            right = tl.load(c + offsets, mask=offsets < count).to(tl.float32)
+            tl.store(a + offsets, left + scalar * right, mask=offsets < count)

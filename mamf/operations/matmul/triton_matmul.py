@@ -19,7 +19,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import check_triton
+from mamf.operations.compilation import check_triton_backend
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_idle_units
 
@@ -156,7 +156,7 @@ class TritonMatmul(TorchMatmul):
         self._compute_units = compute_units
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_triton(backend, "torch.mm")
+        return check_triton_backend(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         reason = super().unsupported_problem(backend, problem)
@@ -340,7 +340,7 @@ class Gluon(TorchMatmul):
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
-            return check_triton(backend, "torch.mm")
+            return check_triton_backend(backend, "torch.mm")
         return Unavailable(f"kernel gluon is for NVIDIA's Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm")
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:

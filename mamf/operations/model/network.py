@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mamf.operations.model.operation import ModelProblem, ModelShape
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
 #: The standard deviation of scores before the softmax: so large that attending to wrong keys changes the loss.
 _SCORE_DEVIATION = 2.0
@@ -24,7 +24,7 @@ _SCORE_DEVIATION = 2.0
 class Network(nn.Module):
     """A language model. Maps tokens and targets, [batch, context], to the loss of each token in float32."""
 
-    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
+    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = Embedding(problem, shape)
@@ -70,7 +70,7 @@ class Head(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
+    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(problem), make_norm(problem)
         self.attention = SelfAttention(problem, shape, attend)
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
     cosine: torch.Tensor
     sine: torch.Tensor
 
-    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: Attend) -> None:
+    def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
         self.attend, self.head_dim = attend, problem.head_dim
         self.heads, self.kv_heads = problem.heads, problem.kv_heads

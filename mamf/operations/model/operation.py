@@ -25,9 +25,9 @@ Phase = Literal["forward", "forward-backward", "step"]
 Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
 #: FLOP of a phase, as a multiple of the forward pass. A backward pass has two matmuls for each one of the forward pass.
-FORWARDS: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
+FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
 #: The minimum bytes that a phase reads or writes, as a multiple of the parameters' bytes, and in words.
-_COPIES: Mapping[str, tuple[int, str]] = {
+_PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
@@ -56,7 +56,7 @@ class ModelShape(Sizes):
         return self.batch * self.context
 
 
-def _describe_rare(help: str) -> Mapping[str, Any]:
+def _describe_rare_field(help: str) -> Mapping[str, Any]:
     """Describe a field that users rarely set themselves, because --size sets it."""
     return describe(help, is_rare=True)
 
@@ -79,25 +79,27 @@ class ModelProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "model"
 
-    style: Style = field(default="gpt2", metadata=_describe_rare("type of block"))
-    d_model: int = field(default=768, metadata=_describe_rare("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_describe_rare("hidden width of the MLP"))
-    layers: int = field(default=12, metadata=_describe_rare("number of blocks"))
-    heads: int = field(default=12, metadata=_describe_rare("number of query heads"))
-    kv_heads: int = field(default=12, metadata=_describe_rare("number of key and value heads"))
-    experts: int = field(default=1, metadata=_describe_rare("number of experts per block, for style moe"))
-    active_experts: int = field(default=1, metadata=_describe_rare("number of experts that each token uses"))
-    vocabulary: int = field(default=50257, metadata=_describe_rare("number of tokens in the vocabulary"))
-    tied: bool = field(default=True, metadata=_describe_rare("use the embedding's weights for the logits"))
+    style: Style = field(default="gpt2", metadata=_describe_rare_field("type of block"))
+    d_model: int = field(default=768, metadata=_describe_rare_field("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_describe_rare_field("hidden width of the MLP"))
+    layers: int = field(default=12, metadata=_describe_rare_field("number of blocks"))
+    heads: int = field(default=12, metadata=_describe_rare_field("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_describe_rare_field("number of key and value heads"))
+    experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, for style moe"))
+    active_experts: int = field(default=1, metadata=_describe_rare_field("number of experts that each token uses"))
+    vocabulary: int = field(default=50257, metadata=_describe_rare_field("number of tokens in the vocabulary"))
+    tied: bool = field(default=True, metadata=_describe_rare_field("use the embedding's weights for the logits"))
     phase: Phase = field(
         default="forward",
         metadata=describe("part of a training step to time; forward-backward minus forward is the backward pass"),
     )
     autocast: bool = field(
-        default=False, metadata=_describe_rare("keep parameters in float32 and run matmuls under torch.autocast")
+        default=False, metadata=_describe_rare_field("keep parameters in float32 and run matmuls under torch.autocast")
     )
-    checkpointing: bool = field(default=False, metadata=_describe_rare("recompute each block in the backward pass"))
-    optimizer: Optimizer = field(default="adamw", metadata=_describe_rare("optimizer, for the phase step"))
+    checkpointing: bool = field(
+        default=False, metadata=_describe_rare_field("recompute each block in the backward pass")
+    )
+    optimizer: Optimizer = field(default="adamw", metadata=_describe_rare_field("optimizer, for the phase step"))
     dtype: str = "bfloat16"
     data: str = field(default="normal", metadata=describe("values of the tokens", choices=("normal",), is_rare=True))
     seed: int = 0
@@ -176,31 +178,34 @@ class ModelProblem(DeclaredProblem):
         layer = self._projection_weights + self._router_weights + self.experts * self._expert_weights
         if self.style == "gpt2":
             norms, biases, positions = 4 * d, 4 * d + self.d_ff + d, shape.context * d
-            return self._embeddings + positions + self.layers * (layer + norms + biases) + 2 * d
-        return self._embeddings + self.layers * (layer + 2 * d) + d
+            return self._embedding_weights + positions + self.layers * (layer + norms + biases) + 2 * d
+        return self._embedding_weights + self.layers * (layer + 2 * d) + d
 
-    def parameter_bytes(self, shape: ModelShape) -> int:
+    def count_parameter_bytes(self, shape: ModelShape) -> int:
         return self.parameters(shape) * DTYPES[self.parameter_dtype].itemsize
 
     @property
-    def _embeddings(self) -> int:
+    def _embedding_weights(self) -> int:
         return self.vocabulary * self.d_model * (1 if self.tied else 2)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
     def work(self, shape: ModelShape) -> Work:
-        copies, moved = _COPIES[self.phase]
+        copies, moved = _PARAMETER_COPIES_MOVED[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes: {moved}"
         )
-        return Work(self.flop(shape), copies * self.parameter_bytes(shape), convention)
+        return Work(self.flop(shape), copies * self.count_parameter_bytes(shape), convention)
 
     def flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch, 2 per multiply-add."""
-        return float(FORWARDS[self.phase] * (self.matmul_flop(shape) + self.layers * self.attention(shape).flop))
+        return float(
+            FORWARD_PASSES_BY_PHASE[self.phase]
+            * (self.count_matmul_flop(shape) + self.layers * self.attention(shape).flop)
+        )
 
-    def matmul_flop(self, shape: ModelShape) -> int:
+    def count_matmul_flop(self, shape: ModelShape) -> int:
         """Return the FLOP of the matmuls with weights in a forward pass, including the logits."""
         layer = self._projection_weights + self._router_weights + self.active_experts * self._expert_weights
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
@@ -213,27 +218,29 @@ class ModelProblem(DeclaredProblem):
         return self.work(shape).nbytes
 
 
-def _llama(d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True) -> dict[str, Any]:
+def _make_llama_fields(
+    d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True
+) -> dict[str, Any]:
     wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     return {"style": "llama", **wide, "vocabulary": 128256, "tied": tied}
 
 
-def _gpt2(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
+def _make_gpt2_fields(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
     wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": heads}
     return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
 
 
 #: Architectures by name: GPT-2, Llama 3, and a mixture of experts with the width of the small GPT-2.
 SIZES: Mapping[str, Mapping[str, Any]] = {
-    "small": _gpt2(768, 3072, 12, 12),
-    "medium": _gpt2(1024, 4096, 24, 16),
-    "large": _gpt2(1280, 5120, 36, 20),
-    "xl": _gpt2(1600, 6400, 48, 25),
-    "2.7b": _gpt2(2560, 10240, 32, 32),
-    "1b": _llama(2048, 8192, 16, 32, 8),
-    "3b": _llama(3072, 8192, 28, 24, 8),
-    "8b": _llama(4096, 14336, 32, 32, 8, tied=False),
-    "moe": {**_llama(768, 2048, 12, 12, 4), "style": "moe", "experts": 8, "active_experts": 2},
+    "small": _make_gpt2_fields(768, 3072, 12, 12),
+    "medium": _make_gpt2_fields(1024, 4096, 24, 16),
+    "large": _make_gpt2_fields(1280, 5120, 36, 20),
+    "xl": _make_gpt2_fields(1600, 6400, 48, 25),
+    "2.7b": _make_gpt2_fields(2560, 10240, 32, 32),
+    "1b": _make_llama_fields(2048, 8192, 16, 32, 8),
+    "3b": _make_llama_fields(3072, 8192, 28, 24, 8),
+    "8b": _make_llama_fields(4096, 14336, 32, 32, 8, tied=False),
+    "moe": {**_make_llama_fields(768, 2048, 12, 12, 4), "style": "moe", "experts": 8, "active_experts": 2},
 }
 
 
@@ -255,11 +262,11 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
         return problem.unsupported_shape(shape)
 
 
-_BATCH, _CONTEXTS = 8, (256, 512, 1024)
+_DEFAULT_BATCH, _DEFAULT_CONTEXTS = 8, (256, 512, 1024)
 #: Fields that a title names only if they differ from the defaults.
-_RARE = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
+_RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: Names by style of block.
-_FAMILIES: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
+_FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 
 class Model(FlopOperation[ModelProblem, ModelShape]):
@@ -279,7 +286,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     )
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
-        return [ModelShape(_BATCH, context) for context in _CONTEXTS]
+        return [ModelShape(_DEFAULT_BATCH, context) for context in _DEFAULT_CONTEXTS]
 
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Return the architectures by name."""
@@ -289,12 +296,12 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         """Return ``given`` with the preset's sizes. Scale ``d_ff`` and ``heads`` with ``d_model``, ``kv_heads`` with
         ``heads``, unless they are given.
         """
-        usual = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
+        defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         asked = {**preset, **given}
         for size, followers in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
-            if size in asked and asked[size] != usual[size]:
+            if size in asked and asked[size] != defaults[size]:
                 asked |= {
-                    name: max(1, round(usual[name] * asked[size] / usual[size]))
+                    name: max(1, round(defaults[name] * asked[size] / defaults[size]))
                     for name in followers
                     if name not in given
                 }
@@ -312,16 +319,18 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
         """Return the architecture, the phase, and the fields that differ from the defaults."""
-        usual = {field.name: field.default for field in fields(problem)}
-        values = {name: getattr(problem, name) for name in _RARE}
-        others = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
+        defaults = {field.name: field.default for field in fields(problem)}
+        values = {name: getattr(problem, name) for name in _RARELY_TITLED_FIELDS}
+        others = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
         return [problem.architecture, problem.phase, *others]
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
         """Return the words, with the name of a known model in place of its dimensions: ``Llama 3 1B``."""
         for size, parts in SIZES.items():
-            if problem.style in _FAMILIES and all(getattr(problem, name) == value for name, value in parts.items()):
-                name = f"{_FAMILIES[problem.style]} {size.upper() if size[0].isdecimal() else size}"
+            if problem.style in _FAMILY_BY_STYLE and all(
+                getattr(problem, name) == value for name, value in parts.items()
+            ):
+                name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
                 own = {f"{field} {value}" for field, value in parts.items()}
                 return [name, *(word for word in self.words(problem)[1:] if word not in own)]
         return self.words(problem)

@@ -25,7 +25,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
-from mamf.operations.model.network import Attend, Network, initialize_weights
+from mamf.operations.model.network import AttentionFunction, Network, initialize_weights
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, get_max_error, list_tensors, poison_tensor
 from mamf.operations.unknown import get_operation
@@ -68,7 +68,7 @@ class TorchModel(ModelKernel):
     def refuses(self, error: Exception) -> bool:
         return self.attention.refuses(error)
 
-    def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> Attend:
+    def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> AttentionFunction:
         """Return the attention kernel as a function in the network's layout."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
@@ -84,7 +84,7 @@ class TorchModel(ModelKernel):
 
         return attend
 
-    def make_runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
         """Return the function that a launch calls."""
         return network
 
@@ -101,7 +101,7 @@ class TorchModel(ModelKernel):
         gc.collect()  # free the previous model, which may be in a reference cycle
         require_memory(backend, problem.nbytes(shape))
         network = make_network(backend.device, problem, shape, self.attend(backend, problem, shape))
-        run = self.make_runnable(network)
+        run = self.make_forward_function(network)
         if problem.autocast:
             run = wrap_in_autocast(run, backend.device, problem)
         return PreparedModel(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepare()
@@ -115,7 +115,7 @@ class CompiledModel(TorchModel):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return backend.without_compiler() or super().unavailable(backend)
 
-    def make_runnable(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
         # Dynamo compiles a code object at most 8 times. Without the reset, later networks would run uncompiled.
         torch.compiler.reset()
         compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
@@ -139,15 +139,15 @@ def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
-def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: Attend) -> Network:
+def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> Network:
     """Make a network on the device, with random parameters that depend on the seed only."""
-    usual = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = Network(problem, shape, attend)
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(default_dtype)
     initialize_weights(network, torch.Generator(device).manual_seed(problem.seed))
     return network
 
@@ -155,7 +155,7 @@ def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape,
 # -- launches and their verification -----------------------------------------------------------------------------------
 
 
-def compute_reference(
+def compute_reference_results(
     network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Compute the loss of each token, and the gradients of the mean loss with respect to the parameters in ``of``.
@@ -208,10 +208,10 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
 
 
 #: The largest error of the losses, in standard deviations of the reference's losses.
-_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
-_GRADIENT_FACTOR = 2.0
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_Answer = tuple[torch.Tensor, list[torch.Tensor]]
+_LOSS_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
+_GRADIENT_TOLERANCE_FACTOR = 2.0
+_MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
+_ReferenceResult = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class PreparedModel:
@@ -232,19 +232,19 @@ class PreparedModel:
         self._problem, self._network, self._run = problem, network, run
         self._device = next(network.parameters()).device
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
-        self._sampled = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
+        self._sampled_parameters = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
         alike = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
-        self._known = get_known_answers(alike, shape, self._device)
-        self._answers = dict(self._known)
+        self._shared_references = get_cached_references(alike, shape, self._device)
+        self._references = dict(self._shared_references)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
             fused = problem.optimizer == "adamw-fused"
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
         # Gradients and moments stay in memory between launches. Together they are this many times as large as the
         # parameters.
-        copies = 1 + (len(_MOMENTS) if self._optimizer else 0)
-        self._held_bytes = copies * problem.parameter_bytes(shape)
+        copies = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
+        self._held_bytes = copies * problem.count_parameter_bytes(shape)
 
     def prepare(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
@@ -268,7 +268,7 @@ class PreparedModel:
         losses.mean().backward()
         if self._optimizer is not None:
             self._optimizer.step()
-        return (losses.detach(), *(each.grad for each in self._sampled))
+        return (losses.detach(), *(each.grad for each in self._sampled_parameters))
 
     # -- verification ------------------------------------------------------------------------------------------------
 
@@ -285,41 +285,43 @@ class PreparedModel:
         """Return the names of operands that changed. If none did, share the reference results with other kernels."""
         changed = self._unchanged()
         if not changed:
-            self._known |= self._answers
+            self._shared_references |= self._references
         return changed
 
     def _get_moments(self) -> list[torch.Tensor]:
         """Return the optimizer's moments of the sampled parameters. The list is empty until it has run once."""
         if self._optimizer is None:
             return []
-        states = [self._optimizer.state[each] for each in self._sampled]
-        return [state[name] for state in states for name in _MOMENTS if state]
+        states = [self._optimizer.state[each] for each in self._sampled_parameters]
+        return [state[name] for state in states for name in _MOMENT_NAMES if state]
 
     def verify(self, index: int, result: object) -> Verdict:
         """Verify the losses, relative to the standard deviation of the expected losses, and the gradients, relative to
         their expected norms.
         """
-        losses, gradients = self._get_answer(index)
+        losses, gradients = self._get_reference(index)
         found, *own = list_tensors(result)
         error = compute_relative_error(found, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
             details["gradient_error"] = off = get_max_error(map(compute_relative_error, own, gradients, gradients))
-            error = get_max_error((error, off / _GRADIENT_FACTOR))
+            error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments are 0"
-        return Verdict(error, _TOLERANCE[self._problem.dtype], details, "float32")
+        return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")
 
-    def _get_answer(self, index: int) -> _Answer:
-        if index not in self._answers:
-            sampled = self._sampled if self._problem.has_backward else []
-            losses, gradients = compute_reference(self._network, *self._batches[index], sampled)
-            self._answers[index] = losses.cpu(), [each.cpu() for each in gradients]
-        return self._answers[index]
+    def _get_reference(self, index: int) -> _ReferenceResult:
+        if index not in self._references:
+            sampled = self._sampled_parameters if self._problem.has_backward else []
+            losses, gradients = compute_reference_results(self._network, *self._batches[index], sampled)
+            self._references[index] = losses.cpu(), [each.cpu() for each in gradients]
+        return self._references[index]
 
 
 @functools.lru_cache(maxsize=4)
-def get_known_answers(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _Answer]:
+def get_cached_references(
+    problem: ModelProblem, shape: ModelShape, device: torch.device
+) -> dict[int, _ReferenceResult]:
     """Return the cache of reference results by batch, in host memory. Kernels share it, because computing a result
     takes longer than measuring a row.
     """

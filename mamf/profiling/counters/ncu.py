@@ -310,14 +310,14 @@ def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
         get(MEMORY_PIPES_PERCENT),
     )
     # All traffic of device memory passes through the L2, so a busy memory keeps the L2 busy too.
-    is_of_memory = dram is not None and dram >= BUSY_PERCENT
+    is_memory_busy = dram is not None and dram >= BUSY_PERCENT
     is_of_others = {each for each in (tensor, dram, l2) if each is not None}
     return {
         TENSOR_PIPE: tensor,
         OTHER_PIPES: None if units in is_of_others else units,
         MEMORY: dram,
-        L2_CACHE: None if is_of_memory else l2,
-        ON_CHIP: None if is_of_memory or pipes in is_of_others else pipes,
+        L2_CACHE: None if is_memory_busy else l2,
+        ON_CHIP: None if is_memory_busy or pipes in is_of_others else pipes,
     }
 
 

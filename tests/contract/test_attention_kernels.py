@@ -200,7 +200,7 @@ def test_torchs_own_say_where_they_are_not(name, backend):
 )
 def test_a_library_that_does_not_load_is_a_reason_with_a_command(library, monkeypatch, name, error):
     kernel, backend = library(name)
-    fakes.fail_to_import(monkeypatch, kernel.module, error)
+    fakes.fail_to_import(monkeypatch, kernel.module_name, error)
     reason = kernel.unavailable(backend)
     assert "installed but cannot be loaded" in reason.reason
     assert "second line" not in reason.reason
@@ -211,8 +211,8 @@ def test_a_library_that_does_not_load_is_a_reason_with_a_command(library, monkey
 
 def test_what_a_library_prints_on_import_does_not_reach_stdout(library, monkeypatch, capsys):
     kernel, backend = library("sparge-fp16-topk")
-    function = kernel.load()
-    monkeypatch.setattr(type(kernel), "load", lambda self: print("Warning: Sage2++ NOT enabled") or function)
+    function = kernel.import_library()
+    monkeypatch.setattr(type(kernel), "import_library", lambda self: print("Warning: Sage2++ NOT enabled") or function)
     assert kernel.unavailable(backend) is None
     prepared(kernel, backend, LONG_FULL)
     assert capsys.readouterr().out == ""
@@ -249,7 +249,7 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
 def test_a_row_names_the_library_and_its_version(library, name):
     kernel, backend = library(name)
     version = verdict_of(kernel, backend, full(kernel)).details["library"]
-    assert version.split()[0] == kernel.distribution
+    assert version.split()[0] == kernel.distribution_name
     assert version.split()[1][0].isdigit()
 
 
@@ -268,8 +268,8 @@ def test_the_namespace_that_flash_attn_4_makes_does_not_pass_for_flash_attn_2(li
 def test_the_early_cute_of_flash_attn_2_does_not_pass_for_flash_attn_4(library, monkeypatch):
     kernel, backend = library("flash-attn-4", fakes.flash_attn_2)
     reason = kernel.unavailable(backend)
-    assert reason == Unavailable("FlashAttention 4 is not installed", kernel.install)
-    assert kernel.install.startswith("pip install --pre flash-attn-4")
+    assert reason == Unavailable("FlashAttention 4 is not installed", kernel.install_command)
+    assert kernel.install_command.startswith("pip install --pre flash-attn-4")
 
 
 @pytest.mark.parametrize("name", ["flash_attn_interface", "flash_attn_3.flash_attn_interface"])
@@ -418,7 +418,7 @@ def test_one_sage_does_not_pass_for_the_other(library, name, other, found):
     kernel, backend = library(name, getattr(fakes, other))
     reason = kernel.unavailable(backend)
     assert f"is {found}" in reason.reason
-    assert reason.remedy == kernel.install
+    assert reason.remedy == kernel.install_command
 
 
 def test_sage_2_built_for_another_card_is_a_reason(library):

@@ -111,7 +111,7 @@ def test_a_library_is_called_as_upstream_has_it_and_is_right(name, shape, librar
     verdict = verified(prepared(kernel, backend, shape, sets=2))
     assert verdict.ok, verdict
     assert CALLS[name][shape] in asked
-    assert verdict.details["library"].startswith(kernel.distribution)
+    assert verdict.details["library"].startswith(kernel.distribution_name)
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, each in REFUSALS.items() for shape in each])
@@ -128,7 +128,7 @@ def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
     device = request.getfixturevalue(vendor)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     kernel = decode_kernel(name)
-    pretend_versions(monkeypatch, **{kernel.distribution.replace("-", "_"): None})
+    pretend_versions(monkeypatch, **{kernel.distribution_name.replace("-", "_"): None})
     reason = kernel.unavailable(device.kind(0))
     assert "is not installed" in reason.reason
     assert reason.remedy.startswith(("pip install", "git clone"))

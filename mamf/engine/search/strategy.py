@@ -30,8 +30,8 @@ from mamf.engine.search.grid import (
     list_shapes_around,
 )
 from mamf.engine.search.rounds import (
-    Confirmation,
-    Rounds,
+    ConfirmationRounds,
+    RoundCounts,
     StepsWithRows,
     choose_finalists,
     find_best_by_shape,
@@ -95,13 +95,13 @@ class FindStrategy(PlanStrategy):
         """Return the moment at which a phase ends, from its share of the budget. Without sustained, burst has the whole
         budget. Time for compiling algorithms does not count.
         """
-        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst
+        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst_end_share
         return self.runner.start_time + self._compiled + share * scale * (self._seconds - self._compiled)
 
     def yield_steps(self) -> Steps:
         deadline, problem, chooser = self.runner.start_time + self._seconds, self.plan.problem, self._chooser
         self._deadline = deadline
-        self._confirmation = Confirmation(
+        self._confirmation = ConfirmationRounds(
             self.runner, problem, self._by_name, self.plan.precision, chooser, self.visit_seconds, deadline
         )
         burst: list[Measurement] = []
@@ -128,14 +128,16 @@ class FindStrategy(PlanStrategy):
             first=first,
         )
         self.runner.on_phase("burst: scouting")
-        seconds = self.pace.scout * self._seconds / self.options.scouts
+        seconds = self.pace.scout_end_share * self._seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked:
             count = min(self.options.scouts, FIRST_SHAPES + len(first))
-            yield from self._run_search(search, regime, "scout", count, self._compute_phase_end(self.pace.scout), rule)
+            yield from self._run_search(
+                search, regime, "scout", count, self._compute_phase_end(self.pace.scout_end_share), rule
+            )
             yield from self._add_best_kernels(search, regime, rule, self._ranked)
         yield from self._run_search(
-            search, regime, "scout", self.options.scouts, self._compute_phase_end(self.pace.scout), rule
+            search, regime, "scout", self.options.scouts, self._compute_phase_end(self.pace.scout_end_share), rule
         )
         if not self.options.is_quick:
             yield from self._add_best_kernels(
@@ -150,7 +152,9 @@ class FindStrategy(PlanStrategy):
             search.set_shapes(
                 [*near, *draw_distant_shapes(best, step, self.options.grid, self.max_distant_shapes, self._chooser)]
             )
-            share = self.pace.scout + (self.pace.refine - self.pace.scout) * number / len(steps)
+            share = self.pace.scout_end_share + (self.pace.refine_end_share - self.pace.scout_end_share) * number / len(
+                steps
+            )
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # Scouts cannot rank shapes that differ by less than their precision, so the best of several kinds continue.
@@ -159,13 +163,17 @@ class FindStrategy(PlanStrategy):
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.runner.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
-        until = self._compute_phase_end(self.pace.choose) if self.options.is_quick else self._deadline
+        until = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
         candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
         measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_candidates(candidates, measured, self._default)
         confirming = yield from self._run_rounds(
-            regime, list(dict.fromkeys(candidates)), self.pace.burst_rounds, self.pace.choose, self.pace.burst
+            regime,
+            list(dict.fromkeys(candidates)),
+            self.pace.burst_rounds,
+            self.pace.choose_end_share,
+            self.pace.burst_end_share,
         )
         seen += [*measured, *confirming]
 
@@ -303,10 +311,10 @@ class FindStrategy(PlanStrategy):
         if self.pace.has_choosing_visits:
             finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
-                rounds = rounds._replace(choose=0)  # the visits have chosen
+                rounds = rounds._replace(choosing=0)  # the visits have chosen
         else:
             self._start_regime(regime, [shape for shape, _ in finalists])
-        yield from self._run_rounds(regime, finalists, rounds, self.pace.chosen, 1.0)
+        yield from self._run_rounds(regime, finalists, rounds, self.pace.chosen_end_share, 1.0)
 
     def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
         """Allocate operands for all these shapes, then start the regime."""
@@ -325,7 +333,10 @@ class FindStrategy(PlanStrategy):
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
         self.runner.on_phase("sustained: soaking, then visiting")
-        rule, until = StoppingRule(self.plan.precision, self.visit_seconds), self._compute_phase_end(self.pace.visit)
+        rule, until = (
+            StoppingRule(self.plan.precision, self.visit_seconds),
+            self._compute_phase_end(self.pace.visit_end_share),
+        )
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
             if not self.runner.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
@@ -352,7 +363,12 @@ class FindStrategy(PlanStrategy):
                     yield other, kernel
 
     def _run_rounds(
-        self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
+        self,
+        regime: Regime,
+        candidates: Sequence[Candidate],
+        counts: RoundCounts,
+        chosen_by: float,
+        confirmed_by: float,
     ) -> StepsWithRows:
         """Run rounds that choose and rounds that confirm, each until its share of the budget has passed."""
         return self._confirmation.run_rounds(
@@ -360,7 +376,7 @@ class FindStrategy(PlanStrategy):
         )
 
 
-_ROUNDS = {BURST: Rounds(choose=4, confirm=7), SUSTAINED: Rounds(choose=1, confirm=3)}
+_ROUNDS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
 _CANDIDATES = {BURST: 4, SUSTAINED: 2}
 _VISIT_SECONDS = 1.0
 #: The share of the budget for measuring every row once; the share after which all regimes except the last have ended (a
@@ -376,7 +392,7 @@ class KernelsFindStrategy(RowsStrategy):
     def __init__(self, setup: Setup) -> None:
         # Rows with a phase answer the same steps again. Rows without a phase give the candidates.
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
-        self._confirmations: dict[Problem, Confirmation] = {}
+        self._confirmations: dict[Problem, ConfirmationRounds] = {}
 
     def yield_steps(self) -> Steps:
         """Measure every step that no row answers yet, then choose and confirm."""
@@ -419,11 +435,11 @@ class KernelsFindStrategy(RowsStrategy):
         fastest = sorted(own, key=lambda row: row.best_rate, reverse=True)
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
-    def _get_confirmation(self, run: Runner, problem: Problem) -> Confirmation:
+    def _get_confirmation(self, run: Runner, problem: Problem) -> ConfirmationRounds:
         if problem not in self._confirmations:
             deadline = math.inf if run.deadline is None else run.deadline
             kernels = {kernel.name: kernel for kernel in self.kernels.values()}
-            self._confirmations[problem] = Confirmation(
+            self._confirmations[problem] = ConfirmationRounds(
                 run, problem, kernels, self.plan.precision, random.Random(problem.seed), _VISIT_SECONDS, deadline
             )
         return self._confirmations[problem]

@@ -1,1 +1,1 @@
-"""softmax(Q K^T / sqrt(d)) V, forward and backward."""
+"""The operation ``attention``, softmax(Q K^T / sqrt(d)) V, forward and backward, and its kernels."""

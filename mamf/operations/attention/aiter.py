@@ -1,4 +1,4 @@
-"""AMD's AITER: attention in assembly and Composable Kernel, for Instinct MI300 and MI350."""
+"""Call AMD's AITER: attention in assembly and in Composable Kernel, for Instinct MI300 and MI350."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(Library):
-    """AMD's AITER library. It builds its kernels in the first launch, which is not timed."""
+    """AMD's library AITER. It builds its kernels in the first launch, which mamf does not time."""
 
-    library = "AITER"
-    module = "aiter"
-    distribution = "amd-aiter"
-    install = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
+    library_name = "AITER"
+    module_name = "aiter"
+    distribution_name = "amd-aiter"
+    install_command = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
     runtimes = ("hip",)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -37,7 +37,7 @@ class Aiter(AiterLibrary, LibraryAttention):
     has_window = True
     has_unequal_head_dims = True
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         from aiter import flash_attn_func
 
         return flash_attn_func
@@ -57,9 +57,10 @@ class Aiter(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=get_window_size(shape, -1),
-            # AITER's default is True; FlashAttention's is False. On gfx950 True excludes the fast backward pass.
+            # Set what FlashAttention uses by default. With AITER's default, True, it cannot run its fast backward pass
+            # on gfx950.
             deterministic=False,
-            # AITER asserts that this is True if a gradient is needed.
+            # AITER has an assertion that this is True if a gradient is needed.
             return_lse=problem.has_backward,
         )
         return extract_output(result)

@@ -1,15 +1,15 @@
-"""The reference that attention kernels are verified against, and inputs for kernels that skip blocks of keys.
+"""Compute the reference with which mamf compares the results of attention kernels, and make block-structured inputs.
 
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
-code is independent of the kernels. It runs on the device, because one head of 16384 tokens takes 10**12 FLOP.
+code is independent of the kernels. It runs on the device, because one head of 16384 tokens takes 10**12 FLOP. Below,
+dX is the gradient of X, O the output, P the softmax and S the scores.
 
-A quick check compares one random row in 64 of the output and of dQ, in the first and the last head. A full check
-compares more:
+A quick check compares one random row in 64 of O and of dQ, in the first and the last head. A full check compares:
 
-- the first and the last head: the whole output and all gradients;
-- all heads: one random row in 64 of the output and of dQ, so a tile of 128 zero rows is always found, and the sums of
-  dK and dV along the keys, which follow from the operands without a matmul;
-- a few rows of one head: with the host's result.
+- in the first and the last head, all of O and all gradients;
+- in all heads, one random row in 64 of O and of dQ, so that a tile of 128 zero rows is always found, and the sums of dK
+  and dV along the keys, which follow from the operands without a matmul;
+- in one head, a few rows with the result of the host.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from mamf.operations.operand_sets import (
     verify_special_values,
 )
 
+# The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-#: One random row in this many is compared in each head.
+# Of so many consecutive rows of a head, one random row is compared.
 _ROW_INTERVAL = 64
-# Elements of the scores or of an operand that are computed at once when rows of all heads are compared.
+# The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
 _CHUNK_ELEMENTS = 2**24
-# The most key elements of one head that are copied to the host, and the number of rows compared there.
+# The keys of a head are copied to the host if they have at most so many elements; and so many rows are compared there.
 _MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
 @dataclass(frozen=True)
 class ReferenceDistance:
-    """How far results are from the reference.
+    """The distance of the results of a launch from the reference.
 
-    - ``errors``: ||x - reference|| / ||reference|| of ``o``, ``dq``, ``dk`` and ``dv``, where compared.
-    - ``slopes``: the slope of a fit of x to the reference, minus 1.
+    - ``errors``: ||x - reference|| / ||reference|| by the name of the result x: ``o``, ``dq``, ``dk`` or ``dv``.
+    - ``slopes``: the slope of a linear fit of x to the reference, minus 1, by the name of x.
     - ``worst_row_error``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine
       similarity, and
       ||x - reference||_1 / ||reference||_1.
-    - ``rows``: the number of rows compared; the minimum over all results.
+    - ``rows``: the number of rows that were compared, in the result with the fewest.
     """
 
     errors: dict[str, float]
@@ -62,7 +63,7 @@ class ReferenceDistance:
 
 
 class _DistanceTally:
-    """Sums for a ``ReferenceDistance``, over pairs of a result and its expected value."""
+    """The sums from which a ``ReferenceDistance`` is computed, over all pairs of a result and its expected values."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -93,10 +94,10 @@ class _DistanceTally:
 def compare_edge_heads(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance:
-    """Return the distance of all results in the first and the last head.
+    """Compute the reference for the first and the last head, and return the distance of all results from it.
 
-    ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each is
-    [batch, heads, sequence, head dimension].
+    ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each
+    tensor has the shape [batch, heads, sequence, head dimension].
     """
     tally = _DistanceTally()
     for batch, kv in find_edge_heads(shape):
@@ -111,15 +112,17 @@ def compare_rows(
     results: Mapping[str, torch.Tensor],
     is_whole: bool = True,
 ) -> ReferenceDistance:
-    """Return the distance of random rows of ``o`` and ``dq``: one of each _ROW_INTERVAL rows.
+    """Compute the reference for one random row of each _ROW_INTERVAL rows, and return the distance of ``o`` and ``dq``.
 
-    ``is_whole``: compare all heads, not only the first and the last. Computed in float32 for 16-bit operands, because
-    float64 is slow on some cards.
+    ``is_whole``: whether to compare all heads, not only the first and the last. For 16-bit operands the reference is
+    computed in float32, because float64 is slow on some cards. The other parameters are those of
+    ``compare_edge_heads``.
     """
     tally, device = _DistanceTally(), operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
     offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
-    # Include the last row: under a causal mask dQ of the first row is 0, and a relative error needs a nonzero row.
+    # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
+    # causal mask.
     rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
     step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
@@ -132,7 +135,7 @@ def compare_rows(
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
-    """Return the first and the last kv head, each as its index in the batch and a slice of kv heads."""
+    """Return the position of the first and of the last kv head: the index in the batch, and a slice of one kv head."""
     edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
@@ -140,9 +143,9 @@ def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
 def compare_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance | None:
-    """Return the distance of a few rows of a random head's output from the host's result in float64.
+    """Compute a few rows of a random head's output in float64 on the host, and return the distance of the result.
 
-    None if the keys of a head are too large to copy.
+    Return None if the keys of a head are too large to copy. The parameters are those of ``compare_edge_heads``.
     """
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_ON_HOST:
         return None
@@ -162,9 +165,9 @@ def compute_key_sum_error(
 ) -> float:
     """Return the largest error of the sums of ``dk`` and ``dv`` along the keys, relative to the norm of the summands.
 
-    Each row of P sums to 1 and each row of dS to 0. So along the keys, dV = P^T dO sums to the sum of dO over the
-    queries that see a key, and dK = dS^T Q / sqrt(d) sums to 0. With a single query each element of dV is a product of
-    two 16-bit numbers, and all keys may round in the same direction, so the limit adds half an eps per element.
+    Each row of P sums to 1 and each row of dS to 0. So the sum of dV = P^T dO along the keys is the sum of dO over the
+    queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0. With a single query, each element of dV is a
+    product of two 16-bit numbers, and all may be rounded in the same direction, so half an eps per element is no error.
     """
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
@@ -182,7 +185,10 @@ def compute_key_sum_error(
 
 
 def compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest relative error of a row; infinite if a row contains NaN."""
+    """Return the largest relative error of a row, which is infinite if a row contains NaN.
+
+    For a row whose expected values are all 0, use the norm of the difference instead of the relative error.
+    """
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     size = torch.linalg.vector_norm(expected, dim=-1)
     return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
@@ -195,9 +201,10 @@ def compute_norm_ratio(difference: float, size: float) -> float:
 
 
 def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
-    """View the heads of one batch entry by kv head: [kv heads in ``kv``, heads per kv head, sequence, head dimension].
+    """View the heads of one sequence that share the kv heads in ``kv``.
 
-    For keys and values the second dimension is 1.
+    ``batch``: the index of the sequence. The result has the shape [kv heads, heads per kv head, sequence, head
+    dimension]. For keys and values, its second dimension is 1.
     """
     found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv]
     return found
@@ -210,9 +217,10 @@ def compute_reference_attention(
     kv: slice,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Compute the output and, if do is given, the gradients of the kv heads in ``kv`` and all heads that share them.
+    """Compute the output and, if ``tensors`` contains do, the gradients of all heads that share the kv heads in ``kv``.
 
-    With ``rows``, compute only these rows of the output and of dQ. Shapes are those of ``view_heads``.
+    ``batch``: the index of the sequence. ``rows``: compute only these rows of the output and of dQ, and neither dK nor
+    dV; None: all. Return the results by name, in the shapes of ``view_heads``.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
@@ -240,7 +248,10 @@ def compute_reference_attention(
 
 
 def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
-    """Convert to float64; to float32 if the device has no float64, or for 16-bit operands if ``may_be_float32``."""
+    """Convert a tensor to float64, or to float32 if the device has no float64.
+
+    ``may_be_float32``: whether to convert 16-bit operands to float32, because float64 is slow on some cards.
+    """
     wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
         return tensor.detach().to(wide)
@@ -251,9 +262,9 @@ def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tens
 def yield_row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield blocks of query row numbers, each with its mask: [rows, keys], True where a key is masked.
+    """Yield blocks of the numbers of query rows, each with its mask [rows, keys], which is True where a key is masked.
 
-    ``rows``: the query rows to go through; None: all.
+    ``rows``: the numbers of the query rows; None: all rows.
     """
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
@@ -268,8 +279,9 @@ def yield_row_blocks(
         yield block, masked
 
 
-# Inputs with block structure: tokens per block, the number of axes that blocks point along, and how strongly. At 2.2
-# the keys of a block are similar enough for kernels that skip only blocks of similar keys.
+# Parameters of inputs with block structure: the tokens of a block, the number of directions ("axes") in which the keys
+# of a block may point, and how far they point. At a strength of 2.2 the keys of a block are similar enough for kernels
+# that skip only blocks of similar keys.
 _TOKENS_PER_STRUCTURE_BLOCK = 128
 _STRUCTURE_AXES = 10
 _STRUCTURE_STRENGTH = 2.2
@@ -278,11 +290,11 @@ _STRUCTURE_STRENGTH = 2.2
 def make_block_structured_inputs(
     q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int
 ) -> dict[str, torch.Tensor]:
-    """Return q and k in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
+    """Return a q and a k by name, in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
-    In random data every key matters a little. Here the blocks of keys point along _AXES axes in turn, and queries
-    point along the axes that they attend to, so that all other scores vanish in the softmax. ``sequence``: the sequence
-    dimension, 2 or 1.
+    In random data every key matters a little. Here each block of keys points along one of _STRUCTURE_AXES axes, and
+    queries point along the axes of the keys to which they attend, so that all other scores vanish in the softmax.
+    ``sequence``: the index of the sequence dimension, 2 or 1.
     """
     width = q.shape[-1]
     attended = _count_attended_axes(sparsity)
@@ -300,14 +312,15 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return how many of the _AXES axes a query attends to."""
+    """Return the number of axes, of _STRUCTURE_AXES, whose keys a query attends to."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 
 def compute_relevant_share(sparsity: float, length: int) -> float:
-    """Return the share of key blocks that a query attends to, for inputs with this ``sparsity`` and ``length`` keys.
+    """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
+    makes with this ``sparsity`` and ``length`` keys.
 
-    It differs between queries if the blocks do not divide evenly among the axes; this is the largest.
+    The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
     if not sparsity:
         return 1.0
@@ -325,9 +338,9 @@ def verify_special_attention(
 ) -> Verdict:
     """Verify a launch with an infinity in V and a NaN in Q.
 
-    The infinity is in a key that all queries see, so its whole output column must become non-finite. The NaN must make
-    its output row NaN; some kernels lose it, which is recorded in the details and is not an error. All other output
-    must keep its bits. The operands and the output that ``launch`` returns are [batch, heads, sequence, head
+    All queries see the key whose value is infinite, so a whole column of the output must not be finite. The NaN must
+    make a row of the output NaN; if a kernel loses it, the details say so, but this is no error. All other output must
+    keep its bits. The operands, and the output that ``launch`` returns, have the shape [batch, heads, sequence, head
     dimension]. If no key is seen by all queries, nothing is checked and the verdict is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):

@@ -1,4 +1,4 @@
-"""FlashAttention 2, 3 and 4: three libraries that differ in package, signature and supported cards."""
+"""Call FlashAttention 2, 3 and 4, three libraries that differ in their package, signature and supported cards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ _FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 _FA3_MAX_BACKWARD_WIDTH = 256
 _FA4_FORWARD_MAJORS = (8, 9, 10, 11, 12)
 _BLACKWELL_DATACENTER_MAJORS = (10, 11)
-# Errors that the compiled libraries raise for dtypes, features and sizes that they or their build do not support.
+# The compiled libraries raise errors with these texts for dtypes, features and sizes that they, or the way in which
+# they were built, do not support.
 _REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
-#: Head dimensions (of keys, of values) above 128 that FlashAttention 4 supports on Blackwell.
+#: The head dimensions (of keys, of values) above 128 that FlashAttention 4 supports on Blackwell.
 _FA4_WIDE_ON_BLACKWELL = ((192, 128), (256, 256))
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error means that the library does not support the request. FlashAttention 4 uses assertions."""
+    """Return whether an error means that FlashAttention does not support the request.
+
+    FlashAttention 4 raises AssertionError for this.
+    """
     return isinstance(error, (AssertionError, NotImplementedError)) or (
         isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
     )
@@ -42,7 +46,7 @@ def is_refusal(error: Exception) -> bool:
 class _FlashAttention(LibraryAttention):
     layout = "bshd"
     has_window = True
-    #: The library's value for an unlimited side of the window.
+    #: The number by which the library's argument ``window_size`` says that a side of the window is unlimited.
     no_window: ClassVar[int | None] = -1
 
     def call(
@@ -54,7 +58,7 @@ class _FlashAttention(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        # Old builds of FA3, and all of FA4, return the log-sum-exp too.
+        # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
         return extract_output(
             function.flash_attn_func(q, k, v, causal=shape.causal, window_size=get_window_size(shape, self.no_window))
         )
@@ -64,19 +68,19 @@ class _FlashAttention(LibraryAttention):
 
 
 class FlashAttention2Library(Library):
-    library = "FlashAttention 2"
-    module = "flash_attn"
-    distribution = "flash-attn"
-    install = "pip install flash-attn --no-build-isolation"
+    library_name = "FlashAttention 2"
+    module_name = "flash_attn"
+    distribution_name = "flash-attn"
+    install_command = "pip install flash-attn --no-build-isolation"
     runtimes = ("cuda", "hip")
-    cards = "compute capability 8.0 and above"
+    supported_cards = "compute capability 8.0 and above"
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability >= (8, 0)
 
-    def load(self) -> Any:
-        module = importlib.import_module(self.module)
-        # flash-attn-4 installs a namespace package of the same name that contains only ``cute``.
+    def import_library(self) -> Any:
+        module = importlib.import_module(self.module_name)
+        # flash-attn-4 also installs a package flash_attn, which contains only ``cute``.
         if not hasattr(module, "flash_attn_func"):
             raise WrongLibraryError(
                 "the installed flash_attn contains only FlashAttention 4 (cute), no flash_attn_func"
@@ -89,28 +93,29 @@ class FlashAttention2(FlashAttention2Library, _FlashAttention):
 
 
 class FlashAttention3Library(Library):
-    library = "FlashAttention 3"
-    module = _FA3_MODULES[0]
-    distribution = "flash-attn-3"
-    install = (
+    library_name = "FlashAttention 3"
+    module_name = _FA3_MODULES[0]
+    distribution_name = "flash-attn-3"
+    install_command = (
         "pip install --no-build-isolation"
         " 'flash-attn-3 @ git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
     )
-    cards = "Hopper (sm90) only"
-    instead = "flash-attn-4"
+    supported_cards = "Hopper (sm90) only"
+    alternative_kernel = "flash-attn-4"
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability[0] == 9
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         for name in _FA3_MODULES:
             try:
                 return importlib.import_module(name)
             except ModuleNotFoundError as error:
-                # The module itself may be missing under one of its names. A missing dependency of it is an error.
+                # The module may be missing under one of its names. If one of its dependencies is missing, raise the
+                # error.
                 if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                     raise
-        raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module)
+        raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module_name)
 
 
 class FlashAttention3(FlashAttention3Library, _FlashAttention):
@@ -128,27 +133,30 @@ class FlashAttention3(FlashAttention3Library, _FlashAttention):
 
 
 class FlashAttention4(_FlashAttention):
-    """FlashAttention 4, in CuTe DSL. It compiles in the first launch of a configuration, which is not timed."""
+    """The kernel of FlashAttention 4, written in CuTe DSL.
+
+    It compiles in the first launch of each configuration, which mamf does not time.
+    """
 
     name = "flash-attn-4"
-    library = "FlashAttention 4"
-    module = "flash_attn.cute"
-    distribution = "flash-attn-4"
-    # --pre, because it has only pre-releases.
-    install = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
-    cards = "compute capability 8.0 to 12.x"
+    library_name = "FlashAttention 4"
+    module_name = "flash_attn.cute"
+    distribution_name = "flash-attn-4"
+    # pip needs --pre, because flash-attn-4 has only pre-releases.
+    install_command = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
+    supported_cards = "compute capability 8.0 to 12.x"
     no_window = None
     has_unequal_head_dims = True
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability[0] in _FA4_FORWARD_MAJORS
 
-    def load(self) -> Any:
-        # flash-attn 2.8 includes an early copy of this module that needs other packages. Its __version__ does not show
-        # that it is the copy.
-        if get_package_version(self.distribution) is None:
-            raise ModuleNotFoundError(f"no {self.distribution}", name=self.module)
-        return importlib.import_module(self.module)
+    def import_library(self) -> Any:
+        # flash-attn 2.8 includes an early copy of flash_attn.cute, which needs other packages. The module's __version__
+        # does not tell whether it is this copy, so ask for the installed package.
+        if get_package_version(self.distribution_name) is None:
+            raise ModuleNotFoundError(f"no {self.distribution_name}", name=self.module_name)
+        return importlib.import_module(self.module_name)
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         is_asked = problem.has_backward and backend.runtime in self.runtimes
@@ -166,7 +174,10 @@ class FlashAttention4(_FlashAttention):
 
 
 def supports_head_dims(major: int, head_dim: int, head_dim_v: int) -> bool:
-    """Return whether FlashAttention 4 supports these head dimensions (multiples of 8) on cards of this generation."""
+    """Return whether FlashAttention 4 supports these head dimensions, which must be multiples of 8.
+
+    ``major``: the major compute capability of the card.
+    """
     if major in _BLACKWELL_DATACENTER_MAJORS:
         return max(head_dim, head_dim_v) <= 128 or (head_dim, head_dim_v) in _FA4_WIDE_ON_BLACKWELL
     return max(head_dim, head_dim_v) <= 256

@@ -1,4 +1,4 @@
-"""Intel Gaudi's FusedSDPA."""
+"""Call FusedSDPA, the attention of Intel's library for Gaudi."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from mamf.operations.attention.torch_attention import LibraryAttention, extract_
 
 
 class FusedSdpa(LibraryAttention):
-    """FusedSDPA in recompute mode, which is flash attention. The other mode stores all scores for the backward pass."""
+    """The kernel FusedSDPA in recompute mode, in which it does not store the scores: it is a flash attention.
+
+    In its other mode it would store all scores for the backward pass.
+    """
 
     name = "fused-sdpa"
-    library = "FusedSDPA"
-    module = "habana_frameworks.torch.hpex.kernels"
-    distribution = "habana-torch-plugin"
-    install = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
+    library_name = "FusedSDPA"
+    module_name = "habana_frameworks.torch.hpex.kernels"
+    distribution_name = "habana-torch-plugin"
+    install_command = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
-    # Its documentation does not say which corner its causal mask is aligned to.
+    # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
     has_unequal_lengths = False
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         from habana_frameworks.torch.hpex.kernels import FusedSDPA
 
         return FusedSDPA.apply

@@ -1,9 +1,10 @@
-"""The operation ``attention``: shapes, directions, their exact FLOP and byte counts, and columns. Pure.
+"""Define the operation ``attention``: its shapes and directions, their exact FLOP and bytes, and columns of reports.
 
-FLOP are counted as 2 per multiply-add of Q K^T and P V: 4*b*h*sq*sk*d for a forward pass without a mask and with d =
-dv. With a causal mask or a window, only unmasked pairs of a query and a key are counted. A backward pass counts 2.5
+A multiply-add of Q K^T and of P V, where P is the softmax, counts as 2 FLOP. A forward pass without a mask has
+2*b*h*sq*sk*(d + dv) FLOP: b sequences, h heads, sq queries and sk keys per sequence, and head dimensions d of keys and
+dv of values. With a causal mask or a window, only unmasked pairs of a query and a key count. A backward pass counts 2.5
 times its forward pass (five matmuls instead of two, because it computes the scores again), or 2 times by the convention
-of model FLOP, which leaves recomputation out.
+of model FLOP, which ignores recomputation. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, comb
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
-#: FLOP of a backward pass, as a multiple of those of the forward pass.
+#: The FLOP of a backward pass as a multiple of those of the forward pass, by the name of the convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 
@@ -34,14 +35,14 @@ _SIZE_FIELDS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"
 
 
 class HeadDims(NamedTuple):
-    """The head dimension of queries and keys, and that of values. Printed as ``192/128``, or ``128`` if equal."""
+    """The head dimension of queries and keys, and that of values. ``str`` writes ``192/128``, or ``128`` if equal."""
 
     keys: int
     values: int
 
     @classmethod
     def parse(cls, text: str) -> HeadDims:
-        """Read ``192/128``, or ``128`` if both are equal. Raises UsageError for any other text."""
+        """Read ``192/128``, or ``128`` if both dimensions are equal. Raises UsageError for any other text."""
         keys, *values = map(parse_size, text.split("/", 1))
         return cls(keys, *(values or [keys]))
 
@@ -50,20 +51,21 @@ class HeadDims(NamedTuple):
 
 
 def make_equal_head_dims(*widths: int) -> tuple[HeadDims, ...]:
-    """Return head dimensions with values as wide as keys."""
+    """Return for each number the head dimensions in which keys and values have this dimension."""
     return tuple(HeadDims(width, width) for width in widths)
 
 
 @dataclass(frozen=True, order=True)
 class AttentionShape:
-    """softmax(Q K^T / sqrt(d)) V with Q: [batch, heads, seqlen_q, head_dim], K: [batch, kv_heads, seqlen_k, head_dim]
-    and V: [batch, kv_heads, seqlen_k, head_dim_v].
+    """The sizes and the mask of softmax(Q K^T / sqrt(d)) V with Q [batch, heads, seqlen_q, head_dim],
+    K [batch, kv_heads, seqlen_k, head_dim] and V [batch, kv_heads, seqlen_k, head_dim_v].
 
-    - ``causal``: a query sees no later keys. The mask is aligned to the bottom right: the last query sees all keys.
-    - ``window``: a query sees this many keys before it, and after it unless causal; None: no window.
+    - ``causal``: whether a query sees no later keys. The mask is aligned to the bottom right: the last query sees all
+      keys.
+    - ``window``: the number of keys that a query sees before itself and, unless causal, after itself; None: all.
 
-    Printed and parsed as ``b1h16q4096k4096d128c``, with ``kv2`` after the heads if there are fewer kv heads, ``v64``
-    after the head dimension if that of values differs, and ``w1024`` at the end for a window.
+    ``str`` writes, and ``parse`` reads, ``b1h16q4096k4096d128c``, with ``kv2`` after the heads if there are fewer kv
+    heads, ``v64`` after the head dimension if that of values differs, and ``w1024`` at the end for a window.
 
     Raises UsageError if a size is below 1, or heads are not a multiple of kv heads.
     """
@@ -130,7 +132,7 @@ class AttentionShape:
 
     @classmethod
     def parse(cls, text: str) -> AttentionShape:
-        """Read the text that ``str`` writes. The keys may be left out if there are as many as queries, as in
+        """Read the text that ``str`` writes. If there are as many keys as queries, the text may omit the keys, as in
         ``b1h16q4096d128c``. Raises UsageError for any other text.
         """
         match = _SHAPE_PATTERN.fullmatch(text.strip())
@@ -164,12 +166,14 @@ class AttentionShape:
 
     @property
     def flop(self) -> int:
-        """The FLOP of a forward pass."""
+        """The FLOP of a forward pass of all heads and sequences."""
         return 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.head_dim_v)
 
     @property
     def dimensions(self) -> dict[str, tuple[int, int, int]]:
-        """Heads, sequence length and head dimension of ``q``, ``k``, ``v`` and the output ``o``."""
+        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and the output
+        ``o``.
+        """
         return {
             "q": (self.heads, self.seqlen_q, self.head_dim),
             "k": (self.kv_heads, self.seqlen_k, self.head_dim),
@@ -184,7 +188,7 @@ class AttentionShape:
 
 
 def _sum_clamped_range(start: int, count: int, high: int) -> int:
-    """Return the sum of min(max(start + i, 0), high) for i from 0 to count - 1."""
+    """Return the sum of min(max(start + i, 0), high) over i from 0 to ``count`` - 1."""
     below = min(max(-start, 0), count)
     above = min(max(start + count - high, 0), count)
     inside = count - below - above
@@ -195,7 +199,9 @@ def _sum_clamped_range(start: int, count: int, high: int) -> int:
 
 
 def _read_sparsity(text: str) -> float:
-    """Read a share from 0 up to, but not including, 1: ``0.5`` or ``50%``. Raises UsageError for any other text."""
+    """Read a sparsity from 0 up to, but not including, 1, such as ``0.5`` or ``50%``. Raises UsageError for other
+    text.
+    """
     return 0.0 if text.strip(" %") in ("0", "0.0") else parse_share(text)
 
 
@@ -203,10 +209,10 @@ def _read_sparsity(text: str) -> float:
 class AttentionProblem(DeclaredProblem):
     """All parameters of an attention except its shape.
 
-    - ``direction``: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
-    - ``backward_count``: FLOP of a backward pass: ``hardware`` (2.5 times the forward pass) or ``model`` (2 times).
-    - ``sparsity``: fraction of key blocks that do not matter in the inputs, for kernels that skip them; 0 for ordinary
-      inputs.
+    - ``direction``: the passes in a launch: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
+    - ``backward_count``: the FLOP of a backward pass: ``hardware`` (2.5 times the forward pass) or ``model`` (2 times).
+    - ``sparsity``: the fraction of key blocks that do not matter to a query in the inputs, for kernels that skip such
+      blocks; 0 for ordinary inputs.
 
     Raises UsageError if the sparsity is not from 0 to 1, or another field has an unknown value.
     """
@@ -249,21 +255,21 @@ class AttentionProblem(DeclaredProblem):
         return Work(self.flop(shape), self.traffic(shape), convention)
 
     def flop(self, shape: AttentionShape) -> float:
-        """Return the FLOP of one launch in this direction."""
+        """Return the FLOP of one launch in the problem's direction."""
         backward = BACKWARD_FLOP_FACTORS[self.backward_count]
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
     def traffic(self, shape: AttentionShape) -> int:
-        """Return the minimum bytes of memory traffic: each operand is read once and each result is written once."""
+        """Return the bytes that a launch moves at least: each operand is read once and each result is written once."""
         elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
         forward = sum(elements.values())
-        # It reads q, k, v, o and do, and writes dq, dk and dv.
+        # A backward pass reads q, k, v, o and do, and writes dq, dk and dv.
         backward = 2 * forward
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
 
     def buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the device buffers for ``sets`` operand sets: q, k, v and, for a backward pass, do: the gradient of
-        the output.
+        """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k``, ``v`` and, for a backward pass,
+        ``do``, the gradient of the output.
         """
         names = ("q", "k", "v", "o") if self.has_backward else ("q", "k", "v")
         buffers = {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
@@ -280,7 +286,10 @@ _CAUSAL, _FULL = (True,), (False,)
 def _make_preset(
     widths: Sequence[HeadDims], lengths: tuple[int, ...], causal: tuple[bool, ...], **sizes: int
 ) -> Preset[AttentionShape]:
-    """Make a preset of all combinations of these sizes. Sizes that are not given have their defaults."""
+    """Make a preset of all combinations of head dimensions, key lengths, causal masks or none, and further ``sizes``.
+
+    The sizes that are not given have their defaults.
+    """
     others = {name: (size,) for name, size in sizes.items()}
     return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
 
@@ -311,7 +320,7 @@ ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
 
 
 class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
-    """An attention implementation. ``dtypes`` and ``directions``: what it supports."""
+    """An implementation of attention. ``dtypes``, ``directions``: the dtypes and directions that it supports."""
 
     operation = "attention"
     reports_memory = True
@@ -337,7 +346,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# A CPU gets fewer tokens, because work that takes an accelerator a millisecond takes a CPU seconds.
+# The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
+# takes a CPU seconds. And the default number of query heads times the head dimension.
 _BATCH_TOKENS, _CPU_BATCH_TOKENS = 16384, 1024
 _HIDDEN_SIZE = 2048
 
@@ -368,8 +378,8 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
         """Return a shape for every combination of sizes.
 
-        By default the batch has 16384 tokens (1024 on a CPU) whatever the sequence length, and heads times head
-        dimension is 2048.
+        By default, a batch has 16384 tokens (1024 on a CPU) for every sequence length, and the number of heads times
+        the head dimension is 2048.
         """
         tokens = _BATCH_TOKENS if backend.is_accelerator else _CPU_BATCH_TOKENS
         return [
@@ -378,7 +388,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         ]
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return memory, traffic and, for approximate kernels, the sparsity and the distance from dense attention."""
+        """Return additional columns of a report: the memory of a launch, the rate of memory traffic and, for
+        approximate kernels, the sparsity and the distance from dense attention.
+        """
         details, traffic = row.details, row.problem.traffic(row.shape)
         dense = 1 - float(details.get("sparsity", 0.0))
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
@@ -391,7 +403,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         }
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        """Draw a random problem with at most two kv heads, so that all of its output and gradients are verified."""
+        """Draw a random problem with at most two kv heads, so that a check of the first and the last head covers it."""
         batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
         heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
         queries, keys = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
@@ -401,7 +413,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return {"direction": direction, "data": data, "shape": shape}
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
-        """Return the direction, and the fields that differ from the defaults, as text."""
+        """Return texts for reports: the direction, and each field of the problem that differs from its default."""
         rest = [
             f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
             f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
@@ -424,7 +436,9 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
 
 
 def _complete_attention_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
-    """Make a shape. Sizes that are None are derived from the others and from the number of ``tokens``."""
+    """Make a shape. Replace sizes that are None by defaults, which depend on the other sizes and on ``tokens``, the
+    number of tokens in a batch.
+    """
     heads = sizes["heads"] or max(1, _HIDDEN_SIZE // head_dim.keys)
     return AttentionShape(
         sizes["batch"] or max(1, tokens // seqlen_k),
@@ -439,9 +453,9 @@ def _complete_attention_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **
 
 
 def get_saved_forward_mib(row: Measurement) -> float | None:
-    """Return the MiB that the forward pass keeps for the backward pass.
+    """Return the MiB of device memory that the forward pass keeps for the backward pass, from a measurement of ``bwd``.
 
-    None unless only the backward pass is measured, or if the device does not report memory.
+    Return None for another direction, or if the device does not report memory.
     """
     held = row.details.get("held_bytes")
     return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20

@@ -1,4 +1,7 @@
-"""SageAttention 1 and 2: Q K^T in int8, P V in float16 or fp8; quantizes in every launch. Forward only."""
+"""Call SageAttention 1 and 2, which compute Q K^T in int8 and P V in float16 or fp8, where P is the softmax.
+
+They quantize the operands in every launch, and have no backward pass.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from mamf.operations.attention.torch_attention import (
 )
 
 _FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
-#: The dtypes of Q K^T and P V in SageAttention 2, by compute capability. It does not support others (B200, B300).
+#: The dtypes of Q K^T and of P V in SageAttention 2, by compute capability. It does not support other capabilities,
+#: such as those of B200 and B300.
 _PRODUCTS: Mapping[ComputeCapability, tuple[str, str]] = {
     (8, 0): _FLOAT16,
     (8, 6): _FLOAT16,
@@ -28,8 +32,8 @@ _PRODUCTS: Mapping[ComputeCapability, tuple[str, str]] = {
     (12, 0): _FP8,
     (12, 1): _FP8,
 }
-#: The flag in ``sageattention.core`` that says whether the library was built for a card, by compute capability. Cards
-#: that are not listed run Triton kernels.
+#: The name of the flag in ``sageattention.core`` that tells whether the library was built for a card, by the card's
+#: compute capability. Cards that are not listed run Triton kernels, which need no flag.
 _BUILT_FLAGS: Mapping[ComputeCapability, str] = {
     (8, 0): "SM80_ENABLED",
     (8, 9): "SM89_ENABLED",
@@ -40,28 +44,28 @@ _BUILT_FLAGS: Mapping[ComputeCapability, str] = {
 
 
 class _Sage(QuantizedAttention):
-    module = "sageattention"
-    distribution = "sageattention"
-    # Its causal mask is right only for as many queries as keys.
+    module_name = "sageattention"
+    distribution_name = "sageattention"
+    # SageAttention's causal mask is right only if there are as many queries as keys.
     has_unequal_lengths = False
     release: ClassVar[int]
 
-    def load(self) -> Any:
-        module = importlib.import_module(self.module)
-        # Both releases have a function ``sageattn``. Only the second also has a function for each kernel.
+    def import_library(self) -> Any:
+        module = importlib.import_module(self.module_name)
+        # Releases 1 and 2 have a function ``sageattn``, but only release 2 also has a function for each of its kernels.
         release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
         if release != self.release:
-            found = get_package_version(self.distribution) or f"{release}.x"
+            found = get_package_version(self.distribution_name) or f"{release}.x"
             raise WrongLibraryError(f"the installed sageattention is {found}")
         self.require_built()
         return module.sageattn
 
     def require_built(self) -> None:
-        """Raise ImportError if the compiled part does not support this card."""
+        """Raise ImportError if the library was not built for the current card."""
 
     @abstractmethod
     def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the K to pass, and the additional arguments of this release."""
+        """Return the tensor to pass as K, and the keyword arguments that only this release takes."""
 
     def call(
         self,
@@ -77,23 +81,24 @@ class _Sage(QuantizedAttention):
 
 
 class Sage1(_Sage):
-    """SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
+    """The kernel of SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
 
-    Without the copy, the first launch would change the operands of later launches. The copy (K is read and written
-    once) is timed as part of the launch, because a model that needs K afterward pays for it too.
+    Without the copy, the first launch would change the operands of later launches. The time of the launch includes the
+    copy, which reads and writes K once, because a model that uses K afterward has to copy it too.
     """
 
     name = "sage-1"
     release = 1
-    library = "SageAttention 1"
-    install = "pip install sageattention==1.0.6"
-    cards = "compute capability 8.0 and above"
+    library_name = "SageAttention 1"
+    install_command = "pip install sageattention==1.0.6"
+    supported_cards = "compute capability 8.0 and above"
     product_dtypes = _FLOAT16
     head_dims = (64, 96, 128)
-    #: Block-scaled int8 on normal data has an error of 1.3e-2 in a numerical model, and differs by 1.4e-2 from
-    #: FlashAttention 2; allow about twice that.
+    #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
+    #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
-    #: On inputs with block structure the same numerical model has an error of 6.7e-2; allow about twice that.
+    #: On inputs with block structure, the numerical model predicts an error of 6.7e-2. The limit is about twice as
+    #: large.
     structured_tolerance = 1.5e-1
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
@@ -109,16 +114,20 @@ class Sage1(_Sage):
 
 
 class Sage2(_Sage):
-    """SageAttention 2: CUDA, and Triton on sm86. Each row reports the dtypes, because they depend on the card."""
+    """The kernel of SageAttention 2, in CUDA, or in Triton on sm86.
+
+    The details of a launch contain the dtypes of its matmuls, because they depend on the card.
+    """
 
     name = "sage-2"
     release = 2
-    library = "SageAttention 2"
-    install = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
-    cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
-    instead = "sage-1"
+    library_name = "SageAttention 2"
+    install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
+    supported_cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
+    alternative_kernel = "sage-1"
     head_dims = range(8, 129, 8)
-    #: With P and V in fp8 (3 bits of mantissa) and Q and K in int8, the error on normal data is 4e-2; allow twice that.
+    #: On normal data, the error with P and V in fp8 (3 bits of mantissa) and Q and K in int8 is 4e-2. The limit is
+    #: twice as large.
     tolerance = 8e-2
     structured_tolerance = 1.5e-1
 
@@ -126,7 +135,7 @@ class Sage2(_Sage):
         return capability in _PRODUCTS
 
     def require_built(self) -> None:
-        # The current device is the one that CudaBackend opened.
+        # Ask torch for the capability of its current device, which is the one that mamf's CUDA backend has opened.
         capability = torch.cuda.get_device_capability()
         flag = _BUILT_FLAGS.get(capability)
         core = importlib.import_module("sageattention.core")

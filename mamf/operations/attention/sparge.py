@@ -1,8 +1,9 @@
-"""SpargeAttention: SageAttention that skips blocks of keys that it predicts to be irrelevant. Forward only.
+"""Call SpargeAttention, a SageAttention that skips blocks of keys that it predicts to be irrelevant.
 
-How much can be skipped depends on the data. If every block matters, a threshold skips nothing, and skipping a fixed
-share gives a wrong result. So the ``topk`` kernels keep only the share of blocks that matter in the problem's inputs
-(``AttentionProblem.sparsity``), and each row reports the share of blocks that was skipped.
+It has no backward pass. How many blocks can be skipped depends on the data. If every block matters, a kernel with a
+threshold skips nothing, and a kernel that skips a fixed share ("topk") gives a wrong result. So mamf lets ``topk``
+kernels keep as many blocks as matter in the inputs (``AttentionProblem.sparsity``), and reports the share of blocks
+that a kernel skipped.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import ComputeCapability, QuantizedAttention, extract_output
 
 _MIN_TOKENS = 128
-#: Keys per block, the larger of the library's two block sizes.
+#: The number of keys in a block. It is the larger of the library's two block sizes.
 _BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
-#: On other cards the library's fp8 functions silently run the float16 kernel.
+#: The compute capabilities for which the library has fp8 kernels. On other cards its fp8 functions run the float16
+#: kernel without saying so.
 _FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
 class _Sparge(QuantizedAttention):
-    library = "SpargeAttn"
-    module = "spas_sage_attn"
-    distribution = "spas-sage-attn"
-    install = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
+    library_name = "SpargeAttn"
+    module_name = "spas_sage_attn"
+    distribution_name = "spas-sage-attn"
+    install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
     head_dims = (64, 128)
     has_gqa = False
     has_unequal_lengths = False
@@ -40,8 +42,8 @@ class _Sparge(QuantizedAttention):
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in self.capabilities
 
-    def load(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.function)
+    def import_library(self) -> Any:
+        return getattr(importlib.import_module(self.module_name), self.function)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if min(shape.seqlen_q, shape.seqlen_k) < _MIN_TOKENS:
@@ -49,7 +51,7 @@ class _Sparge(QuantizedAttention):
         return super().unsupported_shape(problem, shape)
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the options that decide which blocks are skipped; empty for the library's defaults."""
+        """Return the library's keyword arguments that decide which blocks are skipped; empty for its defaults."""
         return {}
 
     def call(
@@ -68,50 +70,52 @@ class _Sparge(QuantizedAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Add the share of blocks of Q K^T that the kernel skips. A separate launch measures it, because reading it
-        synchronizes the device.
+        """Return the details of a launch, including the share of the blocks of Q K^T that the kernel skips.
+
+        A launch that is not timed measures this share, because reading it synchronizes the device.
         """
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
         result = self.import_library_quietly()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
-        # For causal masks the library counts whole blocks of 128 x 64, so its share can be negative at other lengths.
+        # For causal masks, the library assumes lengths of whole blocks of 128 x 64. At other lengths its share can be
+        # negative.
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
 class _Fp16(_Sparge):
-    cards = "sm80, sm86, sm87, sm89 and sm90"
+    supported_cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
-    #: int8 has an error of 1.3e-2 on normal data (see sage.py). The remainder allows for the skipped blocks, which
-    #: contribute nothing to the output.
+    #: int8 causes an error of 1.3e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks,
+    #: which contribute a little to the correct output.
     tolerance = 5e-2
 
 
 class _Fp8(_Sparge):
-    cards = "sm89 and sm90"
+    supported_cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
-    #: fp8 has an error of 4e-2 on normal data (see sage.py). The remainder allows for the skipped blocks, which
-    #: contribute nothing to the output.
+    #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
+    #: contribute a little to the correct output.
     tolerance = 1e-1
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal:
-            # The library uses is_causal to choose blocks but does not pass it to the kernel, so the blocks on the
-            # diagonal are not masked inside.
+            # The library uses is_causal to choose blocks, but does not pass it to the kernel. So the kernel does not
+            # mask the later keys inside of the blocks on the diagonal.
             return f"{self.name} masks whole blocks only, so its causal attention is wrong on the diagonal"
         return super().unsupported_shape(problem, shape)
 
 
 class _TopK(_Sparge):
-    """SpargeAttention that keeps a fixed share of the blocks of each row."""
+    """A SpargeAttention kernel that keeps a fixed share of the key blocks for each block of queries."""
 
     def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         share = compute_relevant_share(problem.sparsity, shape.seqlen_k)
-        # The library truncates share * blocks to an integer. Add a quarter of a block, so that no rounding error loses
-        # a block.
+        # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
+        # rounding error does not lose a block.
         return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}
 
 
@@ -128,10 +132,10 @@ class SpargeFp16TopK(_Fp16, _TopK):
 class SpargeFp8Threshold(_Fp8):
     name = "sparge-fp8-threshold"
     function = "spas_sage2_attn_meansim_cuda"
-    instead = "sparge-fp16-threshold"
+    alternative_kernel = "sparge-fp16-threshold"
 
 
 class SpargeFp8TopK(_Fp8, _TopK):
     name = "sparge-fp8-topk"
     function = "spas_sage2_attn_meansim_topk_cuda"
-    instead = "sparge-fp16-topk"
+    alternative_kernel = "sparge-fp16-topk"

@@ -1,7 +1,7 @@
-"""Base classes of attention kernels on torch tensors: operands, launches in each direction, verification, libraries.
+"""Prepare and verify attention kernels on torch tensors, in each direction (forward, backward, both).
 
-A kernel declares its layout and implements a call. The shortest example is ``Sdpa`` in torch_kernels.py; the shortest
-example of a kernel from a library is ``FusedSdpa``.
+A kernel derives from ``TorchAttention``, declares its layout and implements ``attend``. The shortest example is
+``Sdpa`` in torch_kernels.py. Kernels of a library derive from ``LibraryAttention``, such as ``FusedSdpa``.
 """
 
 from __future__ import annotations
@@ -46,32 +46,35 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 
-#: The command to suggest if a kernel does not support a device: torch chooses a backend, and runs on all devices.
+#: The command that mamf suggests if a kernel does not support a device, because torch's attention runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
-#: Texts in the errors of torch's dispatchers if no kernel supports the operands.
+#: Texts in the errors that torch's attention raises if none of its backends supports the operands.
 NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
-# Largest ||O - reference|| / ||reference|| of a correct result. Rounding P and O to 8 bits of mantissa (bfloat16) gives
-# sqrt(2) * 1.65e-3 = 2.3e-3, which exact kernels in results/ confirm; 11 bits (float16) give an eighth of that. These
-# limits are at least twice as large. In float32 and float64 the errors come from sums and exponentials.
+# The largest ||O - reference|| / ||reference|| of a correct output O, by dtype. Rounding O and P, the softmax, to 8
+# bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits (float16) cause an
+# eighth of that. These limits are at least twice as large. In float32 and float64 sums and exponentials cause the
+# errors.
 _ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
-# Gradients are rounded more often. The largest error in results/ is 3.3e-3.
+# Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
+# The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
 # The gradient of a score is about the variance of the data (1/3 or more) divided by the number of keys that a query
-# sees. In float16 it may be subnormal, a multiple of this value. Rounding then adds an error of up to 0.87 times this
-# value times the number of keys.
+# sees. In float16 it may be subnormal, so it is rounded to a multiple of this number. The rounding adds an error of up
+# to 0.87 times this number times the number of keys.
 _SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
-# The slope of a result against the reference may differ from 1 by this much, plus this many standard deviations of
-# rounding.
+# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus so many standard
+# deviations of rounding as the second number says.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
-# The operands that get new signs between launches. For ``bwd`` V is saved by the forward pass and must not change.
+# The operands whose signs mamf changes between launches, by direction. For ``bwd`` it does not change V, because the
+# saved forward pass contains V.
 _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
-# The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that was
-# never written a far larger one.
+# The largest relative error of a single row of the output, for exact and for approximate kernels. Rounding causes a far
+# smaller error, and a row that the kernel never wrote has a far larger error.
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
 def get_attention_tolerance(dtype: str) -> float:
-    """Return the largest ||O - reference|| / ||reference|| that an exact kernel may have."""
+    """Return the largest ||O - reference|| / ||reference|| that the output O of an exact kernel may have."""
     return _ERROR_BOUNDS[dtype]
 
 
@@ -79,8 +82,9 @@ class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
-    - ``has_gqa``: whether it supports fewer kv heads than heads.
-    - ``has_unequal_lengths``: whether its causal mask is right if queries and keys differ in number.
+    - ``has_gqa``: whether it supports fewer kv heads than query heads. ``has_window``: whether it supports a window.
+    - ``has_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
+    - ``head_dims``: the head dimensions that it supports.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -88,26 +92,29 @@ class TorchAttention(AttentionKernel):
     has_window: ClassVar[bool] = False
     has_unequal_lengths: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
-    #: The head dimensions of values; None: ``head_dims``.
+    #: The head dimensions that it supports for values; None: those in ``head_dims``.
     value_dims: ClassVar[range | None] = None
-    #: The largest ||O - reference|| / ||reference|| of a correct result; None: use the limit of the dtype.
+    #: The largest ||O - reference|| / ||reference|| of a correct output O; None: the limit of the dtype.
     tolerance: ClassVar[float | None] = None
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_torch_backend(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return the output, in the kernel's layout."""
+        """Launch the forward pass of one shape, and return the output. All tensors have the kernel's layout."""
         raise NotImplementedError(f"{type(self).__name__} must implement attend or bind")
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        """Return a function of q, k and v that computes one shape. Kernels that compile do it here."""
+        """Return a function of q, k and v that launches the forward pass of one shape and returns the output.
+
+        Kernels that must be compiled compile here, outside of the timed launches.
+        """
         return lambda q, k, v: self.attend(shape, q, k, v)
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Return details of a launch for its row, such as the sparsity or the kernel that a dispatcher chose."""
+        """Return details of a launch for reports, such as the sparsity or the backend that the library chose."""
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -136,8 +143,8 @@ class TorchAttention(AttentionKernel):
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
         if problem.direction == "bwd":
-            # Launch once first, so that memory that a library allocates only once, such as a workspace, does not count
-            # as memory of a saved forward pass.
+            # Run a forward pass first, so that memory that a library allocates only once, such as a workspace, is not
+            # counted below as memory of a saved forward pass.
             attentions[0].make_launch(call)
             attentions[0].release_forward()
         before = backend.allocated_memory()
@@ -154,7 +161,9 @@ class TorchAttention(AttentionKernel):
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """View flat buffers as q, k, v and, for a backward pass, do, in the kernel's layout."""
+        """View one-dimensional buffers as q, k, v and, for a backward pass, do (the gradient of the output), in the
+        kernel's layout. If the problem has a sparsity, return a q and a k with block structure instead.
+        """
         views = {}
         for name, tensor in flat.items():
             heads, length, width = shape.dimensions[name.replace("do", "o")]
@@ -170,12 +179,12 @@ class TorchAttention(AttentionKernel):
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERROR_TEXTS)
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        """Return the largest ||O - reference|| / ||reference|| of a correct result."""
+        """Return the largest ||O - reference|| / ||reference|| that this kernel's output O may have."""
         return self.tolerance if self.tolerance is not None else get_attention_tolerance(problem.dtype)
 
 
 class PreparedAttention:
-    """One operand set with its launch and its reference."""
+    """One operand set of an attention kernel, which makes its launch and verifies the results."""
 
     def __init__(
         self,
@@ -207,9 +216,10 @@ class PreparedAttention:
             return call(*(self._operands[name] for name in "qkv"))
 
     def make_launch(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        """Return a launch without arguments.
+        """Return a function without arguments that launches the passes of the problem's direction.
 
-        For ``bwd`` the forward pass runs here, once. Its autograd graph is kept, and each launch runs it backward.
+        ``call``: launches the forward pass with q, k and v. For ``bwd``, run the forward pass here, once, and keep its
+        autograd graph: each launch runs the graph backward.
         """
         if self._problem.direction == "fwd":
             return lambda: self.run_forward(call)
@@ -227,7 +237,7 @@ class PreparedAttention:
         return run_both_passes
 
     def release_forward(self) -> None:
-        """Release the output of the saved forward pass."""
+        """Release the output of the saved forward pass, and with it the memory of the pass."""
         self._forward = None
 
     def change(self) -> None:
@@ -239,7 +249,7 @@ class PreparedAttention:
             signs.restore()
 
     def verify(self, result: object) -> Verdict:
-        """Verify random rows of the output and of dQ in the first and the last head."""
+        """Verify random rows of the output and of dQ, the gradient of Q, in the first and the last head."""
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
         if self._details is None:
@@ -249,10 +259,10 @@ class PreparedAttention:
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify the whole output and all gradients of the first and the last head.
+        """Verify the whole output and all gradients of the first and the last head, and samples of all other heads.
 
-        In all heads, also verify random rows of the output and of dQ, and the sums of dK and dV. The host verifies some
-        rows of one head.
+        The samples are random rows of the output and of dQ, and the sums of dK and dV along the keys. The host also
+        verifies some rows of one head.
         """
         compared = self._prepare_comparison(result)
         whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_on_host(*compared)
@@ -283,7 +293,7 @@ class PreparedAttention:
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
         bound = kernel.get_error_bound(problem)
-        # One missing row hardly changes the norm of a long output, so the worst row has a separate limit.
+        # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
         row = found.worst_row_error / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
         keys = self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
@@ -293,7 +303,8 @@ class PreparedAttention:
             most = min(_MAX_SLOPE_ERROR, bound) + _MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
             if abs(slope) > most:
                 reason = f"{name} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
-        # With few rows errors do not average out: gradients of 3 tokens have twice the error of those of many tokens.
+        # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
+        # the relative error of gradients of many tokens.
         averaged = worst if worst <= bound else worst / (1 + 2 / math.sqrt(found.rows))
         return Verdict(averaged, bound, details, reason=reason)
 
@@ -309,7 +320,9 @@ class PreparedAttention:
         return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _name_results(self, result: object) -> dict[str, torch.Tensor]:
-        """Name the results of a launch: the output ``o`` and, for a backward pass, ``dq``, ``dk`` and ``dv``."""
+        """Return the tensors of a launch's result by name: the output ``o`` and, for a backward pass, ``dq``, ``dk``
+        and ``dv``.
+        """
         outputs = list_tensors(result)
         if self._forward is not None:
             outputs = [self._forward, *outputs]
@@ -330,84 +343,86 @@ ComputeCapability = tuple[int, int]
 
 
 class WrongLibraryError(ImportError):
-    """The module with the library's name is not this library. The message says what it is instead."""
+    """The error if the module with a library's name is something else. The message says what it is."""
 
 
 class Library:
-    """A kernel from a library of a vendor or a third party. Derived classes implement ``load``.
+    """A library of a vendor or a third party that has kernels. Derived classes implement ``import_library``.
 
-    The library is imported only when it is needed. It may be absent, half installed, or built for another card or CUDA
-    version, so the import may raise anything. Each error becomes a reason with the command that fixes it. Text that
-    the library prints during import goes to stderr, because stdout is for results.
+    mamf imports the library only when it needs it. The library may be absent, half installed, or built for another card
+    or CUDA version, so the import may raise any exception. mamf turns it into a reason, with the command that fixes it.
+    Text that the library prints during import goes to stderr, because stdout is for results.
 
-    - ``library``: the name to show. ``module``: the module to import. ``distribution``: the name for pip.
-      ``install``: the command that installs the library.
-    - ``cards``: the NVIDIA cards that it runs on, in words. ``instead``: the kernel to use on other cards.
+    - ``library_name``: its name in messages. ``module_name``: its Python module. ``distribution_name``: its name in
+      pip. ``install_command``: the command that installs it.
+    - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
+    - ``supported_cards``: the NVIDIA cards on which it runs, in words. ``alternative_kernel``: the kernel that mamf
+      suggests for other cards. ``portable_command``: the command that it suggests for other runtimes.
     """
 
-    library: ClassVar[str]
-    module: ClassVar[str]
-    distribution: ClassVar[str]
-    install: ClassVar[str]
+    library_name: ClassVar[str]
+    module_name: ClassVar[str]
+    distribution_name: ClassVar[str]
+    install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
-    cards: ClassVar[str] = ""
-    instead: ClassVar[str] = "sdpa"
+    supported_cards: ClassVar[str] = ""
+    alternative_kernel: ClassVar[str] = "sdpa"
     portable_command: ClassVar[str] = PORTABLE_COMMAND
 
     @abstractmethod
-    def load(self) -> Any:
-        """Import the library and return its function or module. May raise anything."""
+    def import_library(self) -> Any:
+        """Import the library, and return the function or module that the kernel calls. May raise any exception."""
 
-    def version(self) -> str | None:
-        """Return the distribution and its version, or None if it is not installed."""
-        version = get_package_version(self.distribution)
-        return f"{self.distribution} {version}" if version else None
+    def format_version(self) -> str | None:
+        """Return the name and version of the installed package, such as ``flash-attn 2.8.3``; None if it is missing."""
+        version = get_package_version(self.distribution_name)
+        return f"{self.distribution_name} {version}" if version else None
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
-        """Return whether the library runs on NVIDIA cards of this compute capability."""
+        """Return whether the library supports NVIDIA cards of this compute capability (major, minor)."""
         return True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"{self.library} does not support {backend.name}", self.portable_command)
+            return Unavailable(f"{self.library_name} does not support {backend.name}", self.portable_command)
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
                 return Unavailable(
-                    f"{self.library} runs on {self.cards}, not on sm{major}{minor}",
-                    f"mamf attention --kernel {self.instead}",
+                    f"{self.library_name} runs on {self.supported_cards}, not on sm{major}{minor}",
+                    f"mamf attention --kernel {self.alternative_kernel}",
                 )
         try:
             self.import_library_quietly()
-        except Exception as error:  # a broken library may raise anything
+        except Exception as error:  # A broken library may raise any exception.
             return self.explain_load_error(error)
         return None
 
     def explain_load_error(self, error: Exception) -> Unavailable:
         if isinstance(error, WrongLibraryError):
-            return Unavailable(f"{self.library} is not installed: {error}", self.install)
+            return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{self.module}.".startswith(f"{missing}."):
-            return Unavailable(f"{self.library} is not installed", self.install)
+        if missing and f"{self.module_name}.".startswith(f"{missing}."):
+            return Unavailable(f"{self.library_name} is not installed", self.install_command)
         return Unavailable(
-            f"{self.library} is installed but cannot be loaded: {get_first_line(error)}",
+            f"{self.library_name} is installed but cannot be loaded: {get_first_line(error)}",
             self.make_repair_command(error),
         )
 
     def make_repair_command(self, error: Exception) -> str:
-        """Return the command that fixes an installation that does not load."""
-        # --no-deps, because reinstalling its dependencies too would replace torch.
-        return self.install.replace(" --no-deps", "").replace(
+        """Return the command that repairs an installed library whose import raises ``error``."""
+        # pip needs --no-deps, because it would otherwise also reinstall the dependencies and replace torch.
+        return self.install_command.replace(" --no-deps", "").replace(
             "pip install", "pip install --force-reinstall --no-deps", 1
         )
 
     def import_library_quietly(self) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
-            return self.load()
+            return self.import_library()
 
 
 class LibraryAttention(Library, TorchAttention):
-    """An attention kernel from a library. Derived classes implement ``load`` and ``call``."""
+    """An attention kernel from a library. Derived classes implement ``import_library`` and ``call``."""
 
     has_unequal_head_dims: ClassVar[bool] = False
 
@@ -421,7 +436,10 @@ class LibraryAttention(Library, TorchAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the output, in the kernel's layout. ``function``: the object that ``load`` returned."""
+        """Launch the forward pass, and return the output in the kernel's layout.
+
+        ``function``: the function or module that ``import_library`` returned.
+        """
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         function = self.import_library_quietly()
@@ -435,15 +453,15 @@ class LibraryAttention(Library, TorchAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        version = self.version()
+        version = self.format_version()
         return {"library": version} if version else {}
 
 
 class QuantizedAttention(LibraryAttention):
-    """A kernel that quantizes Q, K and V in every launch. It is approximate and has no backward pass.
+    """An attention kernel that quantizes Q, K and V in every launch. It is approximate and has no backward pass.
 
-    ``structured_tolerance``: the tolerance for inputs with block structure. Their scores differ by 14 and more, so
-    rounding to int8 causes a larger error.
+    ``structured_tolerance``: the tolerance for inputs with block structure, on which rounding to int8 causes larger
+    errors, because their scores differ by 14 and more.
     """
 
     directions = ("fwd",)
@@ -455,13 +473,16 @@ class QuantizedAttention(LibraryAttention):
 
 
 def extract_output(result: Any) -> torch.Tensor:
-    """Return the output from the result of a library call: the result itself, or the first entry of a tuple."""
+    """Return the output from the result of a library's function: the result, or its first entry if it is a tuple."""
     output: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return output
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before and after itself. ``unlimited``: the library's value for no limit."""
+    """Return how many keys a query sees before and after itself, as libraries expect it for a shape's window.
+
+    ``unlimited``: the value by which the library says that there is no limit.
+    """
     if shape.window is None:
         return unlimited, unlimited
     return shape.window, 0 if shape.causal else shape.window

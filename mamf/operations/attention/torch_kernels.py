@@ -1,4 +1,7 @@
-"""torch's own attention: scaled_dot_product_attention and each of its backends, eager PyTorch, and FlexAttention."""
+"""Call torch's own attention: scaled_dot_product_attention (SDPA) and each of its backends, and FlexAttention.
+
+``Eager`` computes attention from plain torch functions, as a baseline for the other kernels.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from mamf.torch_backend import TorchBackend
 
 
 class Sdpa(TorchAttention):
-    """``scaled_dot_product_attention`` with torch's choice of backend. The row names the backend that ran."""
+    """The kernel scaled_dot_product_attention with torch's choice of backend. Its details name the backend that ran."""
 
     name = "sdpa"
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(8, 513, 8)
-    # Its causal mask is aligned to the top left.
+    # scaled_dot_product_attention aligns its causal mask to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -40,7 +43,7 @@ class Sdpa(TorchAttention):
 
 
 def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
-    """Return the name of the backend that torch's dispatcher chooses for these operands."""
+    """Return the name of the SDPA backend that torch's dispatcher chooses for the operands q, k and v."""
     q, k, v = (tensor.detach().requires_grad_(has_backward) for tensor in operands)
     gqa = shape.heads != shape.kv_heads
     with torch.set_grad_enabled(has_backward):
@@ -49,7 +52,7 @@ def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor],
 
 
 class _SdpaWithBackend(Sdpa):
-    """``scaled_dot_product_attention`` with one backend. If that does not support a shape, the row is unsupported."""
+    """A kernel that runs scaled_dot_product_attention with one backend, ``forced_backend``, and no other."""
 
     forced_backend: ClassVar[SDPBackend]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
@@ -106,7 +109,7 @@ class SdpaMath(_SdpaWithBackend):
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
-#: FLOP per score: maximum, difference, exponential, sum and quotient.
+#: The FLOP of a softmax per score: one each for the maximum, difference, exponential, sum and quotient.
 _SOFTMAX_FLOP_PER_SCORE = 5
 
 
@@ -114,7 +117,7 @@ _SOFTMAX_FLOP_PER_SCORE = 5
 
 
 class Eager(TorchAttention):
-    """Attention as plain PyTorch: two matmuls, a mask and a softmax. All scores are written to memory."""
+    """A kernel of plain torch functions: two matmuls, a mask and a softmax. It writes all scores to memory."""
 
     name = "eager"
     dtypes = ("bfloat16", "float16", "float32", "float64")
@@ -122,7 +125,8 @@ class Eager(TorchAttention):
     has_window = True
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        # Scores are rounded to 16 bits too. The largest error in results/ is 5.9e-3, in bfloat16.
+        # Allow larger errors than other kernels have, because scores are rounded to 16 bits too. The largest error in
+        # results/ is 5.9e-3, in bfloat16.
         return super().get_error_bound(problem) * 2.4
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -137,7 +141,10 @@ class Eager(TorchAttention):
     def parts(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """Return the FLOP and a launch of each part of the forward pass. The FLOP include masked pairs."""
+        """Return the FLOP and a launch of each part of the forward pass, by name: ``scores``, ``softmax``, ``values``.
+
+        The FLOP include masked pairs of a query and a key.
+        """
         assert isinstance(backend, TorchBackend)
         (flat,) = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, 1)), 1)
         q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
@@ -156,7 +163,7 @@ class Eager(TorchAttention):
 
 
 def make_dense_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
-    """Make the mask outside the timed launch: [queries, keys], True where masked; None if all queries see all keys."""
+    """Make a mask [queries, keys] that is True where a key is masked; None if all queries see all keys."""
     if not shape.causal and shape.window is None:
         return None
     return torch.cat([masked for _, masked in yield_row_blocks(shape, device)])
@@ -174,7 +181,7 @@ def make_eager_attention(shape: AttentionShape, masked: torch.Tensor | None) -> 
 
 
 def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
-    """Scale and mask the products of Q K^T, and return their softmax."""
+    """Scale and mask the elements of Q K^T, and return their softmax. ``masked``: True where a key is masked."""
     scores = products * (1 / math.sqrt(head_dim))
     if masked is not None:
         scores = scores.masked_fill(masked, -math.inf)
@@ -183,7 +190,9 @@ def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch
 
 
 class CompiledEager(Eager):
-    """``Eager`` under torch.compile. Rewriting to SDPA is turned off, because that is a separate kernel here."""
+    """The kernel ``Eager`` under torch.compile. The compiler must not replace it by SDPA, which is a kernel of its
+    own.
+    """
 
     name = "compiled-eager"
     is_tried_unasked = False
@@ -201,25 +210,25 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: Up to this many query-key pairs a dense mask is made first (some bytes per pair), then reduced to blocks.
+#: For at most so many pairs of a query and a key, a block mask is made from a dense mask of some bytes per pair.
 _MAX_DENSE_PAIRS = 2**28
 
 
 def check_flex_attention(backend: Backend, compiles: bool = True) -> Unavailable | None:
-    """Return why FlexAttention does not run here, or None. ``compiles``: whether it needs torch.compile."""
+    """Return why FlexAttention cannot run on this backend, or None. ``compiles``: whether it needs torch.compile."""
     if compiles and (reason := backend.without_compiler()):
         return reason
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
-    except Exception as error:  # a build of torch without its compiler
+    except Exception as error:  # The import fails in builds of torch that have no compiler.
         return Unavailable(f"FlexAttention cannot be loaded: {get_first_line(error)}", "pip install --upgrade torch")
     return None
 
 
 class Flex(TorchAttention):
-    """FlexAttention. It is compiled, because it would otherwise write all scores to memory.
+    """The kernel FlexAttention under torch.compile, without which it would write all scores to memory.
 
-    Compilation and the block mask are not timed.
+    mamf compiles it and makes its block mask outside of the timed launches.
     """
 
     name = "flex"
@@ -252,19 +261,19 @@ class Flex(TorchAttention):
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
-    """Make FlexAttention's block mask: which key blocks each query block sees. None if all queries see all keys."""
+    """Make FlexAttention's block mask, which says which key blocks each query block sees; None if all see all."""
     if not shape.causal and shape.window is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
-    # Compiled, it never allocates the dense mask, which has 17 GB for 131072 tokens.
+    # Compile create_block_mask for many tokens, because it then allocates no dense mask: 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create(make_mask_function(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
 
 
 def make_mask_function(shape: AttentionShape) -> Callable[..., torch.Tensor]:
-    """Return the function by which FlexAttention asks whether a query sees a key."""
+    """Return a function, for FlexAttention, that tells whether a query sees a key, given their indices as tensors."""
     offset = shape.seqlen_k - shape.seqlen_q
     before, after = shape.window, 0 if shape.causal else shape.window
 

@@ -1,4 +1,4 @@
-"""xFormers' memory_efficient_attention, which calls FlashAttention, CUTLASS or Composable Kernel."""
+"""Call memory_efficient_attention of xFormers, which runs FlashAttention, CUTLASS or Composable Kernel."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mamf.operations.attention.torch_attention import LibraryAttention
 
 class XFormers(LibraryAttention):
     name = "xformers"
-    library = "xFormers"
-    module = "xformers.ops"
-    distribution = "xformers"
+    library_name = "xFormers"
+    module_name = "xformers.ops"
+    distribution_name = "xformers"
     # --no-deps, because xFormers requires the torch that it was built with, so pip would replace the installed torch.
-    install = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
+    install_command = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
@@ -28,17 +28,17 @@ class XFormers(LibraryAttention):
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
-    def load(self) -> Any:
-        ops = importlib.import_module(self.module)
+    def import_library(self) -> Any:
+        ops = importlib.import_module(self.module_name)
         function = ops.memory_efficient_attention
-        # After 0.0.35 the kernels come from another package (mslk) and do not need the compiled library of xformers.
+        # After release 0.0.35, another package (mslk) has the kernels, and they do not need xFormers' compiled library.
         if function.__module__.startswith("xformers") and not _is_built():
             raise ImportError(f"this build has no kernels for torch {torch.__version__}")
         return ops
 
     def make_repair_command(self, error: Exception) -> str:
         if "flash_attn" in str(error):
-            # xFormers mistakes the namespace package of flash-attn-4 for FlashAttention 2.
+            # xFormers takes flash_attn, the namespace package of flash-attn-4, for FlashAttention 2 and fails.
             return "pip install flash-attn --no-build-isolation   # or: pip uninstall flash-attn-4"
         return super().make_repair_command(error)
 
@@ -60,7 +60,7 @@ class XFormers(LibraryAttention):
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
-        except NotImplementedError as error:  # no operator supports the inputs; the message has a reason for each
+        except NotImplementedError as error:  # No operator supports the inputs. The message has the reason of each.
             raise UnsupportedError(extract_reasons(str(error))) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
 
@@ -74,18 +74,21 @@ class XFormers(LibraryAttention):
     def _find_operator(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> str | None:
-        """Return the operator that xFormers' dispatcher chooses; None if this release cannot tell."""
+        """Return the name of the operator that xFormers' dispatcher chooses; None if this release does not tell."""
         try:
             ops, fmha = self.import_library_quietly(), importlib.import_module("xformers.ops.fmha")
             q, k, v = group_heads(shape, *operands)
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
-        except Exception:  # a private interface: if it is missing, the row must not fail
+        except Exception:  # If this private interface is missing, the measurement must not fail.
             return None
 
 
 def _is_built() -> bool:
-    """Return whether the compiled library loads. A wheel for another CUDA version is importable, but has no kernels."""
+    """Return whether xFormers' compiled library can be loaded.
+
+    A wheel for another CUDA version can be imported, but its kernels are missing.
+    """
     own = importlib.import_module("xformers._cpp_lib")
     if torch.version.hip is not None:
         return getattr(own, "_cpp_library_load_exception", None) is None
@@ -95,8 +98,10 @@ def _is_built() -> bool:
 def group_heads(
     shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return q, k and v. If heads share keys, view each as [batch, sequence, kv heads, heads per kv head, head
-    dimension].
+    """Return views of q, k and v in the shape that xFormers expects if query heads share keys and values.
+
+    The shape is [batch, sequence, kv heads, query heads per kv head, head dimension]. If no heads share keys, return q,
+    k and v as they are.
     """
     if shape.heads == shape.kv_heads:
         return q, k, v
@@ -106,8 +111,9 @@ def group_heads(
 
 
 def extract_reasons(message: str) -> str:
-    """Return, in one line, why each operator was rejected. Omit the description of the inputs at the start of the
-    message.
+    """Return, in one line, why xFormers rejected each operator, from the message of its error.
+
+    Omit the description of the inputs at the start of the message.
     """
     lines = [line.strip() for line in message.splitlines()]
     first = next((at for at, line in enumerate(lines) if line.endswith("not supported because:")), 0)

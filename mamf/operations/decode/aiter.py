@@ -19,7 +19,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     has_contiguous = False
     head_dims = (64, 128, 256)
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         return importlib.import_module("aiter").mha_batch_prefill_func
 
     def bind(
@@ -54,7 +54,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
     has_latent = True
     has_separate_kv = False
 
-    def load(self) -> Any:
+    def import_library(self) -> Any:
         return importlib.import_module("aiter.mla").mla_decode_fwd
 
     def bind(

@@ -36,7 +36,9 @@ class _FlashKvcache(LibraryDecode):
                 return call(operands)
             except RuntimeError as error:
                 if is_refusal(error) and ("build" in str(error) or "built" in str(error)):
-                    raise UnsupportedError(f"{get_first_line(error)}; to build all of it: {self.install}") from None
+                    raise UnsupportedError(
+                        f"{get_first_line(error)}; to build all of it: {self.install_command}"
+                    ) from None
                 raise
 
         return BoundKernel(attend)
@@ -90,7 +92,7 @@ class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
     name = "flash-attn-3-kvcache"
     table = "page_table"
-    instead = "flash-attn-2-kvcache --operation decode"
+    alternative_kernel = "flash-attn-2-kvcache --operation decode"
     has_ragged_kvcache = True
     has_latent = True
 

@@ -28,20 +28,20 @@ _MIN_GROUP_FOR_TENSOR_CORES = 4
 class _FlashInfer(LibraryDecode):
     """Base class of the FlashInfer kernels. FlashInfer compiles its kernels in the first call that plans."""
 
-    library = "FlashInfer"
-    module = "flashinfer"
-    distribution = "flashinfer-python"
-    install = "pip install flashinfer-python"
-    cards = "compute capability 7.5 and above"
-    instead = "sdpa-kvcache"
+    library_name = "FlashInfer"
+    module_name = "flashinfer"
+    distribution_name = "flashinfer-python"
+    install_command = "pip install flashinfer-python"
+    supported_cards = "compute capability 7.5 and above"
+    alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
     head_dims = (64, 128, 256)
 
     def supports_capability(self, capability: tuple[int, int]) -> bool:
         return capability >= (7, 5)
 
-    def load(self) -> Any:
-        return importlib.import_module(self.module)
+    def import_library(self) -> Any:
+        return importlib.import_module(self.module_name)
 
     @abstractmethod
     def make_wrapper(

@@ -158,7 +158,7 @@ class PreparedDecode:
         bound: BoundKernel,
     ) -> None:
         self._shape, self._bound, self._tolerance = shape, bound, get_attention_tolerance(problem.dtype)
-        version = kernel.version() if isinstance(kernel, Library) else None
+        version = kernel.format_version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._compared = shape, tables, self._operands

@@ -209,7 +209,10 @@ class Search:
         if not self._surrogate.is_fitted or len(self._observed_rows) < _MIN_MEASUREMENTS_TO_PREDICT:
             return self._draw_unmeasured_candidate()
         doubtful = self._mask_tried(self._surrogate.compute_upper_bound(_DOUBT_DEVIATIONS)).max()
-        is_sure = len(self.measured) >= _MIN_MEASUREMENTS_TO_END and doubtful < self._surrogate.highest + _MIN_LOG_GAIN
+        is_sure = (
+            len(self.measured) >= _MIN_MEASUREMENTS_TO_END
+            and doubtful < self._surrogate.highest_observed + _MIN_LOG_GAIN
+        )
         if is_sure or doubtful == -math.inf:
             self._is_exhausted = True
             return None
@@ -234,7 +237,7 @@ class Search:
             self._update_hopeless_mask()
         else:
             self._observed_rows.append(self._position[candidate])
-            self._surrogate.add(self._observed_rows[-1], math.log(tflops))
+            self._surrogate.add_observation(self._observed_rows[-1], math.log(tflops))
 
     def find_leaders(self, count: int) -> list[Candidate]:
         """Return the ``count`` fastest shapes, each with its fastest kernel, fastest first. They are ranked by the mean
@@ -244,7 +247,7 @@ class Search:
         score = {candidate: math.log(tflops) for candidate, tflops in successes.items()}
         if self._surrogate.is_fitted:
             means = self._surrogate.mean[[self._position[candidate] for candidate in successes]]
-            warped = map(self._surrogate.warp, score.values())
+            warped = map(self._surrogate.compress_slow_value, score.values())
             score = {each: (measured + mean) / 2 for each, measured, mean in zip(successes, warped, means, strict=True)}
         best: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
@@ -293,10 +296,10 @@ class Search:
         successes = self._select_successes()
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
-            self.compute_units = estimate_compute_units(first, self._surrogate.scales)
+            self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
             self._update_features()
         self._observed_rows = [self._position[candidate] for candidate in successes]
-        self._surrogate.fit(self._observed_rows, [math.log(tflops) for tflops in successes.values()])
+        self._surrogate.fit_observations(self._observed_rows, [math.log(tflops) for tflops in successes.values()])
         self._update_hopeless_mask()
 
     def _update_hopeless_mask(self) -> None:

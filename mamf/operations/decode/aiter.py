@@ -1,4 +1,4 @@
-"""AMD's AITER over a paged cache: its batched prefill kernel, which also supports decode, and its MLA decode kernel."""
+"""Call AMD's AITER over a paged cache: its batched prefill, which also supports decode, and its MLA decode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
 
 
 class AiterMla(AiterLibrary, LibraryDecode):
-    """AITER's MLA decode. The library writes to a given output tensor."""
+    """AITER's kernel for decode with a latent (MLA). It writes to an output tensor, which each launch allocates."""
 
     name = "aiter-mla"
     has_contiguous = False

@@ -1,4 +1,8 @@
-"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` for ragged shapes."""
+"""Call FlashAttention 2 and 3 over a cache of keys and values.
+
+The kernels call ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` if sequences differ in length in a way that
+the former does not support.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,10 @@ from mamf.torch_backend import TorchBackend
 
 
 class _FlashKvcache(LibraryDecode):
-    #: The library's keyword for the page table.
+    #: The name of the library's keyword argument for the page table.
     table: str
-    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, for different numbers of queries per sequence.
+    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, so that sequences may differ in their number of
+    #: queries.
     has_ragged_kvcache = False
 
     def refuses(self, error: Exception) -> bool:
@@ -57,7 +62,8 @@ class _FlashKvcache(LibraryDecode):
             k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
                 return extract_output(module.flash_attn_with_kvcache(q, k, v, **options))
-            # A latent: the library takes its position part as keys, the rest as values, and the queries split alike.
+            # For a latent, the library takes the position part of each cached token as the key and the rest as the
+            # value, and the same parts of the queries as q and qv.
             q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
             return extract_output(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
 

@@ -1,7 +1,7 @@
-"""FlashInfer over a paged cache: decode, prefill and MLA.
+"""Call FlashInfer over a paged cache: its decode, its prefill, and its attention to a latent (MLA).
 
 FlashInfer plans each attention on the host, from host copies of the page tables. A server plans once per step for all
-layers of a model, so planning is not part of a launch. Its time is reported separately.
+layers of a model, so a launch does not include planning, and mamf reports the time of planning separately.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeSh
 from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
-#: The size of FlashInfer's workspace, as in vLLM. The library's examples use less, which is too little to split a long
-#: cache over many compute units.
+#: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
+#: split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
+#: Tensor cores are faster if at least so many query heads share a kv head. vLLM has the same limit.
 _MIN_GROUP_FOR_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
-    """Base class of the FlashInfer kernels. FlashInfer compiles its kernels in the first call that plans."""
+    """The base class of FlashInfer's kernels, which the library compiles in the first call that makes a plan."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"
@@ -47,10 +47,14 @@ class _FlashInfer(LibraryDecode):
     def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return FlashInfer's wrapper object, and a function that makes its plan from host copies of the tables."""
+        """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
+
+        ``module``: the library. ``workspace``: device memory for the library. The plan is made from host copies of
+        ``tables``.
+        """
 
     def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
-        """Run the planned attention and return its output."""
+        """Launch the attention that ``wrapper`` has planned, and return its output."""
         output: torch.Tensor = wrapper.run(
             operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
         )
@@ -61,7 +65,7 @@ class _FlashInfer(LibraryDecode):
     ) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
         wrapper, plan = self.make_wrapper(self.import_library_quietly(), problem, shape, tables, workspace)
-        plan()  # compiles
+        plan()  # The first call also compiles, so it is not timed.
         backend.synchronize()
         begun = backend.now()
         plan()

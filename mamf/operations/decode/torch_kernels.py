@@ -1,4 +1,4 @@
-"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a page table."""
+"""Call torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a page table."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecode):
-    """``scaled_dot_product_attention`` with torch's choice of backend, over a contiguous cache of equal lengths.
+    """The kernel scaled_dot_product_attention over a contiguous cache of sequences of equal length.
 
-    torch aligns causal masks to the top left, which is wrong for a few queries at the end of many tokens. So this
-    kernel supports only 1 query (no mask), or as many queries as tokens.
+    torch chooses the backend. It aligns causal masks to the top left, which is wrong for a few queries at the end of
+    many tokens. So this kernel supports only 1 query, which needs no mask, or as many queries as tokens.
     """
 
     name = "sdpa-kvcache"
@@ -55,12 +55,12 @@ class SdpaKvcache(TorchDecode):
         return BoundKernel(attend)
 
 
-#: The smallest block of keys that FlexAttention supports on all cards.
+#: The number of keys in the smallest block that FlexAttention supports on all cards.
 _BLOCK = 128
 
 
 def _check_block_masks() -> Unavailable | None:
-    """Return why this torch cannot make a block mask from pages, or None."""
+    """Return why FlexAttention of the installed torch cannot make a block mask from pages, or None."""
     from torch.nn.attention.flex_attention import BlockMask
 
     if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
@@ -69,7 +69,10 @@ def _check_block_masks() -> Unavailable | None:
 
 
 class FlexKvcache(TorchDecode):
-    """FlexAttention over a paged cache: its block mask contains the page table. Compiled on accelerators."""
+    """The kernel FlexAttention over a paged cache. Its block mask contains the page table.
+
+    It is compiled on accelerators, but not on a CPU.
+    """
 
     name = "flex-kvcache"
     is_tried_unasked = False
@@ -108,7 +111,7 @@ class FlexKvcache(TorchDecode):
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
-    """Make a block mask in which the queries of a sequence see its pages and no other blocks of the cache."""
+    """Make FlexAttention's block mask, by which the queries of a sequence see its pages and no others of the cache."""
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None

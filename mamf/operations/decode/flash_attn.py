@@ -15,7 +15,7 @@ from mamf.errors import UnsupportedError, get_first_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -36,7 +36,7 @@ class _FlashKvcache(LibraryDecode):
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
         call = (self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables)
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             try:
                 return call(operands)
             except RuntimeError as error:
@@ -50,14 +50,14 @@ class _FlashKvcache(LibraryDecode):
 
     def bind_with_kvcache(
         self, module: Any, shape: DecodeShape, tables: CacheTables
-    ) -> Callable[[Operands], torch.Tensor]:
-        options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
+    ) -> Callable[[DecodeOperands], torch.Tensor]:
+        options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if shape.page_size is not None:
             options |= {"cache_seqlens": tables.lengths, self.table: tables.table}
         if not shape.has_equal_queries:
             options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
             k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
@@ -69,20 +69,22 @@ class _FlashKvcache(LibraryDecode):
 
         return attend
 
-    def bind_varlen(self, module: Any, shape: DecodeShape, tables: CacheTables) -> Callable[[Operands], torch.Tensor]:
+    def bind_varlen(
+        self, module: Any, shape: DecodeShape, tables: CacheTables
+    ) -> Callable[[DecodeOperands], torch.Tensor]:
         options: dict[str, Any] = {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
             "max_seqlen_q": shape.queries,
             "max_seqlen_k": shape.cache_len,
             "causal": shape.queries > 1,
-            "softmax_scale": shape.scale,
+            "softmax_scale": shape.score_scale,
         }
         is_paged = shape.page_size is not None
         if is_paged:
             options[self.table] = tables.table
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
             return extract_output(module.flash_attn_varlen_func(operands.q, k, v, **options))
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
 #: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
@@ -53,7 +53,7 @@ class _FlashInfer(LibraryDecode):
         ``tables``.
         """
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
+    def run(self, wrapper: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
         """Launch the attention that ``wrapper`` has planned, and return its output."""
         output: torch.Tensor = wrapper.run(
             operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
@@ -89,7 +89,7 @@ class FlashInferDecode(_FlashInfer):
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
-            use_tensor_cores=shape.group >= _MIN_GROUP_FOR_TENSOR_CORES,
+            use_tensor_cores=shape.heads_per_kv_head >= _MIN_GROUP_FOR_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
             paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
@@ -104,7 +104,7 @@ class FlashInferDecode(_FlashInfer):
             shape.kv_heads,
             shape.head_dim,
             shape.page_size,
-            sm_scale=shape.scale,
+            sm_scale=shape.score_scale,
             **_make_dtype_options(problem),
         )
 
@@ -139,7 +139,7 @@ class FlashInferPrefill(_FlashInfer):
             shape.head_dim,
             shape.page_size,
             causal=shape.queries > 1,
-            sm_scale=shape.scale,
+            sm_scale=shape.score_scale,
             **_make_dtype_options(problem),
         )
 
@@ -168,10 +168,10 @@ class FlashInferMla(_FlashInfer):
         )
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
         sizes = shape.heads, width, position, shape.page_size
-        how = shape.queries > 1, shape.scale, *_make_dtype_options(problem).values()
+        how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
         return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
+    def run(self, wrapper: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
         width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
         parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
         output: torch.Tensor = wrapper.run(*parts)

@@ -161,12 +161,12 @@ class DecodeShape:
         return HeadDims(self.head_dim, self.head_dim_v)
 
     @property
-    def group(self) -> int:
+    def heads_per_kv_head(self) -> int:
         """The number of query heads that share one kv head."""
         return self.heads // self.kv_heads
 
     @property
-    def scale(self) -> float:
+    def score_scale(self) -> float:
         """The factor by which Q K^T is multiplied before the softmax."""
         return 1 / math.sqrt(_UNCOMPRESSED_KEY_DIM if self.is_latent else self.head_dim)
 

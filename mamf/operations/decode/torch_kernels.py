@@ -13,7 +13,7 @@ from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
 from mamf.operations.attention.torch_kernels import check_flex_attention
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, Operands, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
@@ -42,13 +42,13 @@ class SdpaKvcache(TorchDecode):
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             q, k, v = (
                 each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (operands.q, operands.k, operands.v)
             )
-            has_groups, is_causal = shape.group > 1, shape.queries > 1
+            has_groups, is_causal = shape.heads_per_kv_head > 1, shape.queries > 1
             output = scaled_dot_product_attention(
-                q, k, v, is_causal=is_causal, scale=shape.scale, enable_gqa=has_groups
+                q, k, v, is_causal=is_causal, scale=shape.score_scale, enable_gqa=has_groups
             )
             return output.transpose(1, 2)
 
@@ -94,14 +94,14 @@ class FlexKvcache(TorchDecode):
     ) -> BoundKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
-        mask, has_groups = make_block_mask(shape, tables), shape.group > 1
+        mask, has_groups = make_block_mask(shape, tables), shape.heads_per_kv_head > 1
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-            return flex_attention(q, k, v, block_mask=mask, scale=shape.scale, enable_gqa=has_groups)
+            return flex_attention(q, k, v, block_mask=mask, scale=shape.score_scale, enable_gqa=has_groups)
 
         compiled = compile_for_shape(attention) if backend.is_accelerator else attention
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             q = operands.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
             k, v = (each.transpose(0, 1)[None] for each in (operands.k, operands.v))
             output: torch.Tensor = compiled(q, k, v).transpose(1, 2)

@@ -23,7 +23,7 @@ from mamf.backend import DeviceInfo
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.legacy import HEADER_FIELDS, SUMMARY_FIELDS, FinderRun, Reported
 from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
-from mamf.logs.records import RECORDS, Tool
+from mamf.logs.records import STRUCT_BY_RECORD, Tool
 from mamf.logs.run_log import SCHEMA
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.statistics import Repeatability
@@ -44,7 +44,7 @@ SHARED: Mapping[str, type] = {
 #: Each record by its title on the page: its kind in ``record``, its type, and which of the fields of that it has.
 TITLES: Mapping[str, tuple[str, type, tuple[str, ...]]] = {
     "header": ("header", Header, ()),
-    **{kind: (kind, of, ()) for kind, of in RECORDS.items()},
+    **{kind: (kind, of, ()) for kind, of in STRUCT_BY_RECORD.items()},
     "header of an imported log": ("header", FinderRun, HEADER_FIELDS),
     "reported": ("reported", Reported, ()),
     "summary of an imported log": ("summary", FinderRun, SUMMARY_FIELDS),

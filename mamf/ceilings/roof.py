@@ -189,9 +189,9 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
 
 
-def _keep_higher_ceiling(kept: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
-    if key not in kept or ceiling.rate > kept[key].rate:
-        kept[key] = ceiling
+def _keep_higher_ceiling(ceilings: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
+    if key not in ceilings or ceiling.rate > ceilings[key].rate:
+        ceilings[key] = ceiling
 
 
 def require_same_device(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:

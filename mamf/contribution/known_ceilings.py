@@ -202,7 +202,7 @@ def _format_find_command(dtype: str) -> str:
 
 
 def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
-    from mamf.logs.found import find_cached_ceiling  # Imported late: a lookup by name needs no logs.
+    from mamf.logs.ceiling_cache import find_cached_ceiling  # Imported late: a lookup by name needs no logs.
 
     problem = problem_for(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):

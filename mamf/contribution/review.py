@@ -131,15 +131,15 @@ def review_log(path: Path, on_read: OnRead | None = None) -> Review:
     ``on_read``: called with the number of bytes read, for a progress bar.
     """
     try:
-        return _apply_rules(path, on_read)
+        return _review_by_rules(path, on_read)
     except (*MALFORMED_ERRORS, RecursionError) as error:
         return Review(path, (_make_unreadable_finding(path, error),))
 
 
-def _apply_rules(path: Path, on_read: OnRead | None) -> Review:
+def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
     records = parse_records(path, read_lines(path, on_read))
     first = next(records)
-    findings, header = list(_check_bytes(path)), first[1]
+    findings, header = list(_find_byte_errors(path)), first[1]
     if why := explain_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == LEGACY_TIER:
@@ -186,7 +186,7 @@ def _make_unreadable_finding(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
-def _check_bytes(path: Path) -> Iterator[Finding]:
+def _find_byte_errors(path: Path) -> Iterator[Finding]:
     data = path.read_bytes()
     if data and not data.endswith(b"\n") and b"\n" in data:
         yield Finding("truncated", "the last line is incomplete: --resume the run, or delete the line")

@@ -23,7 +23,7 @@ from mamf.files import read_packaged_rows
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
 from mamf.logs.recording import Header, RunEnd
-from mamf.logs.records import RECORDS, make_ceiling_record, make_measurement_record, read_ceiling_record
+from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
 from mamf.logs.run_log import (
     OwnCeilings,
     RunLog,
@@ -119,7 +119,7 @@ class Evidence:
         return ((line, row) for line, _, row in self.rows if row.ok and row.problem.dtype in DTYPES)
 
 
-def is_exact(row: Measurement) -> bool:
+def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
     A row that claims to be approximate is believed only if its operation lists the kernel as approximate. The function
@@ -133,11 +133,11 @@ def is_exact(row: Measurement) -> bool:
 # -- fields and the device ---------------------------------------------------------------------------------------------
 
 
-def check_fields(evidence: Evidence) -> Iterator[Finding]:
+def check_field_names(evidence: Evidence) -> Iterator[Finding]:
     """Find fields in the records of a log that mamf does not write."""
     for line, record in evidence.records:
         for name in _yield_unknown_fields(
-            record, _get_record_fields(Header if line == 1 else RECORDS[record["record"]])
+            record, _get_record_fields(Header if line == 1 else STRUCT_BY_RECORD[record["record"]])
         ):
             if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
@@ -227,7 +227,7 @@ def _keep_letters(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def check_data(evidence: Evidence) -> Iterator[Finding]:
+def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
     """Reject logs measured with zeros or patterns, because such data draw less power, so that kernels run faster.
 
     ``mamf explain`` may use them.
@@ -387,7 +387,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     for line, row in evidence.good_rows:
         info, of = evidence.log.device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
-        limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
+        limit = of.fastest_possible(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
@@ -399,7 +399,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
 def check_verification(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose result was not verified, or whose result has an error above the tolerance."""
     for line, row in evidence.good_rows:
-        max_error = _MAX_ERROR if is_exact(row) else _MAX_APPROXIMATE_ERROR
+        max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: the result was not verified", line)
@@ -407,7 +407,7 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g} exceeds {bound:.2g}", line)
 
 
-def check_sensors(evidence: Evidence) -> Iterator[Finding]:
+def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
     """Check that all rows have possible clock and power readings.
 
     Warns if the device has no sensors. Readings must be within the limits of the device.
@@ -445,7 +445,7 @@ def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 
-def check_timer(evidence: Evidence) -> Iterator[Finding]:
+def check_timer_overhead(evidence: Evidence) -> Iterator[Finding]:
     """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
     backend = evidence.header["device"]["backend"]
     timer = find_timer(backend)
@@ -459,17 +459,17 @@ def check_timer(evidence: Evidence) -> Iterator[Finding]:
 
 #: All rules of a log, in the order in which their findings are reported.
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    check_fields,
+    check_field_names,
     check_real_device,
     check_device_facts,
-    check_data,
+    check_operand_data,
     check_dates,
     check_row_figures,
     check_ceiling_figures,
     check_summary,
     check_speed_limits,
     check_verification,
-    check_sensors,
+    check_sensor_readings,
     check_samples_differ,
-    check_timer,
+    check_timer_overhead,
 )

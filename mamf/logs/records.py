@@ -192,7 +192,7 @@ class Resume(Struct, kw_only=True):
 
 
 #: The struct that declares each record after the header, by the name of the record.
-RECORDS: Mapping[str, type] = {
+STRUCT_BY_RECORD: Mapping[str, type] = {
     "measurement": MeasurementRecord,
     "ceiling": CeilingRecord,
     "summary": Summary,
@@ -425,13 +425,15 @@ def _make_conditions_fields(conditions: Conditions) -> dict[str, Any]:
     }
 
 
-def _read_conditions(read: MeasurementRecord | CeilingRecord, throttle_shares: Mapping[str, float] = {}) -> Conditions:
+def _read_conditions(
+    record: MeasurementRecord | CeilingRecord, throttle_shares: Mapping[str, float] = {}
+) -> Conditions:
     return Conditions(
-        clock_hz=None if read.clock_mhz is None else float(round(read.clock_mhz * 1e6)),
-        watts=read.watts,
-        celsius=read.celsius,
-        throttle_reasons=tuple(read.throttle_reasons),
+        clock_hz=None if record.clock_mhz is None else float(round(record.clock_mhz * 1e6)),
+        watts=record.watts,
+        celsius=record.celsius,
+        throttle_reasons=tuple(record.throttle_reasons),
         throttle_shares=throttle_shares,
-        true_clock_hz=None if read.true_clock_mhz is UNSET else float(round(read.true_clock_mhz * 1e6)),
-        cycles_used=None if read.cycles_used is UNSET else read.cycles_used,
+        true_clock_hz=None if record.true_clock_mhz is UNSET else float(round(record.true_clock_mhz * 1e6)),
+        cycles_used=None if record.cycles_used is UNSET else record.cycles_used,
     )

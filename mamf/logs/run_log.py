@@ -26,7 +26,7 @@ from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_
 from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import Header, read_plan_record
 from mamf.logs.records import (
-    RECORDS,
+    STRUCT_BY_RECORD,
     make_measurement_record,
     read_ceiling_record,
     read_known_ceiling_record,
@@ -316,7 +316,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 def add_record(log: RunLog, record: dict[str, Any]) -> None:
     """Convert a record that follows the header, and add it to a log. Raises ValueError if the record is malformed."""
     kind = record["record"]
-    if kind not in RECORDS:
+    if kind not in STRUCT_BY_RECORD:
         raise ValueError(f"unknown record {kind!r}")
     if kind == "measurement":
         plan, operation = log.header["plan"], record.get("operation")
@@ -332,7 +332,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         known = read_known_ceiling_record(record, log.header["device"]["name"])
         log.known_ceilings[known.dtype, record["regime"]] = known
     else:
-        read_record(record, RECORDS[kind])
+        read_record(record, STRUCT_BY_RECORD[kind])
         if kind == "counters":
             log.counter_records.append(record)
         elif kind == "summary":

@@ -1,4 +1,8 @@
-"""Finds: ceilings, how they were found, and how sure they are."""
+"""Make reports and summaries of `mamf find`, which searches for the fastest matmul of a device (its ceiling).
+
+A find measures in phases: scouts and refinements measure many shapes briefly with the library's default kernel,
+finalist trials measure the best of them in several rounds, and confirmations repeat the winner.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +47,11 @@ from mamf.report.document import (
 from mamf.report.rows import describe_failures, make_row_columns
 from mamf.report.shares import HEADLINES, Shares, describe_clock, make_ceiling_table, make_ceiling_title
 
-#: A smaller difference from the default kernel is not printed.
+#: Smallest gain over the default kernel that reports print, as a share.
 _MIN_SHOWN_GAIN = 0.0005
+#: Maximum number of shapes that reports list as equally fast.
 _MAX_SHOWN_TIES = 5
+#: Names that reports give to the phases of a search in the log.
 _PHASE_NAMES = {
     "scout": "scout",
     "refine": "refinement",
@@ -59,7 +65,9 @@ _PHASE_NAMES = {
 def make_find_summary_record(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: RunEnd
 ) -> dict[str, Any]:
-    """Return the last record of a find of products: what was done, and a summary of the ceilings (by regime)."""
+    """Return the last record of the log of a find: how it ended, how many rows each phase measured, and the ceiling of
+    each regime.
+    """
     return {
         **end.make_summary(sum(row.ok for row in rows)),
         "phases": dict(Counter(f"{row.regime} {row.phase}" for row in rows)),
@@ -71,7 +79,9 @@ def make_find_summary_record(
 
 
 def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """Say how sure a ceiling is, and what limits it."""
+    """Return lines that say how accurate a ceiling is, how it compares with the default kernel and the datasheet, and
+    which clock, temperature or throttling limited it.
+    """
     device, gain = header["device"], ceiling.gain_over_default
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
     throttled = ", ".join(ceiling.conditions.throttle_reasons)
@@ -90,7 +100,9 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
 
 
 def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
-    """Say which shapes tie with a ceiling, and how it was found."""
+    """Return lines that say which shapes and kernels are as fast as a ceiling within its accuracy, and how many rows
+    each phase of the search measured.
+    """
     tied, more = ceiling.tied[:_MAX_SHOWN_TIES], len(ceiling.tied) - _MAX_SHOWN_TIES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
@@ -100,7 +112,9 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
 
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
-    """Return the best of the library's default, which scouts, if another kernel reaches the ceiling."""
+    """Return a line with the highest rate of the library's default kernel if another kernel reaches the ceiling, or
+    else an empty list. The scouts ran the default kernel.
+    """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
     rates = {shape: compute_median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
@@ -137,10 +151,14 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
 def describe_scouted_regimes(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Say what is known about each regime of the plan that has no confirmed ceiling."""
+    """Yield a line for each regime that has no confirmed ceiling: its fastest row so far, or that it was not measured.
+    ``regimes``: those of the plan.
+    """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
-        dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"  # else the table says it
+        dtype = (
+            "" if ceilings or not rows else f", {rows[0].problem.dtype}"
+        )  # with ceilings, the title of their table names the dtype
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
             rate = format_rate(best.best_rate, best.work.unit)
@@ -155,7 +173,7 @@ def make_find_document(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
 ) -> Document:
-    """Return the report of a find: its ceilings. CSV has a row for each ceiling; JSON also has all measurements."""
+    """Return the report of a find. CSV has a row for each ceiling; JSON also has all measurements."""
     every = [replace(each, title="") for each in make_row_columns(rows, Shares(header), lambda row: None)]
     reason = explain_no_ceiling(rows)
     blocks: list[Block] = [
@@ -177,7 +195,9 @@ def make_find_document(
 
 
 def make_devices_document(log: RunLog) -> Document:
-    """Return a report of the ceilings of several devices, each of which did the same search."""
+    """Return the report of a log in which several devices made the same search: the ceilings of each device, and how
+    far the slowest device is below the fastest.
+    """
     rows = [
         (part.header["device"], ceiling)
         for part in log.parts

@@ -1,4 +1,6 @@
-"""A comparison of two runs, and what a guard found: its verdict, row by row, and junit XML for CI systems."""
+"""Make the report of ``mamf compare`` (two runs, row by row) and of ``mamf guard`` (a run against a baseline, with a
+verdict), and JUnit XML for CI systems.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.compare import Comparison, Difference, Pair, Verdict
-from mamf.logs.entries import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
+from mamf.logs.compared_rows import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
 from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
     Answer,
@@ -28,18 +30,20 @@ from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import escape_invisible
 
 _HOST_CLOCK_TIMER = "host clock"
-# An interval of a ratio whose ends lie further apart, one over the other, says nothing.
+# If the upper end of a ratio's interval is this many times the lower end, reports call the interval unknown.
 _MAX_INTERVAL_RATIO = 100.0
-# Tables with at most this many rows are printed whole, even if all are SAME.
+# Tables show at least this many rows, if there are as many, even if the verdict of all is SAME.
 _MIN_SHOWN_ROWS = 3
 _VERDICT_ORDER: tuple[Verdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
-# From this share on, a difference in temperature is worth a remark.
+# Smallest effect of a temperature difference, as a share of the rate, that gets a remark.
 _MIN_TEMPERATURE_EFFECT = 0.001
 
 
 def make_comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
-    """``tolerance``: the share by which a row may be slower. ``comparison`` has at least one pair. People see what
-    changed, then what is undecided, and of the rest as many rows as make ``top``; None: all.
+    """Return the report of a comparison with at least one pair of rows. Tables for people show all rows that changed or
+    are undecided, and as many unchanged rows as make ``top``; all rows if ``top`` is None.
+
+    ``tolerance``: the share of its rate by which a row may be slower.
     """
     verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
     shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
@@ -66,7 +70,9 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
 
 
 def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
-    """Return the columns: for tables, the fields that vary and the figures; for csv and json, ``Comparison.rows``."""
+    """Return the columns of a comparison. Tables for people show the fields that differ between pairs, both rates and
+    the verdict; CSV and JSON have the keys of ``Comparison.rows``.
+    """
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
     _, factor = choose_rate_unit(pairs)
@@ -90,7 +96,9 @@ def _read_field(name: str, pair: Pair) -> object:
 
 
 def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
-    """Fields with several values, without the shape, which is always shown."""
+    """Return the names of the fields that have several values among the pairs. The shape is left out, because tables
+    always show it.
+    """
     names = [name for name in pairs[0].fields if name != "shape"]
     return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
 
@@ -108,14 +116,16 @@ def format_ratio_interval(interval: Interval) -> str:
 
 
 def format_change_interval(interval: Interval) -> str:
-    """Format the interval of a ratio as changes in percent."""
+    """Format the interval of a ratio of two rates as changes in percent: ``-1.20 to +0.35``."""
     if interval.high < _MAX_INTERVAL_RATIO * interval.low:
         return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
     return "of unknown accuracy"
 
 
 def choose_rate_unit(pairs: Sequence[Pair]) -> tuple[str, float]:
-    """Return the unit in which people read the rates, and its factor."""
+    """Choose the unit in which the rates of all pairs read well. Return it with the factor from TFLOPS (or TB/s) to
+    this unit.
+    """
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
@@ -135,7 +145,7 @@ def yield_pair_remarks(pair: Pair, tolerance: float) -> Iterator[str]:
 
 
 def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
-    """Say which runs are compared, what differs besides the figures, and which fields are the same in all rows."""
+    """Return the lines above the table: the two runs, how they differ, and the fields that are the same in all rows."""
     first, varied = comparison.pairs[0], {*find_varying_fields(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
@@ -161,7 +171,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def describe_differences(what: str, differences: Sequence[Difference]) -> list[str]:
-    """Return a line if there are differences."""
+    """Return one line that begins with ``what`` and lists the differences, or no line if there are no differences."""
     return [what + ", ".join(map(str, differences))] if differences else []
 
 
@@ -170,7 +180,9 @@ def format_share(share: float) -> str:
 
 
 def describe_overall_change(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """Say how all rows of a regime changed together, and the smallest loss that the test would have found."""
+    """Say how the rates of all rows of a regime changed as a whole, or how large a uniform loss would have been
+    detected.
+    """
     interval, threshold = each.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (
         f"{each.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
@@ -186,7 +198,7 @@ def describe_overall_change(each: PooledRows, comparison: Comparison, tolerance:
 
 
 def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
-    """Count the rows by verdict, and say what is slower."""
+    """Return two lines: the number of rows by verdict, and which rows are slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
         f"{len(rows)} only in {name}{_describe_statuses(rows, other)}"
@@ -200,7 +212,9 @@ def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def describe_slower(comparison: Comparison, tolerance: float) -> str:
-    """Say which rows or regimes are slower, if any are."""
+    """Name the row that is slower by the largest factor or the regimes that are slower as a whole, or say that there is
+    no regression.
+    """
     together = ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance))
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
@@ -216,14 +230,16 @@ def describe_slower(comparison: Comparison, tolerance: float) -> str:
 
 
 def _describe_statuses(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
-    """Statuses of rows that the other log tried without getting a figure."""
+    """Count by status the rows that log ``other`` tried without getting a figure: `` (2 unsupported in B)``."""
     counts = Counter(there.status for _, there in rows if there is not None)
     statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
     return f" ({statuses})" if statuses else ""
 
 
 def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """Return what JSON contains besides the rows."""
+    """Return what the JSON of a comparison contains besides its rows: both headers, the differences between the runs,
+    and the counts.
+    """
     return {
         "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
         "b": {"log": comparison.names[1], "tier": comparison.b.tier, "header": comparison.b.header},
@@ -245,18 +261,21 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
 
 
 def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[str, Any]:
-    """Return a row that has a figure in only one log; ``status_in_other``: what became of it in the other."""
+    """Return the fields of a row that has a figure in only one of the two logs. ``status_in_other`` says what became of
+    the same row in the other log.
+    """
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
+#: XML element of a JUnit test by the outcome of its row. Tests of other rows have no such element and pass.
 _JUNIT_TAGS = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
 def describe_guard_verdict(found: GuardResult) -> str:
-    """Say the verdict of the guard in one line."""
+    """Return the line that says whether a guard passed, failed or is undecided, and why."""
     counts, rows = found.counts(), format_count(len(found.rows), "row")
     slower = f"slower by more than {format_share(found.tolerance)}"
     outcomes: dict[Outcome, str] = {
@@ -265,20 +284,20 @@ def describe_guard_verdict(found: GuardResult) -> str:
         "undecided": "undecided: they scatter too much, or too few visits were made",
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
-    reasons += [f"not finished: {found.unfinished}"] if found.unfinished else []
+    reasons += [f"not finished: {found.unfinished_reason}"] if found.unfinished_reason else []
     good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
     verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
 def describe_judged_row(row: JudgedRow) -> str:
-    """Describe a row: kernel, shape, and its other fields."""
+    """Name a row that a guard judged, by its kernel, shape and remaining fields."""
     others = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
     return f"{row.entry.kernel} {row.entry.shape} ({', '.join(others)})"
 
 
 def describe_row_outcome(row: JudgedRow) -> str:
-    """Describe the outcome of a row with its figures."""
+    """Say how fast a row was now and in the baseline, or why one of the two rates is missing."""
     if row.pair is None:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
@@ -291,7 +310,7 @@ def describe_row_outcome(row: JudgedRow) -> str:
 
 
 def make_guard_document(found: GuardResult) -> Document:
-    """Return the comparison with the baseline, and the verdict, as a report."""
+    """Return the report of a guard: the comparison with the baseline, each row that is not ok, and the verdict."""
     rows = [row for row in found.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}" for row in rows]
     answer = Answer([*lines, describe_guard_verdict(found)])
@@ -304,8 +323,8 @@ def make_guard_document(found: GuardResult) -> Document:
 
 
 def format_junit_xml(found: GuardResult, suite: str, seconds: float) -> str:
-    """Return a JUnit test suite with a test for each row: regressions fail, rows without a figure are errors, and
-    undecided and new rows are skipped.
+    """Return a JUnit test suite with a test for each row. Regressions are failures, rows without a figure are errors,
+    and undecided or new rows are skipped tests.
     """
     counts = found.counts()
     top = ElementTree.Element(

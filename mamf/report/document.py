@@ -1,6 +1,7 @@
-"""Reports as data: columns, tables and documents, and the text of numbers and lines in them.
+"""Represent reports as data (columns, tables, documents), and format the numbers and lines in them.
 
-``mamf.report.formats`` writes documents as text. Foreign text is made harmless here (mamf.text).
+``mamf.report.formats`` turns a document into text. Names from logs and plugins may contain control characters, so
+tables and lines escape them (``mamf.text``).
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
 from mamf.text import escape_invisible, escape_markdown, to_csv_cell
 
+#: Text of a cell whose row has no value.
 MISSING_VALUE = "-"
-#: In place of an interval that is wider than +-50 %.
+#: Text that reports show in place of an interval that is wider than +-50 %.
 UNKNOWN_INTERVAL = "unknown"
 UNKNOWN_INTERVAL_REASON = "interval unknown: the samples scatter so much that a repeat may be more than 50 % off"
 _COLUMN_GAP = "  "
 
 
 def format_significant(value: float) -> str:
-    """Four significant digits without an exponent, from a CPU's 0.1336 to an accelerator's 841.3 TFLOPS."""
+    """Format a number with four significant digits and without an exponent: 0.1336, 841.3."""
     return f"{value:#.4g}".rstrip(".") if value < 9999.5 else f"{value:.0f}"
 
 
-#: Prefixes of units, each with what a value in 1e12 is multiplied by.
+#: Prefixes of units, with the factor from a value in units of 1e12 to a value in this prefix.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
-#: A largest value below this is shown in a smaller unit.
+#: Smallest value that reports show with a prefix. Smaller values get the next smaller prefix.
 _MIN_SHOWN_VALUE = 0.1
 
 
 def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
-    """Return the unit in which the largest of ``values`` (in ``unit``: TFLOPS, TB/s) reads well, and its factor."""
+    """Choose the unit prefix with which the largest of ``values`` reads well. Return the unit and the factor to
+    multiply the values with. ``unit``: the unit of ``values``, such as TFLOPS or TB/s.
+    """
     largest = max(values, default=0.0) or 1.0
     if not unit.startswith("T"):
         return unit, 1.0
@@ -50,58 +54,64 @@ def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
 
 
 def format_rate(rate: float, unit: str) -> str:
-    """Format a rate with its unit: ``841.3 TFLOPS``, ``78.70 MB/s``."""
+    """Format a rate with its unit, scaled to read well: ``841.3 TFLOPS``, ``78.70 MB/s`` (from 0.0000787 TB/s)."""
     name, factor = choose_unit(unit, [rate])
     return f"{format_significant(rate * factor)} {name}"
 
 
 def describe_counted_work(works: Iterable[Work]) -> str:
-    """Say which FLOP and bytes are counted, each once: ``counted: 2*M*N*K; A and B read, C written, once each``."""
+    """Say which FLOP and bytes the rates of ``works`` count, each convention once: ``counted: 2*M*N*K; A and B read, C
+    written, once each``.
+    """
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
 def name_rate_column(name: str, unit: str) -> str:
-    """Add the unit of a rate to a name in csv and json: ``rate_tflops``, ``rate_tb_per_s``."""
+    """Return the key of a rate in CSV and JSON, ``name`` with the unit: ``rate_tflops``, ``rate_tb_per_s``."""
     return f"{name}_{convert_to_snake_case(unit)}"
 
 
 def format_plain(value: object) -> str:
-    """Format a value of any type: text unchanged, floats with four digits and without an exponent."""
+    """Format a value of any type. Text is returned unchanged; floats get four significant digits and no exponent."""
     if not isinstance(value, float):
         return value if isinstance(value, str) else str(value)
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
 
 
 def format_percent(share: float) -> str:
-    """Format a share in percent, without the sign: 81.3."""
+    """Format a share in percent with one decimal and without a percent sign: 81.3."""
     return f"{100 * share:.1f}"
 
 
 def format_count(number: int, noun: str) -> str:
-    """``1 row``, ``2 rows``."""
+    """Return a number with its noun, in the plural unless the number is 1: ``1 row``, ``2 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def shorten_line(text: str) -> str:
-    """Return the first 100 characters of a text, in one line."""
+    """Join the lines of a text to one line of at most 100 characters, with invisible characters escaped."""
     return textwrap.shorten(escape_invisible(text), 100, placeholder=" ...")
 
 
 def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
-    """Split titles such as ``burst, bfloat16`` into what each has for itself, and what all of them share."""
+    """Split comma-separated titles into the parts that differ (one text per title) and the parts that all titles share
+    (one text).
+    """
     parts = [title.split(", ") for title in titles]
     shared = [part for part in parts[0] if all(part in each for each in parts)] if parts else []
     return [", ".join(part for part in each if part not in shared) for each in parts], ", ".join(shared)
 
 
 def convert_to_snake_case(title: str) -> str:
-    """Convert a heading to a name in csv and json: ``FLOP/byte`` as ``flop_per_byte``."""
+    """Convert the heading of a column to its key in CSV and JSON: ``FLOP/byte`` becomes ``flop_per_byte``."""
     spelled = title.replace("/", " per ").replace("%", " percent ")
     return re.sub(r"\W+", "_", spelled.lower()).strip("_")
 
 
 def format_interval(interval: Interval, factor: float = 1.0) -> str:
-    """Format an interval, times ``factor``; ``unknown`` if it reaches further than 50 % from its middle."""
+    """Format an interval, with both ends multiplied by ``factor``; return ``unknown`` if an end is more than 50 % away
+    from the middle.
+    """
     low, high = format_significant(interval.low * factor), format_significant(interval.high * factor)
     return f"{low} to {high}" if interval.is_known else UNKNOWN_INTERVAL
 
@@ -111,7 +121,9 @@ def format_whole_number(value: float | None) -> str:
 
 
 def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
-    """Aligned columns for a terminal."""
+    """Return the lines of a table with aligned columns for a terminal. ``left_aligned``: the headings of the columns
+    that are aligned to the left.
+    """
     lines = [[escape_invisible(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
 
@@ -126,7 +138,11 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
 
 
 def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each remark, with the first row that it applies to and the number of others."""
+    """Return a line for each distinct remark: the first row that it applies to, the number of further rows, and the
+    remark.
+
+    ``remarks``: pairs of a remark and the label of its row.
+    """
     labels = group_pairs(remark for remark in remarks if remark[0])
     return [
         f"{first}{f' and {len(others)} more' if others else ''}: {text}" for text, (first, *others) in labels.items()
@@ -134,7 +150,7 @@ def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def format_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
-    """Format a GitHub table. Its cells are plain text, except Markup."""
+    """Return a table in GitHub markdown. All cells are escaped, except those that are Markup already."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
     lines = [list(map(_format_markdown_cell, columns)), rule, *(list(map(_format_markdown_cell, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -145,19 +161,21 @@ def _format_markdown_cell(text: str) -> str:
 
 
 def label_kernel(name: str, header: Mapping[str, Any]) -> str:
-    """Return a kernel's name as tables show it: with "(by path)" if the run got it as ``package.module:Class``."""
+    """Return the name of a kernel as tables show it: "(by path)" follows if the user named the kernel as
+    ``package.module:Class``.
+    """
     planned = _planned_kernels(header)
     is_by_path = any(":" in each for each in planned) and {name, name.partition("[")[0]}.isdisjoint(planned)
     return f"{name} (by path)" if is_by_path else name
 
 
 def _planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
-    # As they were asked for: by name, or by path (package.module:Class).
+    # Users name kernels by registered name or by path (package.module:Class), and headers store what they wrote.
     return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
 
 def describe_machine(header: Mapping[str, Any]) -> str:
-    """Name the device, the software and the timer of a run, and the kernels that it was given by path."""
+    """Return a line that names the device, software and timer of a run, and the kernels that the user named by path."""
     device = header["device"]
     known = [
         format_count(device["compute_units"], "compute unit") if device.get("compute_units") else "",
@@ -172,7 +190,9 @@ def describe_machine(header: Mapping[str, Any]) -> str:
 
 
 def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
-    """Say how a run ended: its status and the reason, how much was measured and how much is left."""
+    """Return how a run ended: its status and reason, the duration, and how much is left to measure. ``has_count``:
+    whether to add the number of measured rows.
+    """
     if summary is None:
         return "killed: the log has no summary; resume it"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
@@ -182,7 +202,7 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> s
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows with equal keys as CSV, with the keys in the first line. Return an empty string for no rows."""
+    """Return rows with equal keys as CSV, with the keys in the first line, or an empty string for no rows."""
     text = io.StringIO()
     if rows:
         writer = csv.writer(text, lineterminator="\n")
@@ -196,15 +216,18 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True)
 class Column(Generic[RowT]):
-    """A figure or a text of each row.
+    """A column of a table: it reads one value from each row and formats it.
 
-    - ``name``: its key in csv and json, snake_case with the unit: ``rate_tflops``; empty for a column that only tables
-      for people have.
-    - ``title``: its heading in tables for people; empty for a column that only csv and json have.
-    - ``read``: its value with full precision, None if a row has none.
-    - ``format``: how people read a value that is not None.
-    - ``importance``: 0 is always shown; a narrow terminal drops the columns with the highest numbers first.
-    - ``shortest``: characters to which a narrow terminal may cut long names, before it drops columns; 0 for none.
+    - ``name``: the key in CSV and JSON, in snake_case with the unit (``rate_tflops``); empty if only tables for people
+      have the column.
+    - ``title``: the heading in tables for people; empty if only CSV and JSON have the column.
+    - ``read``: returns the value of a row with full precision, or None.
+    - ``format``: turns a value other than None into text for people.
+    - ``importance``: 0 for a column that is always shown; a narrow terminal drops the columns with the highest numbers
+      first.
+    - ``left``: whether texts are aligned to the left.
+    - ``min_characters``: the length to which a narrow terminal may cut long texts before it drops columns; 0 to never
+      cut.
     """
 
     name: str
@@ -220,18 +243,22 @@ class Column(Generic[RowT]):
         return MISSING_VALUE if value is None else self.format(value)
 
     def is_empty(self, rows: Iterable[RowT]) -> bool:
-        """Whether no row has a value."""
+        """Return whether all rows have no value, or an empty text, in this column."""
         return all(self.read(row) in (None, "") for row in rows)
 
 
 @dataclass(frozen=True)
 class Table(Generic[RowT]):
-    """Rows with the same columns.
+    """A table of a report: rows that share the same columns.
 
-    - ``rows``: all rows, for csv and json. ``shown``: those for people, best first; None for all.
-    - ``top``: how many of ``shown`` people see; None for all.
-    - ``key``: the key in json. Tables with one key are one list in json, and one table in csv.
-    - ``remarks``: what a reader must know besides the figures of a row; listed once below the table, by ``label``.
+    - ``rows``: all rows, for CSV and JSON.
+    - ``title``: the heading for people.
+    - ``key``: the key in JSON. Tables with the same key become one list in JSON and one table in CSV.
+    - ``shown``: the rows for people, best first; None for all rows.
+    - ``top``: the maximum number of rows for people; None for no maximum.
+    - ``remarks``: returns what a reader must know about a row besides its figures. Each remark appears once below the
+      table.
+    - ``label``: returns the name of a row for its remarks.
     """
 
     columns: Sequence[Column[RowT]]
@@ -245,36 +272,38 @@ class Table(Generic[RowT]):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether it is not shown to people: only csv and json have it, or it has neither rows nor a title."""
+        """Whether people do not see this table: no column has a title, or there are neither rows for people nor a
+        title.
+        """
         return not any(column.title for column in self.columns) or not (self.visible_rows or self.title)
 
     @property
     def visible_rows(self) -> Sequence[RowT]:
-        """The rows in tables for people."""
+        """The rows that people see: at most ``top`` of ``shown``."""
         return (self.rows if self.shown is None else self.shown)[: self.top]
 
     @property
     def visible_columns(self) -> list[Column[RowT]]:
-        """The columns in tables for people: those with a title and with a value in some row."""
+        """The columns that people see: those with a title and a value in at least one visible row."""
         rows = self.visible_rows
         return [column for column in self.columns if column.title and rows and not column.is_empty(rows)]
 
     @property
     def notes(self) -> list[str]:
-        """Lines below the table: how many rows are left out, and each remark once."""
+        """The lines below the table: how many rows are left out, and each remark once."""
         rows = self.visible_rows
         hidden = len(self.rows if self.shown is None else self.shown) - len(rows)
         more = [f"{format_count(hidden, 'more row')} (--top all shows all)"] if hidden else []
         return more + merge_remarks((text, self.label(row)) for row in rows for text in self.remarks(row))
 
     def make_records(self) -> list[dict[str, object]]:
-        """Return all rows as CSV and JSON contain them."""
+        """Return a mapping from column names to values for each row, as CSV and JSON contain it."""
         return [{column.name: column.read(row) for column in self.columns if column.name} for row in self.rows]
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of text, under a heading if there is one."""
+    """A block of text lines in a report, below ``heading`` if that is not empty."""
 
     texts: Sequence[str]
     heading: str = ""
@@ -282,12 +311,14 @@ class Lines:
 
 @dataclass(frozen=True)
 class Details(Lines):
-    """Lines that a terminal shows only with ``--wide``."""
+    """A block of lines that a terminal shows only with ``--wide``."""
 
 
 @dataclass(frozen=True)
 class Answer(Lines):
-    """The lines that answer what was asked: best kernel, ceiling, verdict. The last block of a report."""
+    """A block of lines that answer the question of the command: the best kernel, the ceiling or the verdict. It is the
+    last block of a report.
+    """
 
 
 Block = Lines | Table[Any]
@@ -295,11 +326,11 @@ Block = Lines | Table[Any]
 
 @dataclass(frozen=True)
 class Document:
-    """A report.
+    """A report: blocks of lines and tables in the order in which people read them.
 
+    - ``title``: the title of the HTML page.
     - ``data``: what JSON contains besides the tables, such as the header and the summary of a log.
-    - ``main``: the key of the tables that csv holds; by default that of the first table.
-    - ``title``: the title of an html page.
+    - ``main``: the key of the tables that CSV contains; if empty, the key of the first table.
     """
 
     title: str
@@ -309,11 +340,13 @@ class Document:
 
     @property
     def visible_blocks(self) -> list[Block]:
-        """The blocks that people see."""
+        """The blocks that people see: tables with visible columns and rows, and lines that are not empty."""
         return [each for each in self.blocks if (not each.is_hidden if isinstance(each, Table) else each.texts)]
 
     def make_records_by_key(self) -> dict[str, list[dict[str, object]]]:
-        """Return the records of all tables by key. Records with one key have equal columns: what one lacks is None."""
+        """Return the rows of all tables as records (mappings from column names to values), by the key of the table. All
+        records with the same key get the same columns, with None for a missing value.
+        """
         found: dict[str, list[dict[str, object]]] = {}
         for block in self.blocks:
             if isinstance(block, Table):
@@ -331,10 +364,10 @@ def make_columns_from_mappings(
     *,
     titled: bool = True,
 ) -> list[Column[RowT]]:
-    """Return a column for each name in the mappings that ``read`` returns for rows, in their order.
+    """Return a column for each key of the mappings that ``read`` returns for the rows, in order of appearance. Columns
+    that contain text are aligned to the left.
 
-    ``titled``: whether people see them, under that name; csv and json have them under the name in snake_case. Texts are
-    aligned to the left.
+    ``titled``: whether people see the columns, under their keys. CSV and JSON have the keys in snake_case.
     """
     rows = list(rows)
     texts = {name for row in rows for name, value in read(row).items() if isinstance(value, str)}
@@ -356,7 +389,10 @@ def make_columns_from_mappings(
 def make_interval_columns(
     read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = format_interval
 ) -> list[Column[RowT]]:
-    """Return the interval for people, its ends for csv and json. ``name``: of an end, such as ``rate_{}_tflops``."""
+    """Return a column that shows an interval to people, and two with its lower and upper end for CSV and JSON.
+
+    ``name``: the key of an end with a placeholder for low and high, such as ``rate_{}_tflops``.
+    """
     return [
         Column("", "interval", read, format, importance=4, left=True),
         Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
@@ -365,8 +401,8 @@ def make_interval_columns(
 
 
 def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: int) -> list[Column[RowT]]:
-    """Return the share of the compute units' cycles that a row used, the clock that they had, and the clock that the
-    driver requested. The last one is less important by two.
+    """Return columns for the share of the compute units' cycles that a row used, the measured clock, and the clock that
+    the driver requested. A narrow terminal drops the requested clock first.
     """
 
     def of(name: str, factor: float = 1.0) -> Callable[[RowT], float | None]:
@@ -385,7 +421,7 @@ def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: in
 
 
 def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
-    """Clock and power while the samples of a row were taken."""
+    """Return columns for clock and power while the samples of a row were taken."""
     return [
         *make_clock_columns(read, 5),
         Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, format_whole_number, 6),
@@ -395,11 +431,13 @@ def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Colum
 def make_rate_column(
     name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
 ) -> Column[RowT]:
-    """Rates in ``unit`` (TFLOPS, TB/s), which people read in the unit that fits the largest of them."""
+    """Return a column of rates. CSV and JSON have them in ``unit`` (TFLOPS or TB/s); people see a unit that suits the
+    largest rate of ``rows``.
+    """
     title, factor = choose_unit(unit, [rate for row in rows if (rate := read(row))])
     return Column(name, title, read, lambda rate: format_significant(rate * factor), importance)
 
 
 def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
-    """Format a table for people; a dash stands for None."""
+    """Return a table of texts that only people see. None becomes a dash."""
     return Table([Column("", title, itemgetter(place), left=True) for place, title in enumerate(titles)], rows)

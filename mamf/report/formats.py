@@ -1,4 +1,8 @@
-"""Documents as text, a function for each format: ``FORMATS[name](document, width)``."""
+"""Turn documents into text. ``FORMATS`` has a function for each value of ``--format``.
+
+Each function takes a document and ``width``, the number of columns of the terminal (None for unlimited), which only the
+terminal format uses.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ from typing import Any
 from mamf.report.document import Column, Details, Document, Table, align_table, format_csv, format_markdown_table
 from mamf.text import Markup, escape_invisible, escape_markdown_line, wrap_line
 
+#: Characters between two columns on a terminal.
 _COLUMN_GAP_CHARACTERS = 2
 
 
 def format_terminal(document: Document, width: int | None = None) -> str:
-    """Write aligned text for a terminal. A line below the last table names the columns that do not fit."""
+    """Return a document as aligned text for a terminal. A line below the last table names the columns that do not fit
+    ``width``.
+    """
     texts: list[str] = []
     hidden: dict[str, None] = {}
     last = 0
@@ -34,7 +41,7 @@ def format_terminal(document: Document, width: int | None = None) -> str:
 
 
 def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str]]:
-    """Write a table, and return it with the titles of the columns that do not fit."""
+    """Return a table as text for a terminal, and the titles of the columns that do not fit ``width``."""
     rows = block.visible_rows
     columns = [_shorten_column(column, block, width) for column in block.visible_columns]
     kept = drop_columns_to_fit(columns, rows, width)
@@ -51,7 +58,9 @@ def _format_lines(texts: Iterable[str], width: int | None) -> str:
 
 
 def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
-    """Shorten the texts of a column with long names if the table is too wide."""
+    """Return a column that cuts its texts to the room that the other columns leave, but not below
+    ``column.min_characters``. Columns that must not be cut are returned unchanged.
+    """
     if width is None or not column.min_characters:
         return column
     others = sum(
@@ -64,7 +73,9 @@ def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -
 
 
 def shorten_middle(text: str, room: int) -> str:
-    """Keep both ends of a text longer than ``room``: names of kernels often differ only at their ends."""
+    """Replace the middle of a text that is longer than ``room`` characters by two dots. Both ends stay, because long
+    kernel names often differ only there.
+    """
     tail = (room - 2) // 2
     return text if len(text) <= room else f"{text[: room - 2 - tail]}..{text[-tail:]}"
 
@@ -74,7 +85,9 @@ def _measure_column_width(column: Column[Any], rows: Sequence[Any]) -> int:
 
 
 def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
-    """Drop the least important columns until a line fits ``width``; columns of importance 0 stay."""
+    """Return the columns without the least important ones, so that a line fits ``width`` characters. Columns with
+    importance 0 are never dropped.
+    """
     kept = list(columns)
     widths = {id(each): _measure_column_width(each, rows) for each in kept}
     while (
@@ -89,19 +102,19 @@ def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], wid
 
 
 def format_main_csv(document: Document, width: int | None = None) -> str:
-    """Write the main table."""
+    """Return the main table of a document as CSV."""
     tables = document.make_records_by_key()
     return format_csv(tables.get(document.main or next(iter(tables), ""), []))
 
 
 def format_json(document: Document, width: int | None = None) -> str:
-    """Write data and tables."""
+    """Return the data and all tables of a document as JSON."""
     return json.dumps({**document.data, **document.make_records_by_key()}, indent=2) + "\n"
 
 
 def format_html(document: Document, width: int | None = None) -> str:
-    """Write a self-contained page. Every text is escaped."""
-    from mamf.report.page import (  # here, because every command that prints a report imports this
+    """Return a document as a self-contained HTML page in which every text is escaped."""
+    from mamf.report.page import (  # imported late, because every command that prints a report imports this module
         Page,
         Section,
         render_page,
@@ -111,8 +124,8 @@ def format_html(document: Document, width: int | None = None) -> str:
 
 
 def format_markdown(document: Document, width: int | None = None) -> str:
-    """Write GitHub markdown, with every text escaped. A blank line ends each block, so that no line below a table
-    becomes one of its rows.
+    """Return a document as GitHub markdown with every text escaped. A blank line follows each table, so that GitHub
+    does not take the next line for a row.
     """
     blocks = []
     for block in document.visible_blocks:
@@ -125,7 +138,7 @@ def format_markdown(document: Document, width: int | None = None) -> str:
 
 
 def format_visible_rows(table: Table[Any]) -> str:
-    """Write the rows that people see, without title and notes."""
+    """Return the visible rows of a table in GitHub markdown, without the title and notes of the table."""
     columns = table.visible_columns
     lines = [[column.format_cell(row) for column in columns] for row in table.visible_rows]
     left = {column.title for column in columns if column.left}
@@ -137,7 +150,7 @@ def _format_bold_line(text: str) -> str:
 
 
 def _format_markdown_list(texts: Iterable[str]) -> str:
-    """Write a list; indented lines are one level deeper, and Markup stays as it is."""
+    """Return a markdown list. Lines that begin with a space are nested one level deeper; Markup stays unchanged."""
     lines = []
     for text in texts:
         indent = "  " if text.startswith(" ") else ""
@@ -145,7 +158,7 @@ def _format_markdown_list(texts: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-#: By the value of ``--format``. ``width``: columns of the terminal, None for all; only tables for a terminal use it.
+#: Functions that return a document as text, by the value of ``--format``.
 FORMATS: Mapping[str, Callable[[Document, int | None], str]] = {
     "table": format_terminal,
     "csv": format_main_csv,
@@ -153,7 +166,7 @@ FORMATS: Mapping[str, Callable[[Document, int | None], str]] = {
     "markdown": format_markdown,
     "html": format_html,
 }
-#: The formats that people read on a terminal, in which further lines may follow a report.
+#: The formats that people read on a terminal. Commands may print further lines after a report in these formats.
 TERMINAL_FORMATS = ("table", "markdown")
-#: The formats that hold one table and nothing else.
+#: The formats that contain a single table and no other text.
 SINGLE_TABLE_FORMATS = ("csv",)

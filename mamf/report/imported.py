@@ -1,4 +1,8 @@
-"""Imported runs of mamf-finder: their figures as printed, labeled as legacy, also next to another run."""
+"""Report and draw runs that mamf-finder logged, and compare them with runs of mamf.
+
+A log of mamf-finder has the figures that it printed (tier "legacy"), without samples, so such a comparison has no
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,16 @@ from mamf.report.document import (
     format_whole_number,
 )
 
+#: The regime of mamf that measures each headline figure.
 _HEADLINE_REGIMES = {"MAMF": BURST, "MSMF": SUSTAINED}
+#: Statistics of the measuring loop of mamf-finder, the preferred one first.
 _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
 def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
-    """Confirmed rows come first, because scouts read higher, and each row is sorted by its first figure."""
+    """Return the report of a run of mamf-finder. Its confirmed rows come first, because its short trials read higher;
+    then rows are sorted by their first figure.
+    """
     rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()
     records = {name: {each.name: each.read(row) for each in columns} for name, row in run.best.items()}
@@ -48,14 +56,23 @@ def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
 
 
 class Headline(NamedTuple):
-    """MAMF or MSMF, in TFLOPS."""
+    """A headline figure of a run in TFLOPS with its shape: MAMF (maximum achievable matmul FLOPS, the ceiling in short
+    bursts) or MSMF (the sustained ceiling).
+    """
 
     tflops: float
     shape: str
 
 
 class ComparedRun(NamedTuple):
-    """A run to compare. ``figures``: TFLOPS by shape. ``headlines``: by name. ``regime``: empty for mamf-finder."""
+    """A run of mamf or mamf-finder, reduced to what both have.
+
+    - ``name``: a label with the log, the program and the device.
+    - ``statistic``: the statistic of the figures (mamf-finder), or the regime (mamf).
+    - ``figures``: TFLOPS by shape.
+    - ``headlines``: MAMF and MSMF by these names, if the run has them.
+    - ``regime``: the regime of the figures; empty for mamf-finder.
+    """
 
     name: str
     statistic: str
@@ -69,7 +86,9 @@ class ComparedRun(NamedTuple):
 
 
 def convert_run(name: str, run: FinderRun) -> ComparedRun:
-    """Convert a run to the statistic that most rows have. If a shape has several rows, use the best one."""
+    """Convert a run of mamf-finder for a comparison. The figures are in the statistic that most rows have; if a shape
+    has several rows, the highest figure counts.
+    """
     counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP_STATISTICS}
     statistic = max(counts, key=lambda each: counts[each])
     figures: dict[str, float] = {}
@@ -84,7 +103,9 @@ def convert_run(name: str, run: FinderRun) -> ComparedRun:
 
 
 def convert_log(log: RunLog) -> ComparedRun:
-    """Matmuls in classic, which is mamf-finder's loop, or in the first regime of the log; and its ceilings."""
+    """Convert the matmuls and ceilings of a log of mamf for a comparison. The figures are from regime classic, which is
+    the loop of mamf-finder, or else from the first regime of the log.
+    """
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
@@ -101,8 +122,8 @@ def convert_log(log: RunLog) -> ComparedRun:
 
 
 def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
-    """MAMF and MSMF of both if both have them, else the shapes of both; without a verdict. Raises UsageError if they
-    have nothing in common.
+    """Return a report that compares the MAMF and MSMF of two runs if both have them, and their common shapes otherwise.
+    It has no verdict. Raises UsageError if the runs have nothing in common.
     """
     names = [name for name in a.headlines if name in b.headlines]
     if names:
@@ -134,7 +155,9 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
 
 
 def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
-    """Return why figures of mamf-finder are not compared like others."""
+    """Say why a comparison with mamf-finder has no verdict. ``is_headline``: whether it compares MAMF and MSMF instead
+    of shapes.
+    """
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
         return "figures of mamf-finder have no samples, and it confirms its ceilings in another way"
@@ -143,7 +166,9 @@ def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) 
 
 
 def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
-    """Runs as lines against M if only M differs, else as points against the work. Raises UsageError without any."""
+    """Draw a line for each run against M if all shapes have the same N and K, or points against the FLOP of each shape
+    otherwise. Raises UsageError if no run has a figure of a known shape.
+    """
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
     if not shapes:
         raise UsageError("nothing to draw: no log has a figure of a known shape")
@@ -197,7 +222,7 @@ def _describe_finder_end(run: FinderRun) -> Iterator[str]:
     if run.means:
         yield f"mean of all: {', '.join(f'{name} {value:g}' for name, value in run.means.items())} TFLOPS"
     if run.tried is not None:
-        # As mamf-finder prints it: 2 days, 14:42:00.
+        # Print the duration as mamf-finder does: 2 days, 14:42:00.
         seconds = run.elapsed_seconds
         elapsed = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
         yield f"tried {format_count(run.tried, 'shape')}{elapsed}"

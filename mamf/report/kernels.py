@@ -1,4 +1,6 @@
-"""Kernels of any operation: measured rows in groups, best first, as shares of what bounds them, and the winners."""
+"""Make the reports of runs of kernels of any operation: a ranked table for each regime and problem, and the best kernel
+of each shape.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,9 @@ from mamf.report.shares import Shares, make_ceiling_table, make_problem_title, s
 
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
-    """Return the baseline of each shape that several kernels were measured on: the row of the named kernel, by default
-    that of eager, else the slowest.
+    """Choose the row that speed-ups of a shape refer to, for each shape with rows of several kernels: the row of kernel
+    ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; a named kernel
+    without a row leaves None.
     """
     found: dict[Group, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
@@ -72,7 +75,11 @@ def compute_speed_up(row: Measurement, baseline: Measurement | None) -> float | 
 
 @dataclass(frozen=True)
 class Winner:
-    """The best kernel of a shape. ``ahead``: how much faster than the ``second``, as a share."""
+    """The best kernel of a shape.
+
+    - ``row``: the row of the best kernel.
+    - ``second``: the row of the second-best kernel, None if no other kernel has a figure.
+    """
 
     row: Measurement
     second: Measurement | None
@@ -83,7 +90,7 @@ class Winner:
 
 
 def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
-    """Return the best kernel of each shape that several kernels were tried on."""
+    """Return the best kernel of each shape that several kernels tried to run."""
     found = []
     for same in group_rows(rows, by_shape=True).values():
         best = {row.kernel: row for row in reversed(same) if row.ok}
@@ -94,7 +101,9 @@ def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
 
 
 def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
-    """List the best kernels, and say how often each is the best. ``found``: at least one."""
+    """Return a table of the best kernel of each shape. ``found``: at least one winner; ``top``: the maximum number of
+    rows for people, None for all.
+    """
     names, shared = split_shared_parts([make_group_title(each.row) for each in found])
     own = dict(zip(map(id, found), names, strict=True))
     unit = found[0].row.work.unit
@@ -135,7 +144,7 @@ def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) 
 
 
 def describe_winners(found: Sequence[Winner]) -> str:
-    """Say how often each kernel is the best."""
+    """Return a line that says how many shapes each kernel is the best on."""
     counts = Counter(each.row.kernel for each in found).most_common()
     return f"best of {format_count(len(found), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
@@ -148,7 +157,12 @@ def make_group_table(
     baseline: Measurement | None = None,
     by_shape: bool = False,
 ) -> Table[Measurement]:
-    """Return the rows of a group. ``baseline``: of the speed-ups of a group of one shape."""
+    """Return the table of rows that are ranked together.
+
+    - ``faster``: returns how many times as fast a row is as its baseline.
+    - ``baseline``: the baseline, which the title names if ``by_shape``.
+    - ``by_shape``: whether all rows have one shape, so that kernels are ranked against each other.
+    """
     one_shape = ""
     if by_shape:
         over = f"; speed-up over {baseline.kernel}" if baseline else ""
@@ -168,8 +182,11 @@ def make_group_table(
 def make_group_tables(
     rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """Yield a table for each group, its failures below it; then the references, which people see as drift alone.
-    Kernels are ranked shape by shape if there is one shape or ``top`` is None.
+    """Yield a table and the failures of each group of rows, then a hidden table of the reference rows for CSV and JSON.
+    People see of the reference, which a run measures again and again, only how much it drifted.
+
+    Kernels are ranked shape by shape if there is only one shape or ``top`` is None. ``baseline``: the kernel that
+    speed-ups refer to.
     """
     bases = choose_baselines(rows, baseline)
 
@@ -192,13 +209,18 @@ _RowsByPhase = Mapping[str, Measurement]
 
 @dataclass(frozen=True)
 class _StepPart:
-    """A part of a training step. Its time is the first of ``phases``, minus the second if there is one."""
+    """A part of a training step, such as the backward pass. Its time is that of the first phase in ``phases``, minus
+    that of the second phase if there is one. A phase is a measured beginning of a step: forward, forward-backward or
+    step.
+    """
 
     name: str
     phases: tuple[str, ...]
 
     def make_columns(self) -> list[Column[tuple[Any, _RowsByPhase]]]:
-        """Return the columns of this part, for rows of a step and its phases."""
+        """Return two columns for the time of this part and its uncertainty, for rows of a step and its
+        measured phases.
+        """
         return [
             Column(
                 f"{self.name}_ms", f"{self.name} ms", lambda each: self.compute_milliseconds(each[1]), "{:.4g}".format
@@ -217,7 +239,9 @@ class _StepPart:
         return 1e3 * (seconds[0] - sum(seconds[1:])) if len(seconds) == len(self.phases) else None
 
     def compute_half_width_milliseconds(self, measured: _RowsByPhase) -> float | None:
-        """Half the width of its interval. The half widths of independent rows are added in quadrature."""
+        """Return half the width of the interval of the part, or None if it is unknown. The half widths of the phases
+        add up in quadrature, because the phases are independent measurements.
+        """
         rows = [measured[name] for name in self.phases if name in measured]
         if len(rows) < len(self.phases) or not all(row.interval.is_known for row in rows):
             return None
@@ -232,7 +256,9 @@ _STEP_PARTS = (
 
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
-    """Forward pass, backward pass and optimizer of the training steps of which several phases were measured."""
+    """Yield a table of the times of forward pass, backward pass and optimizer, for training steps of which several
+    phases were measured. Yield nothing if there is no such step.
+    """
     group_by_step: dict[Any, dict[str, Measurement]] = {}
     for row in rows:
         if row.ok and getattr(row.problem, "phase", None):
@@ -259,8 +285,12 @@ def make_kernels_document(
     confirmed: OwnCeilings | None = None,
     baseline: str | None = None,
 ) -> Document:
-    """Return the report of a run of kernels. ``confirmed``: the ceilings that it found itself. ``baseline``: the kernel
-    of speed-ups.
+    """Return the report of a run of kernels.
+
+    - ``summary``: the last record of the log, None if the run was killed.
+    - ``top``: the maximum number of rows for people in each table; None for all.
+    - ``confirmed``: the ceilings that the run itself found.
+    - ``baseline``: the kernel that speed-ups refer to.
     """
     header, best, operation = shares.header, find_winners(rows), find_operation_name(rows, shares.header)
     shown = [row for same in group_rows(rows).values() for row in same]
@@ -292,7 +322,7 @@ def make_kernels_document(
 
 
 def find_operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
-    """Return the operation of the rows that are ranked; of a log without rows that of its plan."""
+    """Return the operation of the first ranked row, or that of the plan if the log has no such row."""
     ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
     return next(ranked, None) or str(header["plan"]["operation"])
 
@@ -300,8 +330,8 @@ def find_operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) 
 def make_kernels_summary_record(
     rows: Sequence[Measurement], end: RunEnd, ceilings: OwnCeilings | None = None
 ) -> dict[str, Any]:
-    """Return the last record of the log: the best row of each regime and problem, and the ceilings in short. It follows
-    from the rows.
+    """Return the last record of the log of a run of kernels: how it ended, the best row of each regime and problem, and
+    its ceilings.
     """
     best = [each[0] for each in group_rows(rows).values() if each[0].ok]
     confirmed = {

@@ -1,5 +1,7 @@
-"""Measured rows: their columns, the same for every operation; their groups; the best of a sweep; and what a report says
-about them besides their figures: remarks, failures, the best in words, and the devices that shared a run.
+"""Make the columns, groups and ranks of measured rows of any operation, and describe rows in words: remarks, failures,
+the best row, and devices that shared a run.
+
+A reference is a row that a run measures again and again, to see how the speed of the device drifts.
 """
 
 from __future__ import annotations
@@ -36,14 +38,19 @@ from mamf.report.document import (
 from mamf.report.shares import Shares, describe_clock, make_described_title
 from mamf.statistics import compute_arithmetic_mean, compute_geometric_mean
 
-#: How much faster a row is than its baseline, or None.
+#: Returns how many times as fast a row is as its baseline, or None without a baseline.
 SpeedUp = Callable[[Measurement], float | None]
 
 
 def make_row_columns(
     rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, of_one_shape: bool = False
 ) -> list[Column[Measurement]]:
-    """``rows``: those that are shown together. ``of_one_shape``: kernels of one shape against one another."""
+    """Return the columns of a table of measured rows.
+
+    - ``rows``: the rows that share the table; their rates decide the unit.
+    - ``speed_up``: returns how many times as fast a row is as its baseline.
+    - ``of_one_shape``: whether all rows have one shape, so that the table compares kernels.
+    """
     plan = shares.header.get("plan", {})
     layers = dict(zip(plan.get("shapes", ()), plan.get("layers", ()), strict=False))
     rate, statistics = make_rate_columns(rows)
@@ -97,7 +104,9 @@ def read_shape_fields(row: Measurement) -> Mapping[str, object]:
 
 
 def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
-    """Return the rate, and its statistics, in one unit in which all of them read well."""
+    """Return the column of the rate, and columns of its interval and other statistics, all in a unit in which the rates
+    of ``rows`` read well.
+    """
     unit = rows[0].work.unit if rows else "TFLOPS"
     shown, factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])
 
@@ -125,12 +134,14 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
 
 
 def get_half_width_percent(row: Measurement) -> float | None:
-    """Half the width of the 95 % interval in percent of the figure; None if the interval is unknown."""
+    """Return half the width of the 95 % interval of a row, in percent of its figure, or None if the interval is
+    unknown.
+    """
     return 100 * row.relative_half_width if row.ok and row.interval.is_known else None
 
 
 def make_time_columns() -> list[Column[Measurement]]:
-    """Milliseconds of a launch."""
+    """Return columns of the time of a launch in milliseconds: the figure, statistics and interval."""
 
     def of(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
         return Column(
@@ -146,24 +157,26 @@ def make_time_columns() -> list[Column[Measurement]]:
     ]
 
 
-#: What rows are ranked within: a regime, a problem and, of operations that compare kernels shape by shape, a shape.
+#: Identifies rows that are ranked together: regime, problem, and shape (None to rank the rows of all shapes together).
 Group = tuple[str, Any, Any]
 
 
 def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rank rows, best first; those without a figure last."""
+    """Return the rows with the best first and rows without a figure last."""
     return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
 def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
-    """Group rows that are ranked together, each group best first. References and rows of a search are left out."""
+    """Group the rows that are ranked together, each group with its best row first. ``by_shape``: whether each shape is
+    a separate group. References and rows of a search for ceilings are left out.
+    """
     kept = (row for row in rows if not row.is_reference and not row.phase)
     found = group_pairs(((row.regime, row.problem, row.shape if by_shape else None), row) for row in kept)
     return {group: rank_rows(each) for group, each in found.items()}
 
 
 def make_group_title(row: Measurement) -> str:
-    """Return the title of the rows of a regime and a problem."""
+    """Return the title of the group that a row belongs to, from its regime and problem."""
     return make_described_title(row.regime, row.problem)
 
 
@@ -173,7 +186,9 @@ def label_row(row: Measurement) -> str:
 
 @dataclass(frozen=True)
 class BestRow:
-    """The best row of a regime and means over its shapes; of several devices, as the first gives them."""
+    """The best row of a regime, and the means of the rates of all shapes. Rates of several devices are scaled to the
+    first device of the run.
+    """
 
     row: Measurement
     arithmetic_mean: float
@@ -182,13 +197,13 @@ class BestRow:
 
 
 def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Measured rows, best first, without visits of a reference and rows that rank algorithms."""
+    """Return the rows that have a figure, best first. References and trials that only rank algorithms are left out."""
     kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
     return sorted(kept, key=lambda row: row.rank, reverse=True)
 
 
 def find_best_rows(rows: Sequence[Measurement]) -> dict[str, BestRow]:
-    """Return the best of each regime, in the order the regimes were measured."""
+    """Return the best row of each regime, in the order in which the run measured the regimes."""
     found: dict[str, BestRow] = {}
     for regime in dict.fromkeys(row.regime for row in rows):
         if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
@@ -200,7 +215,9 @@ def find_best_rows(rows: Sequence[Measurement]) -> dict[str, BestRow]:
 
 
 def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
-    """Return the last record of a run log: everything in it can be recomputed from the measurements before it."""
+    """Return the last record of the log of a sweep: how it ended, and the best row of each regime. All of it follows
+    from the rows in the log.
+    """
     return {
         **end.make_summary(len(select_ranked_rows(rows))),
         "best": {
@@ -222,12 +239,14 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
 
 
 def summarize_failure(row: Measurement) -> str:
-    """Return why a row has no figure, in short; the log has the full text."""
+    """Return in at most a line why a row has no figure. The log has the full text."""
     return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shorten_line(row.reason)}"
 
 
 def describe_failures(rows: Iterable[Measurement]) -> list[str]:
-    """Say for each kernel and status how many rows have no figure, and why the first has none."""
+    """Return a line for each kernel and status of rows without a figure: how many there are, and why the first row
+    failed.
+    """
     found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
         f"{label_row(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
@@ -236,7 +255,9 @@ def describe_failures(rows: Iterable[Measurement]) -> list[str]:
 
 
 def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
-    """Return what a reader must know about a row besides its figures."""
+    """Return what a reader must know about a row besides its figures, such as throttling, a timer that is too coarse,
+    or an unknown interval.
+    """
     is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
     aside = len(row.implausible_samples)
     parts = [
@@ -253,7 +274,9 @@ def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
 
 
 def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
-    """Yield the best of a group with what it was taken under, and the means over shapes."""
+    """Yield lines about the best row of a group: its rate, shares, clock and power, and the means over all shapes if
+    one kernel measured them. ``rows``: best first.
+    """
     best, *_ = measured = [row for row in rows if row.ok]
     figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.best_by}) @ {best.shape} by {best.kernel}"
     yield f"best {make_group_title(best)}: {figure}, {describe_row_interval(best)}"
@@ -265,7 +288,9 @@ def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         describe_row_device(best),
-        *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),  # the line above says it
+        *(
+            text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON
+        ),  # the interval in the first line says it
     ]
     if any(details):
         yield f"    {'; '.join(filter(None, details))}"
@@ -276,7 +301,9 @@ def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[
 
 
 def describe_row_interval(row: Measurement) -> str:
-    """Describe the interval of a row's rate, and what it covers."""
+    """Return the interval of a row's rate in words: a repeat interval, which covers new runs, or an interval within
+    this measurement.
+    """
     interval = row.rate_interval
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
     bounds, coverage = format_interval(interval, factor), f"{100 * interval.coverage:.0f} %"
@@ -291,13 +318,18 @@ COMPARABLE_TITLE = "comparable"
 
 
 def make_device_record(row: Measurement) -> dict[str, Any]:
-    """``device_speed``: to the run's first, by the reference; None where the two were not compared."""
+    """Return the fields of a row in the summary that name its device, if several devices shared the run.
+    ``device_speed``: the speed of this device divided by that of the first device, by the reference that both
+    measured; None if it is unknown.
+    """
     speed = row.device_speed and round_to_six_digits(row.device_speed)
     return {} if row.device is None else {"device": row.device, "device_speed": speed}
 
 
 def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-    """Return the device, and the rate as the run's first device would give it; none in a run of one device."""
+    """Return columns of the device of a row and of its rate scaled to the first device of the run. Return an empty list
+    for a run on one device.
+    """
     if all(row.device is None for row in rows):
         return []
     unit = rows[0].work.unit
@@ -316,7 +348,9 @@ def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]
 
 
 def describe_row_device(row: Measurement) -> str:
-    """Name the device of a row, and the rate that the run's first device would give."""
+    """Name the device of a row, with its rate scaled to the first device of the run. Return an empty text for a run on
+    one device.
+    """
     if row.device is None:
         return ""
     if row.device_speed is None:
@@ -331,7 +365,9 @@ def describe_row_device(row: Measurement) -> str:
 
 
 def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """Return the devices that shared a run, and how they compare; empty for a run on one device."""
+    """Return lines that list the devices that shared a run and compare their speeds, or no lines for a run on one
+    device.
+    """
     if not header.get("devices"):
         return []
     lines = []
@@ -367,7 +403,9 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
 
 
 def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
-    """Say how much the figures of each reference drifted, on each device that visited it more than once."""
+    """Yield a line for each reference that a device measured more than once: its median rate, and how far the lowest
+    and the highest rate are from the median.
+    """
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
     for (device, _, shape, _), rows in groups.items():
         if len(rows) > 1:

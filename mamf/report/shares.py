@@ -1,5 +1,5 @@
-"""What rows are shares of: the datasheet's peak, measured ceilings with their titles and table, and the roofs of a
-roofline.
+"""Express rates as shares of what bounds them: the peak of the datasheet, measured ceilings (MAMFU: share of the
+highest measured matmul rate; MBU: share of the read bandwidth), and the roofs of a roofline.
 """
 
 from __future__ import annotations
@@ -43,40 +43,45 @@ from mamf.report.document import (
 )
 from mamf.statistics import Interval
 
+#: What the ceilings of matmuls are called, by regime: maximum achievable and maximum sustained matmul FLOPS.
 HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def make_problem_title(regime: str, problem: Any) -> str:
-    """Name a regime and the fields that set a problem apart."""
+    """Return a title from a regime, the dtype of a problem, and the fields in which the problem differs from the
+    default.
+    """
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).words(problem)])
 
 
 def make_described_title(regime: str, problem: Any) -> str:
-    """Name a regime and the fields that set a problem apart, phrased for reports."""
+    """Return a title like ``make_problem_title``, but with the fields in words for reports."""
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).describe_problem(problem)])
 
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
-    """``burst (MAMF), bfloat16``."""
+    """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
     name = HEADLINES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
     return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
 def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
-    """Return what the summary of a log says about a ceiling."""
+    """Return the kernel, shape and rate of a ceiling for the summary record of a log."""
     rate = round_to_six_digits(ceiling.rate)
     return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
 
 
 def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
-    """Divide a rate by the datasheet's rate for the problem. Return None if there is no such rate."""
+    """Return a rate (in 1e12 per second) as a share of the rate that the datasheet states for the problem, or None if
+    there is no such rate. ``header``: the header of the log, which has the device.
+    """
     peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
 
 
 def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
-    """Make a row for each ceiling, under a title that says what all have in common."""
-    is_one = len({each.regime for each in ceilings}) == 1  # then the title has room to spell its ceiling out
+    """Return a table with a row for each ceiling. The title has the parts that the names of all ceilings share."""
+    is_one = len({each.regime for each in ceilings}) == 1  # with one regime, the title has room for "(MAMF)"
     names, shared = split_shared_parts(
         [make_ceiling_title(each) if is_one else make_problem_title(each.regime, each.problem) for each in ceilings]
     )
@@ -126,8 +131,8 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
 
 
 def describe_clock(conditions: Conditions) -> str:
-    """Describe the two factors of a rate in words, as far as they are known: ``98.0 % of the units' cycles at 1629
-    MHz``.
+    """Say which share of the compute units' cycles a kernel used and at which clock, as far as both are known: ``98.0 %
+    of the units' cycles at 1629 MHz``.
     """
     requested = f"{conditions.clock_hz / 1e6:.0f} MHz" if conditions.clock_hz else ""
     if not conditions.true_clock_hz:
@@ -137,13 +142,18 @@ def describe_clock(conditions: Conditions) -> str:
     return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{beside}"
 
 
+#: Text in place of a share that is so far above 1 that the ceiling must be wrong.
 WRONG_CEILING = f"above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 
 
 @dataclass(frozen=True)
 class Shares:
-    """``header``: of the log. ``ceilings``: measured with the rows; ``known``: given or contributed; ``roofs``: None
-    unless they were asked for.
+    """Computes shares for the rows of one log.
+
+    - ``header``: the header of the log.
+    - ``ceilings``: the ceilings that were measured together with the rows.
+    - ``known``: ceilings that the user gave or others contributed.
+    - ``roofs``: the roofs of the device; None if the report has no roofs.
     """
 
     header: Mapping[str, Any]
@@ -155,22 +165,25 @@ class Shares:
         return divide_by_peak(row.best_rate, row.problem, self.header) if row.ok else None
 
     def compute_row_mamfu(self, row: Measurement) -> float | None:
-        """Return the share of the ceiling of the row's dtype and regime; None without one."""
+        """Return the row's share of the ceiling of its dtype and regime, or None if there is no ceiling."""
         if not row.work.has_products:
             return None
         share = compute_mamfu(row, self.ceilings)
         return compute_known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
 
     def compute_row_mbu(self, row: Measurement) -> float | None:
-        """Return the share of the read bandwidth of memory in the row's regime; None without one."""
+        """Return the memory traffic of a row as a share of the read bandwidth in the row's regime, or None if the
+        bandwidth is unknown.
+        """
         if self.roofs is None or not row.ok or not get_operation(row.operation).has_memory_shares:
             return None
         memory = self.roofs.bandwidth.get((MEMORY, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def describe_mamfu(self, row: Measurement) -> str:
-        """Describe MAMFU in words. Above MAX_CEILING_SHARE the ceiling is wrong, unless products of another dtype
-        are far above the ceiling of the row's dtype.
+        """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_CEILING_SHARE. If the kernel
+        multiplies in another dtype than the row's, the text names the dtype of the ceiling, and any share is
+        possible.
         """
         share = self.compute_row_mamfu(row)
         if share is not None and "product_dtypes" in row.details:
@@ -183,13 +196,13 @@ class Shares:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
         return ceiling.tflops if ceiling and row.work.has_products else None
 
-    def make_point(self, row: Measurement) -> RoofPoint | None:
-        """Place a row under its roof."""
+    def make_row_point(self, row: Measurement) -> RoofPoint | None:
+        """Return the place of a row below its roof, or None without roofs or without a figure."""
         return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
     def make_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         def read(name: str) -> Callable[[Measurement], object]:
-            return lambda row: getattr(self.make_point(row), name, None)
+            return lambda row: getattr(self.make_row_point(row), name, None)
 
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof: list[Column[Measurement]] = [
@@ -208,7 +221,9 @@ class Shares:
         ]
 
     def yield_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks that a reader needs to understand the shares of a row."""
+        """Yield remarks that explain the shares of a row: ceilings of other dtypes, drift of the device, or a share
+        above 1.
+        """
         for dtype in str(row.details.get("product_dtypes", "")).split():
             other = find_rate(self.ceilings, dtype, row.regime)
             if other is not None and other.interval.is_known and row.ok:
@@ -217,13 +232,15 @@ class Shares:
         if has_drifted(row, self.ceilings):
             yield f"device speed drifted by more than {100 * DRIFT_TOLERANCE:.0f} % since the ceiling was measured"
         own = compute_mamfu(row, self.ceilings)
-        # By more than drift and the timer explain.
+        # Drift of the device and the error of the timer explain a share of up to ``highest``.
         highest = 1 + DRIFT_TOLERANCE + compute_share_accuracy(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
-        """Describe the ceilings, and say how accurate the shares are."""
+        """Return lines that name the ceilings which the shares of ``rows`` refer to, and that say how accurate the
+        shares are.
+        """
         regimes = {row.regime for row in rows}
         measured = [
             f"MAMFU: of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
@@ -244,7 +261,9 @@ class Shares:
         return [*measured, *describe_known_ceilings(self.known.values()), *(accuracy if bounds else [])]
 
     def describe_peak_share(self, row: Measurement) -> str:
-        """Return the row's share of the datasheet's peak in words; empty without a peak."""
+        """Return the row's share of the peak in the datasheet with the source of the peak, or an empty text if there is
+        no peak.
+        """
         device = self.header["device"]
         peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
         if peak is None or row.work.unit != "TFLOPS":
@@ -254,7 +273,7 @@ class Shares:
 
 
 def describe_known_ceilings(known: Iterable[Rate]) -> list[str]:
-    """Say which ceilings MAMFU refers to."""
+    """Return a line for each given or contributed ceiling that MAMFU refers to."""
     return [
         f"MAMFU: of {format_rate(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
         for each in known

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from mamf.backend import Advice
 from mamf.engine.search import grid
 from mamf.engine.search.grid import plan_search
-from mamf.engine.search.rounds import Rounds
+from mamf.engine.search.rounds import RoundCounts
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulGrid
@@ -70,7 +70,7 @@ def install(patch):
     patch.setattr(discovery, "find_entry_points", points)
     patch.setattr(FindStrategy, "max_distant_shapes", 1)
     patch.setattr("mamf.node.device.plan_search", short_plan)
-    patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=Rounds(choose=0, confirm=3)))
+    patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=RoundCounts(choosing=0, confirming=3)))
     patch.setattr(FindStrategy, "sustained_candidate_count", 1)
     patch.setattr("mamf.node.device._ROW_SECONDS", 0.01)
     patch.setattr("mamf.machine.environment._read_commit", lambda: None)

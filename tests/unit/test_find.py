@@ -656,8 +656,8 @@ def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
 def quick():
     backend = SimulatedBackend()
     with pytest.MonkeyPatch.context() as patch:  # a grid as real ones are: a coarse one has few small shapes
-        patch.setattr("mamf.engine.search.grid._STEPS", 20)
-        patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
+        patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 20)
+        patch.setattr("mamf.engine.search.grid._MAX_STEP", 1024)
         plan, kernels = plan_search(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
     find = find_with(plan, kernels, backend)
     begun = backend.now()
@@ -772,8 +772,8 @@ def test_the_best_is_found_at_the_edges_of_the_grid_too(name, best):
     physics = dataclasses.replace(PHYSICS, compute_units=chip.compute_units)
     kernel, backend = ChipKernel(chip), SimulatedBackend(physics=physics)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mamf.engine.search.grid._STEPS", 20)
-        patch.setattr("mamf.engine.search.grid._LARGEST_STEP", 1024)
+        patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 20)
+        patch.setattr("mamf.engine.search.grid._MAX_STEP", 1024)
         patch.setattr("mamf.engine.search.grid.choose_working_kernels", lambda *given: [kernel])
         plan, kernels = plan_search(backend, MatmulProblem(), regimes=("burst",), is_quick=True)
     find = find_with(plan, kernels, backend)

@@ -7,7 +7,7 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.rules import Evidence, is_exact
+from mamf.contribution.rules import Evidence, has_exact_kernel
 from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -129,5 +129,5 @@ def clock_ratios(path: Path):
     for _, row in evidence.good_rows:
         clock = row.conditions.clock_hz
         bound = compute_max_flops_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
-        if bound and is_exact(row):
+        if bound and has_exact_kernel(row):
             yield row.best_rate * 1e12 / bound * HEADROOM_OF_READ_CLOCK

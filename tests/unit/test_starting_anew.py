@@ -12,7 +12,7 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceiling
 from mamf.engine.measure import measure
 from mamf.engine.regimes import StoppingRule, Sustained
 from mamf.engine.runner import Runner
-from mamf.engine.search.rounds import Confirmation, Rounds
+from mamf.engine.search.rounds import ConfirmationRounds, RoundCounts
 from mamf.measurement import Conditions
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend
@@ -98,10 +98,10 @@ def confirmed_rows(seed, kernel=None):
     """What rounds of two candidates give on a fresh device."""
     backend, kernel, problem = TwoStates(seed=seed), kernel or SimulatedMatmul(), MatmulProblem()
     run = Runner(backend)
-    confirmation = Confirmation(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), 1.0, math.inf)
+    confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), 1.0, math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = Sustained(backend, 1.0)
-    rows = run.run_steps(confirmation.run_rounds(regime, candidates, Rounds(1, 6), math.inf, math.inf))
+    rows = run.run_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
     return list(rows)
 
 

@@ -48,7 +48,7 @@ def made(tmp_path_factory):
     """The records of a log of each command."""
     folder, logs = tmp_path_factory.mktemp("made"), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mamf.engine.search.grid._STEPS", 4)
+        patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 4)
         for name, (command, options, _) in RUNS.items():
             main([*command, *DEVICE, *options, "--output", str(folder / name)])
             logs[name] = (folder / name).read_text()

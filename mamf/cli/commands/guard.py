@@ -175,7 +175,7 @@ class _GuardSession(Session):
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raise IncomparableError if the baseline is from another card or has none of these rows."""
         from mamf.logs.compare import find_blocking_differences
-        from mamf.logs.entries import make_pairing_fields
+        from mamf.logs.compared_rows import make_pairing_fields
         from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
         here = self.log.header if self.log else self.measured_run.build_header()

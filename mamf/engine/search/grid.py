@@ -1,4 +1,6 @@
-"""Plans a search for ceilings: its grid, its budget, the time of each phase, and the shapes to begin with."""
+"""Plan a search for a device's matmul ceilings (its highest rates in burst and in sustained): the grid of shapes, the
+time budget, the time of each phase, and the shapes to begin with.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import MIN_PROBE_SIZE, choose_working_kernels, measure_matmul_flops
-from mamf.engine.search.rounds import Rounds
+from mamf.engine.search.rounds import RoundCounts
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
-from mamf.logs.found import find_cached_ceiling
+from mamf.logs.ceiling_cache import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import find_contributed_rates
@@ -21,12 +23,12 @@ from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUD
 
 
 def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
-    """Return the winning shapes of an earlier find on this device, then the winning shapes of contributed finds on
-    devices of its model.
+    """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in
+    searches on devices of its model in results/.
     """
     shapes = list[MatmulShape]()
     for regime in CEILINGS:
-        with suppress(MamfError, OSError):  # the log of that find cannot be read
+        with suppress(MamfError, OSError):  # The log of the earlier search may be unreadable.
             if left := find_cached_ceiling(info, problem, regime):
                 shapes.append(left.shape)
     for ceiling in find_contributed_rates(info.name, info.compute_units, label_dtype(problem)):
@@ -34,96 +36,102 @@ def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[Matmu
     return list(dict.fromkeys(shapes))
 
 
-_STEPS = 20
-#: Sizes of K beyond the largest M, as multiples of it: if C is a single wave of tiles, a long K may be fastest.
-_LONGER = (1.2, 1.6, 2.0, 2.4, 3.2)
-_LARGEST_STEP = 1024
-_SHARE_OF_MEMORY = 0.6
-_SUSTAINED_SETS = 3
+_SIZES_PER_DIMENSION = 20
+#: The sizes of K that are longer than the largest M, as multiples of the largest M. If C is a single wave of tiles, a
+#: long K may be fastest.
+_LONG_K_RATIOS = (1.2, 1.6, 2.0, 2.4, 3.2)
+_MAX_STEP = 1024
+_MAX_MEMORY_SHARE = 0.6
+_SUSTAINED_OPERAND_SETS = 3
 _QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
-#: Seconds by which each kernel that compiles makes a quick search longer.
+#: Seconds that a quick search adds to its budget for each kernel that must be compiled.
 _COMPILING_SECONDS = 4.0
-#: FLOP of the largest shape in a quick search, as a share of a thorough search's.
-_QUICK_SHARE = 0.25
+#: The maximum FLOP of a shape in a quick search, as a share of the maximum FLOP in a thorough search.
+_QUICK_FLOP_SHARE = 0.25
 
 
 def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
-    """Return a coarse grid for a device with this speed (``flops``, FLOP/s) and its free memory.
+    """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
-    It limits the FLOP of a shape so that a launch takes at most 1.2 trains of a burst, and ``scouts`` shapes fit the
-    budget.
+    The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the length of a group of launches in
+    burst, and so that ``scouts`` shapes can be measured within their share of the budget.
     """
-    longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout * budget_seconds / scouts / 4)
+    longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout_end_share * budget_seconds / scouts / 4)
     max_flop = flops * longest
     side = 2 * (max_flop / 2) ** (1 / 3)
     free = backend.free_memory()
     if free is not None:
         needed = problem.buffers(MatmulShape(1024, 1024, 1024)).values()
         itemsize = sum(buffer.nbytes for buffer in needed) / 3 / 1024**2
-        side = min(side, (free * _SHARE_OF_MEMORY / _SUSTAINED_SETS / 3 / itemsize) ** 0.5)
-    step = min(_LARGEST_STEP, max(64, int(side / _STEPS) // 64 * 64))
-    sizes = tuple(step * count for count in range(1, _STEPS + 1))
-    longer = (step * round(_STEPS * times) for times in _LONGER)
+        side = min(side, (free * _MAX_MEMORY_SHARE / _SUSTAINED_OPERAND_SETS / 3 / itemsize) ** 0.5)
+    step = min(_MAX_STEP, max(64, int(side / _SIZES_PER_DIMENSION) // 64 * 64))
+    sizes = tuple(step * count for count in range(1, _SIZES_PER_DIMENSION + 1))
+    longer = (step * round(_SIZES_PER_DIMENSION * times) for times in _LONG_K_RATIOS)
     return MatmulGrid(sizes, sizes, (*sizes, *longer), max_flop)
 
 
 def list_grid_shapes(grid: MatmulGrid) -> list[MatmulShape]:
-    """Return the shapes of a grid that fit its bounds (see ``fits_grid``)."""
+    """Return the shapes of a grid whose sizes, FLOP and operands are within the grid's bounds (see ``fits_grid``)."""
     return [shape for shape in grid.shapes() if fits_grid(grid, shape)]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How thorough a search is.
+    """The schedule of a search: when its phases end, and how much each phase measures.
 
-    - ``scout``, ``refine``, ``choose``, ``burst``: the share of the budget after which each phase of burst ends, if the
-      search is for burst and sustained.
-    - ``visit``, ``chosen``: the share of the budget after which the two choosing phases of sustained end: visits to the
-      candidates, then rounds of the best ones.
-    - ``burst_rounds``, ``sustained_rounds``: the rounds of each regime.
-    - ``candidates``: the number of candidates in the rounds of burst.
-    - ``algorithm_shapes``: the number of shapes on which each kernel's algorithms are measured before these rounds.
+    - ``scout_end_share``, ``refine_end_share``, ``choose_end_share``, ``burst_end_share``: the shares of the budget
+      after which these phases of burst end, if the search is for burst and sustained: measuring shapes of the coarse
+      grid, measuring shapes near the fastest ones, rounds that choose, and rounds that confirm.
+    - ``visit_end_share``, ``chosen_end_share``: the shares of the budget after which the phases of sustained end that
+      choose: short measurements of the candidates, then rounds of the best ones.
+    - ``burst_rounds``, ``sustained_rounds``: the numbers of rounds in each regime.
+    - ``candidates``: the number of candidates (a shape and a kernel) in the rounds of burst.
+    - ``algorithm_shapes``: the number of shapes on which each kernel's algorithms are measured before the rounds of
+      burst.
     """
 
-    scout: float
-    refine: float
-    choose: float
-    burst: float
-    burst_rounds: Rounds
+    scout_end_share: float
+    refine_end_share: float
+    choose_end_share: float
+    burst_end_share: float
+    burst_rounds: RoundCounts
     candidates: int
     algorithm_shapes: int
-    sustained_rounds: Rounds
-    visit: float = 1.0
-    chosen: float = 1.0
+    sustained_rounds: RoundCounts
+    visit_end_share: float = 1.0
+    chosen_end_share: float = 1.0
 
     @property
     def has_choosing_visits(self) -> bool:
-        """Whether sustained makes short visits to choose candidates; if not, it confirms the best of burst."""
-        return self.sustained_rounds.choose > 0
+        """True if the search measures its candidates for a short time in sustained to choose among them. If False, it
+        confirms in sustained what was fastest in burst.
+        """
+        return self.sustained_rounds.choosing > 0
 
 
 THOROUGH = Pace(
-    scout=0.15,
-    refine=0.30,
-    choose=0.36,
-    burst=0.40,
-    burst_rounds=Rounds(choose=6, confirm=15),
+    scout_end_share=0.15,
+    refine_end_share=0.30,
+    choose_end_share=0.36,
+    burst_end_share=0.40,
+    burst_rounds=RoundCounts(choosing=6, confirming=15),
     candidates=8,
     algorithm_shapes=3,
-    sustained_rounds=Rounds(choose=1, confirm=6),
-    visit=0.44,
-    chosen=0.51,
+    sustained_rounds=RoundCounts(choosing=1, confirming=6),
+    visit_end_share=0.44,
+    chosen_end_share=0.51,
 )
 QUICK = Pace(
-    scout=0.15,
-    refine=0.20,
-    choose=0.235,
-    burst=0.275,
-    burst_rounds=Rounds(choose=3, confirm=12),
+    scout_end_share=0.15,
+    refine_end_share=0.20,
+    choose_end_share=0.235,
+    burst_end_share=0.275,
+    burst_rounds=RoundCounts(choosing=3, confirming=12),
     candidates=5,
     algorithm_shapes=1,
-    # In sustained the best candidates of burst differ by less than 0.2 %, so spend the time on longer visits.
-    sustained_rounds=Rounds(choose=0, confirm=6),
+    # In sustained, the candidates that were fastest in burst differ by less than 0.2 %. So do not choose among them,
+    # but spend the time on longer measurements that confirm.
+    sustained_rounds=RoundCounts(choosing=0, confirming=6),
 )
 
 
@@ -142,12 +150,13 @@ def plan_search(
     scouts: int | None = None,
     is_quick: bool = False,
 ) -> tuple[Plan, list[MatmulKernel]]:
-    """Plan a search, and return the plan and its kernels.
+    """Plan a search for the ceilings of a matmul problem, and return the plan and its kernels.
 
     The grid fits the device's speed, which a few launches measure, and its memory. The search begins with shapes that
-    won before on devices of this model. If the first kernel does not support the problem, the grid has a single shape.
+    were fastest before on devices of this model. If the first kernel does not support the problem, the grid has a
+    single shape, whose row says why.
 
-    - ``names``: the kernels; by default, those that a search tries without being asked to.
+    - ``names``: the kernels; by default, those that a search tries if no kernel is named.
     - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
@@ -165,8 +174,8 @@ def plan_search(
         flops = measure_matmul_flops(kernels[0], problem, backend)
         grid = make_grid(backend, problem, flops, budget_seconds, scouts)
         if is_quick:
-            grid = replace(grid, most_flop=_QUICK_SHARE * grid.most_flop)
-    except UnsupportedError:  # a row will say why
+            grid = replace(grid, most_flop=_QUICK_FLOP_SHARE * grid.most_flop)
+    except UnsupportedError:  # The row of this single shape will say why the kernel does not support the problem.
         grid, scouts, refinements = MatmulGrid(*((MIN_PROBE_SIZE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
@@ -186,8 +195,9 @@ def plan_search(
 
 
 def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
-    """Return whether a shape is within the grid's bounds. Its sizes need not be sizes of the grid. No operand may have
-    more elements than the square of the largest M or N, because the grid's memory was computed for that.
+    """Return whether a shape is within the bounds of a grid; its sizes need not be among those of the grid. No size may
+    be larger than the grid's largest one, and no operand may have more elements than the square of the largest M or N,
+    because the grid was chosen so that operands of that size fit in memory.
     """
     widest = max(*grid.m, *grid.n)
     within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
@@ -195,15 +205,16 @@ def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
 
 
 def list_refinement_steps(grid: MatmulGrid) -> list[int]:
-    """Return a quarter, an eighth and a sixteenth of the grid's step, as multiples of 16. Each occurs twice, because
-    the leaders change during a refinement.
+    """Return the distances between sizes, in elements, of the rounds that refine a search: a quarter, an eighth and a
+    sixteenth of the grid's step, rounded to multiples of 16. Each has two rounds, because the fastest shapes change
+    during a round.
     """
     step = grid.m[0]
     return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
 
 
 def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
-    """Return two long sizes of K: the largest M, and the middle of the longer ones in the grid."""
+    """Return two long sizes of K of a grid: the largest M, and the middle one of the sizes of K that are longer."""
     longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
     return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
@@ -211,31 +222,32 @@ def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
 def draw_distant_shapes(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw a shape for each pair of M and N that are multiples of ``step``, or for ``count`` random pairs. K is within
-    25 % of a leader's, because how full the waves are depends only on M and N.
+    """Draw shapes anywhere in the grid: one for each pair of M and N that are multiples of ``step``, or for ``count``
+    random pairs if there are more. K is within 25 % of the K of a random leader (one of the fastest shapes so far), so
+    that only M and N, on which the number of waves of tiles depends, differ much from the leaders.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
     if math.comb(len(sizes) + 1, 2) > count:
         pairs = [chooser.choices(sizes, k=2) for _ in range(count)]
-    found = []
+    shapes = []
     for pair in pairs:
         m, n = chooser.sample(pair, 2)
         k = round(chooser.choice(leaders).k * chooser.uniform(0.75, 1.25)) // step * step
-        found.append(MatmulShape(m, n, max(k, step)))
-    return [shape for shape in found if fits_grid(grid, shape)]
+        shapes.append(MatmulShape(m, n, max(k, step)))
+    return [shape for shape in shapes if fits_grid(grid, shape)]
 
 
 def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Return shapes near the leaders that fit the grid: up to ``reach`` steps away in M and N and half as many in K,
-    and each leader with every K of the grid.
+    """Return the shapes within the grid's bounds that are near the leaders (the fastest shapes so far): up to ``reach``
+    steps of ``step`` elements away in M and N and half as many in K, and each leader with every K of the grid.
     """
-    found: dict[MatmulShape, None] = {}
+    shapes: dict[MatmulShape, None] = {}
     for leader in leaders:
         near = [
             [size + offset * step for offset in range(-far, far + 1) if size + offset * step >= 16]
             for size, far in ((leader.m, reach), (leader.n, reach), (leader.k, reach // 2))
         ]
-        found |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*near)))
-        found |= dict.fromkeys(MatmulShape(leader.m, leader.n, k) for k in grid.k)
-    return [shape for shape in found if fits_grid(grid, shape)]
+        shapes |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*near)))
+        shapes |= dict.fromkeys(MatmulShape(leader.m, leader.n, k) for k in grid.k)
+    return [shape for shape in shapes if fits_grid(grid, shape)]

@@ -1,4 +1,8 @@
-"""Interleaved rounds for any operation: choose among candidates, then confirm the choice with new measurements."""
+"""Measure candidates for a ceiling (the highest rate of a device) in interleaved rounds: some rounds choose the best
+candidate, then separate rounds confirm its rate with new measurements. This works for any operation.
+
+A *candidate* is a shape and the name of a kernel. A round measures each candidate once. A *visit* is one measurement.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 
 def find_best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Return the fastest kernel of each shape."""
+    """Return each shape of the rows with the kernel that was fastest on it."""
     best: dict[MatmulShape, Measurement] = {}
     for row in rows:
         if row.ok and (row.shape not in best or row.best_rate > best[row.shape].best_rate):
@@ -35,14 +39,14 @@ def find_best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
 
 
 def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Return the fastest row of each pair of M and N, fastest first. Shapes that differ only in K, or by exchanging M
-    and N, perform alike.
+    """Return the shape and kernel of the fastest row of each pair of M and N, fastest first. Rows whose shapes differ
+    only in K, or in the order of M and N, have one pair, because such shapes have nearly equal rates.
     """
     best: dict[tuple[int, ...], Measurement] = {}
     for row in rows:
-        kind = tuple(sorted((row.shape.m, row.shape.n)))
-        if row.ok and (kind not in best or row.best_rate > best[kind].best_rate):
-            best[kind] = row
+        size_pair = tuple(sorted((row.shape.m, row.shape.n)))
+        if row.ok and (size_pair not in best or row.best_rate > best[size_pair].best_rate):
+            best[size_pair] = row
     fastest = sorted(best.values(), key=lambda row: row.best_rate, reverse=True)
     return [(row.shape, row.kernel) for row in fastest]
 
@@ -50,8 +54,9 @@ def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
 def list_default_candidates(
     candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str
 ) -> list[Candidate]:
-    """Return the default kernel on its best shape and on each shape where another kernel is a candidate. To know the
-    gain over the default, both must be measured in the same rounds.
+    """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each
+    candidate. They are necessary if another kernel is a candidate, because only rates that were measured in common
+    rounds show how much faster it is than the default. Return no candidates if all have the default kernel.
     """
     if all(kernel == default for _, kernel in candidates):
         return []
@@ -61,7 +66,9 @@ def list_default_candidates(
 
 
 def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidate]:
-    """Choose finalists by short visits: half by the lowest energy per FLOP if power is known, the rest by speed."""
+    """Choose ``count`` candidates from the rows of short visits in sustained: half of them by the lowest energy per
+    FLOP, if the power is known, and the others by speed.
+    """
     seen = [row for row in visits if row.ok]
     fastest = sorted(seen, key=lambda row: row.best_rate, reverse=True)
     metered = [row for row in seen if row.conditions.watts]
@@ -70,39 +77,47 @@ def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidat
     return list(chosen)[:count]
 
 
-def drop_beaten_candidates(rows: Sequence[Measurement], left: Sequence[Candidate], hopeless: float) -> list[Candidate]:
-    """Return the candidates with a median rate at most ``hopeless`` (a share) below that of the best candidate."""
+def drop_beaten_candidates(
+    rows: Sequence[Measurement], left: Sequence[Candidate], max_share_behind: float
+) -> list[Candidate]:
+    """Return the candidates of ``left`` whose median rate over the rounds in ``rows`` is at most the share
+    ``max_share_behind`` below the median rate of the best candidate.
+    """
     found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
     if not found:
         return []
     middle = {candidate: compute_median_rate(rounds.values()) for candidate, rounds in found.items()}
-    return [candidate for candidate in found if middle[candidate] >= (1 - hopeless) * max(middle.values())]
+    return [candidate for candidate in found if middle[candidate] >= (1 - max_share_behind) * max(middle.values())]
 
 
-#: Steps, as a generator that returns the rows which answered them.
+#: A generator that yields steps to measure, receives their rows, and returns all these rows.
 StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
-class Rounds(NamedTuple):
-    """How many rounds ``choose`` the best candidate (0: take the first one), and how many then ``confirm`` it."""
+class RoundCounts(NamedTuple):
+    """The maximum number of rounds that choose the best candidate (0: take the first one), and of later rounds that
+    confirm it.
+    """
 
-    choose: int
-    confirm: int
+    choosing: int
+    confirming: int
 
 
 @dataclass
-class _Phase:
-    """Rounds that choose or rounds that confirm. ``until``: the backend time at which they end."""
+class _RoundsPhase:
+    """One series of rounds that choose a candidate (``phase_name`` CHOOSE) or that confirm it (CONFIRM), with their
+    ``rows`` so far. ``end_time``: the backend time (``Backend.now``) at which they must end.
+    """
 
     regime: Regime
-    name: str
+    phase_name: str
     max_rounds: int
-    until: float
+    end_time: float
     rows: list[Measurement] = field(default_factory=list)
 
     @property
     def is_choosing(self) -> bool:
-        return self.name == CHOOSE_PHASE
+        return self.phase_name == CHOOSE_PHASE
 
     @property
     def min_rounds(self) -> int:
@@ -110,11 +125,14 @@ class _Phase:
 
 
 @dataclass
-class Confirmation:
-    """Confirms the best candidate of a problem, in one regime at a time.
+class ConfirmationRounds:
+    """The rounds of one problem that choose the best candidate and confirm its rate, in one regime after another.
 
-    ``kernels``: by name. ``visit_seconds``: the length of a visit in sustained. ``deadline``: when the run must end, in
-    the backend's time.
+    - ``kernels``: the kernels of the candidates, by name.
+    - ``precision``: the relative precision at which a measurement stops.
+    - ``chooser``: draws the order of candidates in each round.
+    - ``visit_seconds``: the length of a visit in sustained.
+    - ``deadline``: the backend time (``Backend.now``) at which the run must end.
     """
 
     runner: Runner
@@ -124,104 +142,116 @@ class Confirmation:
     chooser: random.Random
     visit_seconds: float
     deadline: float
-    #: By regime, the seconds of the shortest step, including its preparation. Below, the shortest and the longest
-    #: seconds that a step spent outside its visit.
-    _shortest_step: dict[str, float] = field(default_factory=dict, init=False)
-    _preparing: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    #: The seconds of the shortest step so far, including its preparation, by regime.
+    _shortest_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
+    #: The shortest and the longest seconds that a step spent outside its visit, to prepare and verify, by regime.
+    _preparing_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
-    #: A candidate this far below the leader is dropped after MIN_ROUNDS, and when the choice is made.
-    hopeless: ClassVar[float] = 0.005
-    #: A candidate this far below the leader is dropped in any round.
-    far_behind: ClassVar[float] = 0.1
+    #: A candidate whose median rate is more than this share below the best one is dropped after MIN_ROUNDS rounds, and
+    #: when the choice is made.
+    max_share_behind: ClassVar[float] = 0.005
+    #: A candidate whose median rate is more than this share below the best one is dropped after any round.
+    max_share_behind_early: ClassVar[float] = 0.1
 
     def run_rounds(
-        self, regime: Regime, candidates: Sequence[Candidate], counts: Rounds, chosen_by: float, confirmed_by: float
+        self,
+        regime: Regime,
+        candidates: Sequence[Candidate],
+        counts: RoundCounts,
+        chosen_by: float,
+        confirmed_by: float,
     ) -> StepsWithRows:
-        """Measure rounds that choose, then separate rounds that confirm the choice. Returns all their rows.
+        """Measure rounds that choose a candidate, then separate rounds that confirm it, and return all their rows.
 
-        ``chosen_by`` and ``confirmed_by``: the backend times by which choosing and confirming must end.
+        ``counts``: the maximum numbers of rounds. ``chosen_by``, ``confirmed_by``: the backend times (``Backend.now``)
+        by which choosing and confirming must end.
         """
-        choosing, best_first = _Phase(regime, CHOOSE_PHASE, counts.choose, chosen_by), list(candidates)
-        if counts.choose:
+        choosing, best_first = _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing, chosen_by), list(candidates)
+        if counts.choosing:
             self.runner.on_phase(f"{regime.name}: choosing")
             left = yield from self._repeat_rounds(choosing, candidates)
-            if choosing.rows:  # the best first, because a slow device cannot confirm all
+            if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.runner.on_phase(f"{regime.name}: confirming")
         if regime.name != Sustained.name:
-            confirming = _Phase(regime, CONFIRM_PHASE, counts.confirm, confirmed_by)
+            confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming, confirmed_by)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
         chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
         conditions = summarize_conditions(chosen) if chosen else Conditions()
-        # These visits take seconds, so try the next candidate only if the one before it failed.
+        # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
-            visits = yield from self._confirm_by_visits(regime, conditions, candidate, counts.confirm, confirmed_by)
+            visits = yield from self._confirm_by_visits(regime, conditions, candidate, counts.confirming, confirmed_by)
             rows += visits
             if all(row.ok for row in visits):
                 break
         return rows
 
     def measure_step(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
-        """Measure a step, and note how long it took, to predict later ones. Returns its row."""
+        """Measure a step, store how long it took in order to predict the time of later steps, and return its row; None
+        if the budget of the run has ended.
+        """
         asked, is_held = self.runner.now(), self.runner.is_replaying
         row = yield step
         if row is not None and row.ok and not is_held:
             regime, took = step.regime, self.runner.now() - asked
-            self._shortest_step[regime.name] = min(took, self._shortest_step.get(regime.name, math.inf))
+            self._shortest_step_seconds[regime.name] = min(took, self._shortest_step_seconds.get(regime.name, math.inf))
             aside = max(0.0, took - (regime.fixed_visit_seconds or regime.last_visit_seconds))
-            shortest, longest = self._preparing.get(regime.name, (aside, aside))
-            self._preparing[regime.name] = (min(aside, shortest), max(aside, longest))
+            shortest, longest = self._preparing_seconds.get(regime.name, (aside, aside))
+            self._preparing_seconds[regime.name] = (min(aside, shortest), max(aside, longest))
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Return whether there is time for one more choosing visit in sustained, for the launches that it leaves
-        queued, and for the visits that confirm. Always True while rows of an interrupted run answer the steps.
+        """Return whether the time until the deadline is enough for one more visit in sustained that chooses, for the
+        launches that it leaves queued, and for the visits that confirm. While rows of an interrupted run answer the
+        steps, it always is.
         """
         bridge = self.runner.backend.sustained_traits.bridge_seconds
-        needed = self._shortest_step.get(Sustained.name, 0.0) + bridge + self.estimate_confirm_seconds()
+        needed = self._shortest_step_seconds.get(Sustained.name, 0.0) + bridge + self.estimate_confirm_seconds()
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirm_seconds(self) -> float:
-        """Return the minimum time, in seconds, of the visits that confirm a candidate in sustained."""
+        """Return the minimum seconds that the visits take which confirm a candidate in sustained, with preparation."""
         return MIN_ROUNDS * (
             Sustained.compute_min_reset_visit_seconds(self.runner.backend)
             + self._estimate_preparing_seconds(Sustained.name)
         )
 
     def _estimate_preparing_seconds(self, regime: str) -> float:
-        """Return the expected seconds to prepare and verify a visit. Before the first visit in a regime, return the
-        longest time in any other regime, because the best shapes are not the smallest.
+        """Return the seconds that preparing and verifying the kernel of the next visit will take. Before the first
+        visit in a regime, return the longest time in any other regime, because the candidates are large shapes.
         """
-        if known := self._preparing.get(regime):
+        if known := self._preparing_seconds.get(regime):
             return known[0]
-        return max((longest for _, longest in self._preparing.values()), default=0.0)
+        return max((longest for _, longest in self._preparing_seconds.values()), default=0.0)
 
     def _confirm_by_visits(
-        self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, until: float
+        self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, end_time: float
     ) -> StepsWithRows:
-        """Visit a candidate in sustained to confirm it. ``chosen``: the device's conditions when it was chosen."""
-        phase, longest = _Phase(regime, CONFIRM_PHASE, max_visits, until), math.inf
+        """Visit a candidate in sustained to confirm it, up to ``max_visits`` times, and return the rows. ``chosen``:
+        the clock and other conditions of the device when the candidate was chosen.
+        """
+        phase, longest = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
         for number in range(1, max_visits + 1):
-            # The first visit shows how long preparation takes; shorten the remaining required visits if necessary.
+            # The first visit shows how long preparation takes. If time is short, shorten the visits that must follow.
             if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._estimate_preparing_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
-                    chosen, min(longest, (until - self.runner.now()) / due - aside)
+                    chosen, min(longest, (end_time - self.runner.now()) / due - aside)
                 )
                 longest = phase.regime.fixed_visit_seconds
-                phase.until = until - longest - aside if longest else until
+                phase.end_time = end_time - longest - aside if longest else end_time
             yield from self._run_round(phase, number, [candidate])
             if len(phase.rows) < number or not phase.rows[-1].ok:
                 break
         return phase.rows
 
     def _repeat_rounds(
-        self, phase: _Phase, candidates: Sequence[Candidate]
+        self, phase: _RoundsPhase, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Measure rounds until time runs out or the choice is made, and return the remaining candidates. In rounds that
-        confirm, the first candidate is dropped only if it fails.
+        """Measure rounds until time runs out or one candidate is left, drop slow candidates after each round, and
+        return those that are left. In rounds that confirm, the first candidate is dropped only if it fails.
         """
         left, own = list(candidates), phase.rows
         confirmed = [] if phase.is_choosing else left[:1]
@@ -231,58 +261,65 @@ class Confirmation:
             if due is None:
                 return left
             seconds_each = (self.runner.now() - begun) / max(len(own), 1)
-            if phase.is_choosing:  # leave time for the rounds that confirm
-                phase.until = min(phase.until, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
+            if phase.is_choosing:  # Leave time for the rounds that confirm.
+                phase.end_time = min(phase.end_time, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
             if not self._has_next_step(phase, number + 1, is_due=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
-            left = drop_beaten_candidates(own, left, self.hopeless if number >= phase.min_rounds else self.far_behind)
+            left = drop_beaten_candidates(
+                own, left, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
+            )
             if number < phase.min_rounds and left and not self.runner.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.is_choosing else 0)
                 left = self._select_affordable(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
-            if len(left) <= (1 if phase.is_choosing else 0):  # nothing left to choose
+            if len(left) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
                 break
-        return drop_beaten_candidates(own, left, self.hopeless)
+        return drop_beaten_candidates(own, left, self.max_share_behind)
 
     def _run_round(
-        self, phase: _Phase, number: int, candidates: Sequence[Candidate]
+        self, phase: _RoundsPhase, number: int, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate] | None]:
-        """Measure each candidate once. Return those for which there was no time, or None if the run has ended."""
+        """Measure each candidate once, in random order. Return the candidates for which there was no time, or None if
+        the budget of the run has ended.
+        """
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        rule = StoppingRule(self.precision, self._compute_max_visit_seconds(regime, phase.until, visits))
-        # Visits take seconds, so there are few of them. Keep the order of the candidates, the most promising first.
-        is_choice_of_visits = phase.is_choosing and regime.name == Sustained.name
-        due = list(candidates) if is_choice_of_visits else self.chooser.sample(candidates, len(candidates))
+        rule = StoppingRule(self.precision, self._compute_max_visit_seconds(regime, phase.end_time, visits))
+        # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
+        # given order, the most promising first.
+        is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name
+        due = list(candidates) if is_choosing_by_visits else self.chooser.sample(candidates, len(candidates))
         while due:
-            can_wait = is_choice_of_visits and phase.rows and not self.has_time_to_confirm()
+            can_wait = is_choosing_by_visits and phase.rows and not self.has_time_to_confirm()
             if not self._has_next_step(phase, number, is_due=number <= phase.min_rounds and not can_wait):
                 break
             shape, kernel = due[0]
-            step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.name, number)
+            step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.phase_name, number)
             row = yield from self.measure_step(step)
             if row is None:
                 return None
             phase.rows.append(row)
-            # The row may come from an interrupted run, which had measured another candidate at this point.
+            # The row may come from an interrupted run, in which another candidate was measured at this point.
             due = [each for each in due if each != (row.shape, row.kernel)]
         return due
 
-    def _has_next_step(self, phase: _Phase, number: int, is_due: bool) -> bool:
+    def _has_next_step(self, phase: _RoundsPhase, number: int, is_due: bool) -> bool:
         return self.runner.has_next_step(
-            phase.regime, phase.name, phase.until, number, is_due=is_due, problem=self.problem
+            phase.regime, phase.phase_name, phase.end_time, number, is_due=is_due, problem=self.problem
         )
 
-    def _compute_max_visit_seconds(self, regime: Regime, until: float, visits: int) -> float:
+    def _compute_max_visit_seconds(self, regime: Regime, end_time: float, visits: int) -> float:
         if regime.name == Sustained.name:
-            return self.visit_seconds  # rounds give the precision
-        return min(1.0, max(0.05, (until - self.runner.now()) / max(visits, 1)))
+            return self.visit_seconds  # Repeated rounds give the precision, not longer visits.
+        return min(1.0, max(0.05, (end_time - self.runner.now()) / max(visits, 1)))
 
     def _select_affordable(
         self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """Return the best candidates so far: as many as ``rounds`` more rounds can measure within the budget."""
+        """Return the best candidates so far: as many as there is time to measure in ``rounds`` more rounds, if each
+        measurement takes ``seconds_each``; at least one.
+        """
         count = (self.deadline - self.runner.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
         best_first = sorted(left, key=lambda each: compute_median_rate(found[each].values()), reverse=True)

@@ -1,4 +1,4 @@
-"""Measures rows as shares of the device's ceilings, which it finds first."""
+"""Find the ceilings (highest rates) of a device, then measure rows as shares of these ceilings."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mamf.engine.runner import Setup
 from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
-from mamf.logs.recording import Record
+from mamf.logs.recording import LogRecord
 from mamf.logs.records import make_ceiling_record, read_ceiling_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: The phase of rows that only show which candidates are worth confirming.
+#: The phase of rows of a search that only show which shapes and kernels are worth confirming.
 SCOUT = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 
 
 class SharesStrategy(RowsStrategy):
-    """Finds ceilings, then measures rows as shares of them.
+    """A strategy that finds the ceilings of a device, then measures rows as shares of these ceilings.
 
-    - ``ceilings``: the known ceilings; those that are found are added.
-    - ``searches``: the searches that are still to do.
-    - ``choose_references``: returns the kernels that given ceilings were measured with.
+    - ``ceilings``: the known ceilings; the strategy adds those that it finds.
+    - ``searches``: the plans of the searches for ceilings that are still to be found.
+    - ``choose_references``: takes ceilings, and returns the kernels that they were measured with, by name.
     - ``on_failure``: called with a message for each ceiling that could not be confirmed.
     """
 
@@ -36,7 +36,7 @@ class SharesStrategy(RowsStrategy):
         self,
         setup: Setup,
         ceilings: dict[tuple[str, str], Ceiling],
-        records: Iterable[Record],
+        records: Iterable[LogRecord],
         searches: Iterable[Plan],
         choose_references: Callable[[Ceilings], Mapping[str, AnyKernel]],
         on_failure: Callable[[str], None],
@@ -45,7 +45,7 @@ class SharesStrategy(RowsStrategy):
         self.found, self.searches = ceilings, searches
         self.choose_references, self.on_failure = choose_references, on_failure
 
-    def yield_results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | LogRecord]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
         yield from self.records
         for search in self.searches:
@@ -56,8 +56,10 @@ class SharesStrategy(RowsStrategy):
         self.records, self.references = (), self.choose_references(self.found)
         yield from super().yield_results()
 
-    def _find_ceilings(self, search: Plan) -> Iterator[Measurement | Record]:
-        """Find the ceilings of a dtype or of memory, without measuring again what an interrupted run measured."""
+    def _find_ceilings(self, search: Plan) -> Iterator[Measurement | LogRecord]:
+        """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Rows of
+        an interrupted run are not measured again.
+        """
         problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
         opened = choose_kernels(get_operation(search.operation), backend, search.kernels)
         held = [row for row in self.setup.rows if row.phase and row.problem == problem]
@@ -79,12 +81,12 @@ class SharesStrategy(RowsStrategy):
                 )
                 continue
             record = make_ceiling_record(confirmed[regime])
-            yield Record("ceiling", record)
+            yield LogRecord("ceiling", record)
             device = {"device": asdict(backend.info)}
-            ceiling = read_ceiling_record(record, device)  # rounded as in the log
+            ceiling = read_ceiling_record(record, device)  # Its rate is rounded as in the log.
             self.found[make_ceiling_key(ceiling)] = ceiling
 
 
 def get_ceiling_name(search: Plan) -> str:
-    """Return the dtype of the matmul ceiling that a search finds, or READ_BANDWIDTH for a bandwidth ceiling."""
+    """Return the name of the ceiling that a search finds: its dtype if it is a matmul ceiling, else READ_BANDWIDTH."""
     return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH

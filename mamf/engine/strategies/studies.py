@@ -1,9 +1,10 @@
-"""Chooses the steps of runs that compare kernels with a baseline, measure claims again, verify random problems, or
-measure a matmul at the same time as other work.
+"""Choose and measure the steps of ``mamf guard`` (rows compared with a baseline), ``mamf reproduce`` (claimed rates
+measured again), ``mamf verify`` (random problems) and ``mamf overlap`` (a matmul at the same time as other work).
 
-For matmul and other work, the rate of each is measured twice: alone, and while both run. Each is
-launched back to back in its own queue, in blocks of equal duration, with marks between blocks. Only blocks in the
-period in which both queues were busy count, so the rate together includes no time in which only one of them ran.
+``mamf overlap`` measures the rate of the matmul and of the other work twice: alone, and while both run. Each work is
+launched back to back in its own queue, in blocks of equal duration, with marks (device events that take the time)
+between blocks. Only blocks in the period in which both queues were busy count, so the rate of one work while both run
+includes no time in which it ran alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.entries import ComparedRow, combine_visits, group_by_step
+from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
 from mamf.operation import make_operation_plan
@@ -40,9 +41,10 @@ from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, f
 
 
 class GuardStrategy(RowsStrategy):
-    """Visits every row once, then visits rows in doubt again, up to the plan's rounds.
+    """The strategy of ``mamf guard``: it measures every row once, then again each row that may have become slower.
 
-    ``baseline``: the baseline's entries by key. None: measure a new baseline, with every row in all rounds.
+    ``baseline``: the baseline's results by key; None: measure a new baseline, with every row in all rounds of the plan.
+    ``tolerance``: the share by which a row may be slower than in the baseline.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class GuardStrategy(RowsStrategy):
     ) -> None:
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
-        self._visits = group_by_step(row for row in setup.rows if not row.phase)
+        self._rows_by_step = group_by_step(row for row in setup.rows if not row.phase)
 
     def yield_steps(self) -> Steps:
         left = frozenset(self.setup.remaining_steps)
@@ -74,13 +76,13 @@ class GuardStrategy(RowsStrategy):
             self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
             if row is not None:
-                self._visits.setdefault(self._replace_kernel_name(step), []).append(row)
+                self._rows_by_step.setdefault(self._replace_kernel_name(step), []).append(row)
 
     def _select_measured(self, regime: str) -> list[Measurement]:
-        return [row for visits in self._visits.values() for row in visits if row.ok and row.regime == regime]
+        return [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == regime]
 
     def _is_in_doubt(self, step: StepKey) -> bool:
-        visits = self._visits.get(self._replace_kernel_name(step))
+        visits = self._rows_by_step.get(self._replace_kernel_name(step))
         if not visits:
             return False
         if self.baseline is None:
@@ -89,66 +91,66 @@ class GuardStrategy(RowsStrategy):
         return before is not None and is_in_doubt(before, visits, self.tolerance)
 
     def _replace_kernel_name(self, step: StepKey) -> StepKey:
-        """Return the step with the kernel's own name, as in rows."""
+        """Return the step with the kernel's own name, which rows have, in place of the name that was requested."""
         regime, problem, shape, kernel = step
         return StepKey(regime, problem, shape, self.kernels[kernel].name)
 
 
 def add_second_step(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """Return the due steps, plus another step if only one is due, so that no row is measured twice in succession."""
+    """Return the ``due`` steps, plus one of ``steps`` if only one is due, so that no row is measured twice in a row."""
     others = [step for step in steps if step not in due]
     return [*due, *(others[-1:] if len(due) == 1 else ())]
 
 
-#: The maximum number of visits to a claim.
+#: The maximum number of times that ``mamf reproduce`` measures the row of a claimed rate.
 _MAX_VISITS = 5
 
 
 class ReproduceStrategy(RowsStrategy):
-    """Measures the claims of a plan again."""
+    """The strategy of ``mamf reproduce``: it measures claimed rates again until each is reproduced or refuted."""
 
     def yield_steps(self) -> Steps:
-        self._seen, self._held = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
+        self._rows, self._measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         for name in self.plan.regimes:
             yield from self._visit_claims(self.runner.start_regime(self.make_regime(name)))
 
     def _visit_claims(self, regime: Regime) -> Steps:
-        # Claims take turns. Later visits follow a rest if the device would otherwise stay in one state.
+        # From the second turn on, measure after a rest if the power controller would otherwise stay in one state.
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
         for visit in range(1, _MAX_VISITS + 1):
-            judged = judge_claims(self.plan.options, self._seen)
+            judged = judge_claims(self.plan.options, self._rows)
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
-                if step.regime == regime.name and (step, visit) not in self._held:
+                if step.regime == regime.name and (step, visit) not in self._measured_visits:
                     _, problem, shape, name = step
                     self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
                         by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
                     )
-                    self._seen += [row] if row is not None else []
-            seen = [row for row in self._seen if row.ok and row.regime == regime.name]
+                    self._rows += [row] if row is not None else []
+            seen = [row for row in self._rows if row.ok and row.regime == regime.name]
             regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
 
 
-# The number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If the
-# budget allows more rows, visits become longer instead.
-_TRIES, _MAX_ROWS = 200, 5000
-# The shortest visit to a problem that was requested by number.
-_REPEAT_SECONDS = 1.0
-# A problem that must load the device has at least this share of the maximum number of multiply-adds.
-_LOADING_SHARE = 0.25
+# The maximum number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If
+# the budget allows more rows, mamf verifies each problem for longer instead.
+_MAX_DRAWS, _MAX_ROWS = 200, 5000
+# The minimum seconds of each verification of a problem that the user requested by its number.
+_MIN_REPEAT_SECONDS = 1.0
+# A problem of the regime `loaded`, which must load the device, has at least this share of the maximum number of
+# multiply-adds.
+_MIN_LOADING_SHARE = 0.25
 
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
-    """Draw random problem ``number`` of a kernel, and its shape; None if the kernel supports none that the plan allows.
-
-    The result depends only on the plan's seed and largest shape, the kernel, the number and the regime.
+    """Draw the random problem ``number`` of a kernel, and its shape; None if the kernel supports none of the plan's. It
+    depends only on the plan's seed, dtypes and largest shape, the kernel, the number and the regime.
     """
     of, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
     max_terms, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
-    terms = range(int(max_terms * _LOADING_SHARE) if regime == LOADED else 1, max_terms + 1)
+    terms = range(int(max_terms * _MIN_LOADING_SHARE) if regime == LOADED else 1, max_terms + 1)
     dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
-    for _ in range(_TRIES if dtypes else 0):
+    for _ in range(_MAX_DRAWS if dtypes else 0):
         dtype, case = chooser.choice(dtypes), of.random_case(chooser, terms)
         if case is None:
             continue
@@ -160,12 +162,12 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 
 def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
-    """Return the named kernels, of any operation; by default all that are available and do not compile for minutes."""
-    groups: dict[str, list[str] | None] = {}
+    """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
+    names_by_operation: dict[str, list[str] | None] = {}
     for name in names or ():
-        groups.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
+        names_by_operation.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
     found = dict[str, AnyKernel]()
-    for of, own in (groups or dict.fromkeys(find_registered(OPERATIONS))).items():
+    for of, own in (names_by_operation or dict.fromkeys(find_registered(OPERATIONS))).items():
         with suppress(*(() if names else (UnavailableError,))):
             found |= choose_kernels(make_operation(of), backend, own)
     return {
@@ -189,7 +191,9 @@ def make_verify_plan(
     seed: int = 0,
     number: int = 0,
 ) -> Plan:
-    """Return the plan of a verification. ``largest``: random problems have at most the FLOP of this shape."""
+    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest``: random
+    problems have at most the FLOP of this shape. ``number``: verify only this random problem; 0: one after another.
+    """
     names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
@@ -200,16 +204,18 @@ def make_verify_plan(
 
 
 class VerifyStrategy(PlanStrategy):
-    """Verifies random problems of the plan's kernels."""
+    """The strategy of ``mamf verify``: it verifies random problems of the plan's kernels until the budget ends."""
 
-    skipped_count = 0  # the end of the budget is the end of the run
+    skipped_count = 0  # The run has no fixed number of steps, so the end of its budget skips none.
 
     def yield_steps(self) -> Steps:
-        """Yield the steps. Raises UsageError if no kernel has a problem to verify."""
+        """Yield random problems to verify, in turn for the kernel that has had the least time. Raise UsageError if no
+        kernel supports a problem of the plan.
+        """
         run, rows = self.runner, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROWS, _REPEAT_SECONDS if asked else 0.0), len(rows)
+        seconds, repeats = max(budget / _MAX_ROWS, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
         rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
@@ -224,10 +230,10 @@ class VerifyStrategy(PlanStrategy):
                     continue
                 drawn, repeats = found, repeats + 1
                 self.setup.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
-                # A problem that was requested by number is verified repeatedly, with a row each time, until it fails.
+                # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
-                run.release_pools()  # each problem has its own seed
-                # A kernel that fails immediately must not always be next.
+                run.release_pools()  # The next problem has another seed, so it needs other operands.
+                # Count a failure as much time, because a kernel that fails immediately must not always be next.
                 spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
                 if asked and row and not row.ok:
                     del spent[kernel]
@@ -237,20 +243,21 @@ class VerifyStrategy(PlanStrategy):
 
 
 AnswerT = TypeVar("AnswerT")
-#: The rows of a pair: what is timed, and whether it runs alone.
+#: The four rows of a matmul and other work: which of the two is timed, and whether it runs alone.
 PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTHER_WORK, False))
-#: How often visits alternate between matmul, the other work and both, so that the device's drift affects all three
-#: equally; and the seconds to measure each row for, over all rounds.
-_ROUNDS, DEFAULT_SECONDS = 3, 3.0
-#: The number of blocks in a window, the number of blocks of the other work that a CPU queues ahead, the seconds of a
-#: window, and the maximum number of windows to try for a first sample.
-_BLOCKS, _AHEAD, _WINDOW_SECONDS, _MAX_TRIED = 16, 4, 0.05, 4
-#: Pairs of two numbers: the flushes ahead of a window, during which the host queues the window's first blocks, and the
-#: maximum number of short launches in a window. If the host is late in more than _MAX_LATE of a visit's windows, the
-#: next pair is used.
-_PACES, _MAX_LATE = ((128, 320), (256, 160), (512, 80)), 0.25
-#: The host must be this far ahead at each mark, or the device may have waited for it. A launch counts as no shorter
-#: than _MIN_SECONDS.
+#: The number of rounds, each of which measures the matmul, the other work, and both at once, so that a drift of the
+#: device affects all three equally; and the default seconds to measure each row, over all rounds.
+_VISIT_ROUNDS, DEFAULT_SECONDS = 3, 3.0
+#: A window is a series of launches that gives one sample. These are the number of blocks of launches in a window, the
+#: number of blocks of the other work that a CPU queues ahead, the seconds of a window, and the maximum number of
+#: windows to try for a first sample.
+_BLOCKS, _BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
+#: Each pair contains the number of cache flushes ahead of a window, during which the host queues the window's first
+#: blocks, and the maximum number of short launches in a window. mamf begins with the first pair, and uses the next one
+#: if the host is late in more than the share _MAX_LATE_SHARE of the windows.
+_FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
+#: The host must be at least this many seconds ahead of the device at each mark, or the device may have waited for it.
+#: A launch counts as at least _MIN_SECONDS long, to avoid a division by 0.
 _MIN_AHEAD_SECONDS, _MIN_SECONDS = 20e-6, 1e-9
 
 
@@ -259,14 +266,13 @@ def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapP
 
 
 def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
-    """Return the pairs that these steps measure, as problem and shape."""
+    """Return the pairs of matmul and other work that these steps measure, each as its problem and shape."""
     return list(dict.fromkeys((make_row_problem(problem, PAIR_ROWS[0]), shape) for _, problem, shape, _ in steps))
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Return the seconds per launch of each work. Only blocks between the latest start and the earliest end of all
-    works count; None if a work has no such block. ``marks``: for each work, the seconds and the number of launches so
-    far.
+    """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
+    works; None if one has no block there. ``marks``: each work's device seconds and launches so far at each mark.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -277,12 +283,14 @@ def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) ->
 
 @dataclass
 class OverlapStrategy:
-    """Measures pairs of matmul and other work.
+    """The strategy of ``mamf overlap``, which measures pairs of a matmul and other work (such as a copy or a
+    collective) that run at the same time.
 
-    - ``pairs``: the pairs, each as the problem of any of its rows and its shape.
+    - ``kernel``: launches both works of a pair.
+    - ``pairs``: the pairs, each as the problem of any of its four rows and its shape.
     - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
-    - ``gather_from_ranks``: returns a list of the values that the ranks pass to it. All ranks follow the decisions of
-      rank 0, and fail together.
+    - ``gather_from_ranks``: returns a list of the values that the ranks (processes, one per device) pass to it. All
+      ranks follow the decisions of rank 0, and fail together.
     """
 
     backend: Backend
@@ -295,7 +303,7 @@ class OverlapStrategy:
     skipped_count: int = field(default=0, init=False)
 
     def yield_results(self) -> Iterator[Measurement]:
-        """Yield four rows for each pair, in the order of PAIR_ROWS."""
+        """Measure each pair, and yield four rows for it, in the order of PAIR_ROWS."""
         begun = self.backend.now()
         for index, (problem, shape) in enumerate(self.pairs):
             if index and self.gather_from_ranks(self.backend.now() - begun >= self.budget_seconds)[0]:
@@ -310,31 +318,34 @@ class OverlapStrategy:
             with self.kernel.settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
-            outcome: tuple[Status, str] = ("wrong_result", str(error))
+            failure: tuple[Status, str] = ("wrong_result", str(error))
         except get_plugin_errors() as error:
-            outcome = classify_error(error, self.kernel, self.backend)
+            failure = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
         steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in PAIR_ROWS]
-        return [replace(make_failed_row(step), status=outcome[0], reason=outcome[1]) for step in steps]
+        return [replace(make_failed_row(step), status=failure[0], reason=failure[1]) for step in steps]
 
 
 @dataclass
-class _ConcurrentWork:
-    """One of the two works, with its queue. ``marks``: the marks around the blocks of a window, each with the host's
-    time and the number of launches so far. ``seconds``: the latest time of a launch, which sets the length of blocks.
+class _TimedWork:
+    """One of the two works that run at the same time (the matmul or the other work), with its queue on the device.
+
+    - ``queue_mark``, ``queue_launch``: functions that queue a mark, or a given launch, in the queue of this work.
+    - ``launch_rotation``: the launches in turn, each with another set of operands. ``launch_seconds``: the latest time
+      of a launch. ``marks``: the marks around blocks, each with the host's time and the number of launches so far.
     """
 
-    name: str
+    kernel_name: str
     checked: CheckedKernel
-    mark: Callable[[], Any]
+    queue_mark: Callable[[], Any]
     queue_launch: Callable[[Callable[[], object]], object]
-    rotation: Iterator[Callable[[], object]]
-    seconds: float
+    launch_rotation: Iterator[Callable[[], object]]
+    launch_seconds: float
     marks: list[tuple[Any, float, int]] = field(default_factory=list)
 
 
 class _PairMeasurement:
-    """The two prepared works of a pair. Raises what their kernels raise."""
+    """The measurement of one pair of a matmul and other work. Creating it raises whatever the kernels raise."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
@@ -344,14 +355,12 @@ class _PairMeasurement:
         if queue is None:
             raise UnsupportedError(str(strategy.kernel.unavailable(strategy.backend)))
         self.queue, self.is_late, self.is_slow = queue, False, False
-        self.flushes, self.max_short_launches = _PACES[0]
+        self.flushes, self.max_short_launches = _FLUSHES_AND_MAX_LAUNCHES[0]
         own = self._prepare_work(MATMUL_WORK, strategy.backend.mark, lambda launch: launch())
         self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
-    def _prepare_work(
-        self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]
-    ) -> _ConcurrentWork:
+    def _prepare_work(self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]) -> _TimedWork:
         kernel, backend, problem = self.strategy.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
@@ -362,19 +371,19 @@ class _PairMeasurement:
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
         name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
-        return _ConcurrentWork(name, checked, mark, queue_launch, rotation, seconds)
+        return _TimedWork(name, checked, mark, queue_launch, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:
-        """Measure the rows. Raises WrongResultError, or UnsupportedError if the host was too slow."""
+        """Measure the four rows of the pair. Raise WrongResultError, or UnsupportedError if the works never overlap."""
         every = list(self.works.values())
-        for flushes, self.max_short_launches in _PACES:
+        for flushes, self.max_short_launches in _FLUSHES_AND_MAX_LAUNCHES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
-            if self._take_samples(every, flushes == _PACES[-1][0]):
+            if self._measure_all_visits(every, flushes == _FLUSHES_AND_MAX_LAUNCHES[-1][0]):
                 break
         self._measure_window(
             every, (1, 1)
         )  # few launches, so that a repeated all-reduce stays finite and can be verified
-        self._verify(every, whole=True)
+        self._verify_outputs(every, whole=True)
         if not all(self.strategy.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"
             raise UnsupportedError(
@@ -382,18 +391,20 @@ class _PairMeasurement:
             )
         return [self._build_row(row) for row in PAIR_ROWS]
 
-    def _take_samples(self, every: Sequence[_ConcurrentWork], is_last: bool) -> bool:
-        """Take all samples. Return False if the host is late in too many windows and there is a slower pace to try."""
+    def _measure_all_visits(self, every: Sequence[_TimedWork], is_last: bool) -> bool:
+        """Measure all rounds of the matmul, the other work and both at once. Return False if the host was late in too
+        many windows and, unless ``is_last``, the caller can try more flushes and fewer launches per window.
+        """
         self.samples = {row: Samples() for row in PAIR_ROWS}
-        for works in (every[:1], every[1:], every) * _ROUNDS:
-            self.is_slow = self._measure_visit(works) > _MAX_LATE
-            self._verify(works)
+        for works in (every[:1], every[1:], every) * _VISIT_ROUNDS:
+            self.is_slow = self._measure_visit(works) > _MAX_LATE_SHARE
+            self._verify_outputs(works)
             if self.is_slow and not is_last:
                 return False
         return True
 
     def _call_on_all_ranks(self, call: Callable[[], AnswerT]) -> AnswerT:
-        """Call a function on all ranks, and return its answer. If it raises on one rank, all ranks raise."""
+        """Call a function and return its result. All ranks must do so; if it raises on one rank, all ranks raise."""
         answer, error = None, None
         try:
             answer = call()
@@ -403,24 +414,24 @@ class _PairMeasurement:
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
         return cast(AnswerT, answer)
 
-    def _verify(self, works: Sequence[_ConcurrentWork], whole: bool = False) -> None:
+    def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:
         for work in works:
-            self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.seconds))
+            self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.launch_seconds))
             self._call_on_all_ranks(partial(work.checked.verify, whole))
             if whole:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _measure_visit(self, works: Sequence[_ConcurrentWork]) -> float:
-        """Wait for one period of the power controller, at most the time to measure, then measure. Returns the share of
-        windows in which a host was late.
+    def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
+        """Launch these works for one oscillation period of the power controller without taking samples, then take
+        samples for this round's share of the time. Return the share of windows in which a host was late.
         """
-        part, windows, late, tried, taken = self.strategy.seconds / _ROUNDS, 0, 0, 0, 0
+        part, windows, late, tried, taken = self.strategy.seconds / _VISIT_ROUNDS, 0, 0, 0, 0
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         while True:
             self.regime.require_clock_advances(windows)
-            own = (self.backend.now() - settled_at, [work.seconds for work in works], taken)
+            own = (self.backend.now() - settled_at, [work.launch_seconds for work in works], taken)
             elapsed, seconds, of_first = self.strategy.gather_from_ranks(own)[0]
-            if elapsed >= part and (of_first or tried >= _MAX_TRIED):
+            if elapsed >= part and (of_first or tried >= _MAX_WINDOWS_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
             block = max(min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS, *seconds, _MIN_SECONDS)
@@ -428,16 +439,17 @@ class _PairMeasurement:
             found = self._measure_window(works, counts)
             windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
-                work.seconds = latest
+                work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
                 samples.seconds += [latest] * is_settled
                 samples.launches += round(_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
-    def _measure_window(self, works: Sequence[_ConcurrentWork], launches: Sequence[float]) -> list[float] | None:
-        """Return the seconds per launch of each work while all of them run; None if they never ran together or waited
-        for the host. ``launches``: the mean number of launches per block, chosen so that the works end together.
+    def _measure_window(self, works: Sequence[_TimedWork], launches: Sequence[float]) -> list[float] | None:
+        """Launch the works at once for a window, and return the seconds per launch of each while all of them run.
+        Return None if they never ran at the same time, or waited for the host. ``launches``: for each work, the mean
+        number of launches per block, chosen so that the works end at the same time.
         """
         backend = self.backend
         for work in works:
@@ -449,37 +461,37 @@ class _PairMeasurement:
         for _ in range(self.flushes):
             backend.flush_cache()
         self.queue.fork()
-        # A CPU runs launches as they are queued, so the other work must be queued first.
-        ahead = 0 if self.flushes or len(works) == 1 else _AHEAD
+        # A CPU runs the matmul while it is queued, so the host must queue some of the other work first.
+        ahead = 0 if self.flushes or len(works) == 1 else _BLOCKS_AHEAD
         for block in range(_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
                 own = block - ahead if work is works[0] else block
                 if not 0 <= own <= _BLOCKS:
                     continue
                 done = round(own * count)
-                for launch in itertools.islice(work.rotation, done - work.marks[-1][2] if own else 0):
+                for launch in itertools.islice(work.launch_rotation, done - work.marks[-1][2] if own else 0):
                     work.queue_launch(launch)
                     backend.submit()
-                work.marks.append((work.mark(), backend.now(), done))
+                work.marks.append((work.queue_mark(), backend.now(), done))
         self.queue.join()
         end = backend.mark()
         self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
-        # Ignore the first block, in which queues wait for the host and ranks for each other.
+        # Ignore the first block, in which queues wait for the host and ranks wait for one another.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
         due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
         reached = [seconds for each in times for seconds, _ in each]
         headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
         found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
-        # A collective waits for the slowest host, and all ranks must adapt the works alike.
+        # Use the values of all ranks: a collective waits for the slowest host, and all must adapt their works equally.
         answers = self.strategy.gather_from_ranks((headway, last if found is None else None))
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_late:  # queue fewer launches of what ends last, at least one per block
-            works[starved].seconds *= min(2.0, launches[starved])
+        if starved is not None and not self.is_late:  # Queue fewer launches of the work that ends last next time.
+            works[starved].launch_seconds *= min(2.0, launches[starved])
         return found if starved is None and not self.is_late else None
 
     def _build_row(self, row: tuple[str, bool]) -> Measurement:
-        checked, names = self.works[row[0]].checked, " + ".join(work.name for work in self.works.values())
+        checked, names = self.works[row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
         problem, taken = make_row_problem(self.problem, row), self.samples[row]
         return build_row_from_samples(self.strategy.kernel, problem, self.shape, self.regime, taken, verdict)

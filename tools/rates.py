@@ -51,7 +51,7 @@ from mamf.engine.runner import Setup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Comparison, Pair, add_design_and_pooled_rows, compare, find_noted_differences, pair_rows
-from mamf.logs.entries import (
+from mamf.logs.compared_rows import (
     SEPARATE_RUNS,
     ComparedRow,
     RunDesign,

@@ -35,7 +35,7 @@ from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
 from mamf.kinds.driver import Run
-from mamf.logs.found import cache_ceilings
+from mamf.logs.ceiling_cache import cache_ceilings
 from mamf.measurement import Measurement
 from mamf.operation import Operation, Parameter, Request, get_field_parameters, get_size_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape

@@ -133,18 +133,18 @@ class Ceiling(Tabular, Rate):
 
 def confirm_ceilings(
     rows: Iterable[Measurement],
-    sought: Iterable[tuple[Problem, str, str | None]],
+    wanted: Iterable[tuple[Problem, str, str | None]],
     device: str,
     uuid_hash: str | None = None,
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``sought``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
+    ``wanted``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
     interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster (``has_faster_visit``).
     """
     rows = list(rows)
     found: dict[tuple[Problem, str], Ceiling] = {}
-    for problem, regime, default in sought:
+    for problem, regime, default in wanted:
         same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         ceiling = confirm_ceiling(same, device, uuid_hash, default)
         if ceiling is not None:
@@ -157,8 +157,8 @@ def confirm_plan_ceilings(
     plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings of all problems and regimes of a plan that the rows confirm, by problem and regime."""
-    sought = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
-    return confirm_ceilings(rows, sought, info.name, info.uuid_hash)
+    wanted = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
+    return confirm_ceilings(rows, wanted, info.name, info.uuid_hash)
 
 
 def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
@@ -220,14 +220,12 @@ def confirm_ceiling(
     )
 
 
-def _find_finalists(fresh: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
+def _find_finalists(rounds_by_candidate: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
     """Return the candidates that all rounds measured, by shape and kernel. The last round may be incomplete, so a
     candidate that only the last round did not measure is included.
-
-    ``fresh``: the row of each round, by candidate.
     """
-    most = max(map(len, fresh.values()), default=0)
-    return [candidate for candidate, found in fresh.items() if len(found) >= most - 1]
+    most = max(map(len, rounds_by_candidate.values()), default=0)
+    return [candidate for candidate, found in rounds_by_candidate.items() if len(found) >= most - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
@@ -302,18 +300,18 @@ def compute_median_rate(rows: Iterable[Measurement]) -> float:
     return stdlib_statistics.median(row.best_rate for row in rows)
 
 
-def compute_ratios(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
+def compute_ratios(winner: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
     """Return the rate of one candidate divided by the rate of another, for each round that measured both candidates."""
-    return [own[number].best_rate / other[number].best_rate for number in own if number in other]
+    return [winner[number].best_rate / other[number].best_rate for number in winner if number in other]
 
 
-def is_tied(own: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Return whether the ``other`` candidate may be as fast as the winner (``own``): the interval of the ratio of their
-    rates, winner divided by other, is not entirely above 1.
+def is_tied(winner: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
+    """Return whether the ``other`` candidate may be as fast as the winner: the interval of the ratio of their rates,
+    winner divided by other, is not entirely above 1.
 
     A candidate that is faster than the winner in these rounds is tied as well, because earlier rounds chose the winner.
     """
-    compared = compute_ratios(own, other)
+    compared = compute_ratios(winner, other)
     return bool(compared) and compute_median_interval(compared).low <= 1.0
 
 
@@ -417,13 +415,13 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
 
 
-def compute_known_share(row: Measurement, known: Rates) -> float | None:
-    """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the rate in ``known``
-    for its dtype and regime.
+def compute_known_share(row: Measurement, known_ceilings: Rates) -> float | None:
+    """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the known ceiling for
+    its dtype and regime.
 
     Returns None if there is no such ceiling or if the row has no rate.
     """
-    ceiling = find_row_ceiling(row, known)
+    ceiling = find_row_ceiling(row, known_ceilings)
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 

@@ -18,7 +18,7 @@ from mamf.cli.terminal import warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
 from mamf.errors import LogMismatchError, UsageError
-from mamf.kinds.driver import Resumed
+from mamf.kinds.driver import ResumedLog
 from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import RunLog
@@ -45,7 +45,7 @@ _MIN_REMAINING_SECONDS = 1e-9
 _COUNTERS = "counters"
 
 
-def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption, Resumed | None], int]) -> int:
+def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption, ResumedLog | None], int]) -> int:
     """Run ``work`` while the log of ``--resume`` is locked, and return the exit code. Ctrl-C before the first
     measurement prints one line. Raises UsageError if another process writes the log.
     """
@@ -58,7 +58,7 @@ def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption,
             log, writer = RunLogWriter.resume(options.resume)
             with writer:
                 try:
-                    return work(interruption, Resumed(log, writer))
+                    return work(interruption, ResumedLog(log, writer))
                 finally:
                     if writer.is_open:  # no row was written: report if another program has deleted the log meanwhile
                         writer.append_line()

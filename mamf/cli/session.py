@@ -19,7 +19,7 @@ from mamf.plans import BURST, CEILINGS, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, 
 
 if TYPE_CHECKING:
     from mamf.engine.runner import NamedKernel, Setup, Strategy
-    from mamf.kinds.driver import Resumed
+    from mamf.kinds.driver import ResumedLog
     from mamf.kinds.kind import ReportOptions
     from mamf.logs.run_log import RunLog
     from mamf.operation import Operation, Request
@@ -82,7 +82,7 @@ class Session:
         request: Request,
         options: argparse.Namespace,
         interruption: Interruption,
-        resumed: Resumed | None,
+        resumed: ResumedLog | None,
     ) -> None:
         from mamf.cli.resuming import exit_after_device_loss, reopen_device, require_kind
         from mamf.engine.isolation import get_isolation

@@ -15,7 +15,7 @@ from typing import Any
 
 from mamf.backend import parse_sharing
 from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling, compute_mamfu
-from mamf.contribution.rules import Finding, is_exact
+from mamf.contribution.rules import Finding, has_exact_kernel
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_dtype
@@ -103,7 +103,7 @@ def format_kernel_title(entry: ResultRate) -> str:
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 
-def format_software(header: Mapping[str, Any]) -> str:
+def format_software_versions(header: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in list_software_versions(header).items())
 
 
@@ -235,10 +235,10 @@ def _read_content_lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Finding]]:
+def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, Finding]]:
     """Find errors in submitters.txt and logs that it does not list, as pairs of a path and a finding.
 
-    ``places``: the paths of all logs, relative to the results folder ``root``.
+    ``log_paths``: the paths of all logs, relative to the results folder ``root``.
     """
     path, named = (
         root / SUBMITTERS_FILE,
@@ -247,13 +247,13 @@ def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Fin
     findings = [
         (path, Finding("submitter", f"{place}: write the path of a log in {root.name}/, a space and one account"))
         for place, _, account in named
-        if not account or Path(place) not in places
+        if not account or Path(place) not in log_paths
     ]
     listed = [Path(place) for place, _, _ in named]
     twice = sorted({place for place in listed if listed.count(place) > 1})
     findings += [(path, Finding("submitter", f"{place} is listed twice: delete one line")) for place in twice]
     unnamed = f"{SUBMITTERS_FILE} does not list this log: the workflow that merges the pull request adds it"
-    missing = sorted(set(places) - set(listed))
+    missing = sorted(set(log_paths) - set(listed))
     return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
 
 
@@ -261,13 +261,13 @@ def check_submitters(root: Path, places: Sequence[Path]) -> list[tuple[Path, Fin
 
 
 #: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.
-Leader = tuple[ResultRate, Sequence[ResultRate]]
+BestRate = tuple[ResultRate, Sequence[ResultRate]]
 #: An imported run of mamf-finder and the path of its log in results/.
 LegacyRun = tuple[FinderRun, Path]
 
 
 @dataclass(frozen=True)
-class Collection:
+class ResultsCollection:
     """The contents of a results folder.
 
     - ``entries``: the rates in its logs. ``legacy``: the imported runs of mamf-finder.
@@ -282,7 +282,7 @@ class Collection:
         return [entry for entry in self.entries if entry.table == table]
 
 
-def read_collection(root: Path, paths: Iterable[Path]) -> Collection:
+def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     """Read the rates of the logs ``paths``, which are in the results folder ``root``. Raises RunLogError for an
     unreadable log.
     """
@@ -294,10 +294,10 @@ def read_collection(root: Path, paths: Iterable[Path]) -> Collection:
             legacy.append((run, place))
         else:
             entries += collect_rates(read_run_log(path), place)
-    return Collection(entries, legacy, read_submitters(root))
+    return ResultsCollection(entries, legacy, read_submitters(root))
 
 
-def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
+def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:
     """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
     Rates of sweeps count only where there is no ceiling of a search: a sweep chooses its best row by the same samples
@@ -312,7 +312,7 @@ def find_leaders(entries: Iterable[ResultRate]) -> list[Leader]:
     return sorted(chosen, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 
-def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
+def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
     """Select the row with the highest MAMFU for each accelerator, dtype, regime, direction, head dimension and mask.
 
     Selects an approximate kernel only if no exact kernel was measured. ``per_kernel``: select one row for each kernel.
@@ -326,7 +326,9 @@ def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False)
         if not problem.has_backward or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
-    best = {key: max(each, key=lambda entry: (is_exact(entry.row), entry.share)) for key, each in groups.items()}
+    best = {
+        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.share)) for key, each in groups.items()
+    }
     order = {"fwd": 0, "bwd": 1}
     keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].share))
     return [best[key] for key in keys]

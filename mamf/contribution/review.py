@@ -131,15 +131,15 @@ def review_log(path: Path, on_read: OnRead | None = None) -> Review:
     ``on_read``: called with the number of bytes read, for a progress bar.
     """
     try:
-        return _apply_rules(path, on_read)
+        return _review_by_rules(path, on_read)
     except (*MALFORMED_ERRORS, RecursionError) as error:
         return Review(path, (_make_unreadable_finding(path, error),))
 
 
-def _apply_rules(path: Path, on_read: OnRead | None) -> Review:
+def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
     records = parse_records(path, read_lines(path, on_read))
     first = next(records)
-    findings, header = list(_check_bytes(path)), first[1]
+    findings, header = list(_find_byte_errors(path)), first[1]
     if why := explain_unreadable(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == LEGACY_TIER:
@@ -170,12 +170,12 @@ def _apply_rules(path: Path, on_read: OnRead | None) -> Review:
 def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
     """Review a log that was imported from mamf-finder, record by record, because it may have a million rows."""
 
-    def check_records() -> Iterator[dict[str, Any]]:
+    def check_and_yield_records() -> Iterator[dict[str, Any]]:
         for line, record in records:
             findings.extend(check_private_texts(line, record))
             yield record
 
-    run = build_legacy_run(path, check_records())
+    run = build_legacy_run(path, check_and_yield_records())
     findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
     place = Path(make_folder_name(run.device or ""), make_legacy_file_name(run))
@@ -186,7 +186,7 @@ def _make_unreadable_finding(path: Path, error: Exception) -> Finding:
     return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
-def _check_bytes(path: Path) -> Iterator[Finding]:
+def _find_byte_errors(path: Path) -> Iterator[Finding]:
     data = path.read_bytes()
     if data and not data.endswith(b"\n") and b"\n" in data:
         yield Finding("truncated", "the last line is incomplete: --resume the run, or delete the line")
@@ -264,7 +264,7 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
     ``named``: the logs whose warnings are printed, because the warnings of a whole folder would hide its errors.
     """
 
-    def records(review: Review) -> list[dict[str, object]]:
+    def list_finding_records(review: Review) -> list[dict[str, object]]:
         names = ("rule", "level", "line", "message")
         return [{name: getattr(each, name) for name in names} for each in review.findings]
 
@@ -273,7 +273,7 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),
         Column("accepted", "", lambda review: not review.is_rejected()),
-        Column("findings", "", records),
+        Column("findings", "", list_finding_records),
     ]
     tiers = Counter(each.tier or "unreadable" for each in reviews)
     by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])

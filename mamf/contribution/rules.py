@@ -22,8 +22,8 @@ from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_rows
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
-from mamf.logs.recording import Header, RunEnd
-from mamf.logs.records import RECORDS, make_ceiling_record, make_measurement_record, read_ceiling_record
+from mamf.logs.recording import HeaderRecord, RunEnd
+from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
 from mamf.logs.run_log import (
     OwnCeilings,
     RunLog,
@@ -115,11 +115,11 @@ class Evidence:
         return tuple((line, record, row) for (line, record), row in written)
 
     @property
-    def good_rows(self) -> Iterator[tuple[int, Measurement]]:
+    def valid_rows(self) -> Iterator[tuple[int, Measurement]]:
         return ((line, row) for line, _, row in self.rows if row.ok and row.problem.dtype in DTYPES)
 
 
-def is_exact(row: Measurement) -> bool:
+def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
     A row that claims to be approximate is believed only if its operation lists the kernel as approximate. The function
@@ -133,11 +133,11 @@ def is_exact(row: Measurement) -> bool:
 # -- fields and the device ---------------------------------------------------------------------------------------------
 
 
-def check_fields(evidence: Evidence) -> Iterator[Finding]:
+def check_field_names(evidence: Evidence) -> Iterator[Finding]:
     """Find fields in the records of a log that mamf does not write."""
     for line, record in evidence.records:
         for name in _yield_unknown_fields(
-            record, _get_record_fields(Header if line == 1 else RECORDS[record["record"]])
+            record, _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
         ):
             if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
@@ -218,16 +218,16 @@ def _find_usual_spelling(name: str) -> str | None:
     """Find a known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if there
     is none.
     """
-    known = {_keep_letters(each.device): each.device for each in read_contributed_rates()}
-    usual = known.get(_keep_letters(name), name)
+    known = {_keep_letters_and_digits(each.device): each.device for each in read_contributed_rates()}
+    usual = known.get(_keep_letters_and_digits(name), name)
     return find_listed_device(name) if usual == name else usual
 
 
-def _keep_letters(name: str) -> str:
+def _keep_letters_and_digits(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def check_data(evidence: Evidence) -> Iterator[Finding]:
+def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
     """Reject logs measured with zeros or patterns, because such data draw less power, so that kernels run faster.
 
     ``mamf explain`` may use them.
@@ -304,22 +304,25 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
 
-def values_agree(written: Any, again: Any, relative: float = _RATE_ROUNDING) -> bool:
+def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING) -> bool:
     """Return whether two JSON values are equal, apart from rounding errors and the intervals of rates.
 
-    ``again``: the value that was computed again. ``relative``: the allowed relative difference of numbers.
+    ``written``: the value in the log. ``recomputed``: the value computed from samples. ``relative``: the allowed
+    relative difference of numbers.
     """
-    if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
-        return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
-    if isinstance(again, dict):
-        is_alike = isinstance(written, dict) and written.keys() == again.keys()
+    if isinstance(recomputed, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
+        return math.isclose(written, recomputed, rel_tol=relative, abs_tol=2e-12)
+    if isinstance(recomputed, dict):
+        is_alike = isinstance(written, dict) and written.keys() == recomputed.keys()
         return is_alike and all(
-            values_agree(written[key], again[key], relative) for key in again.keys() - _INTERVAL_FIELDS
+            values_agree(written[key], recomputed[key], relative) for key in recomputed.keys() - _INTERVAL_FIELDS
         )
-    if isinstance(again, (list, tuple)):
-        is_alike = isinstance(written, list) and len(written) == len(again)
-        return is_alike and all(values_agree(one, other, relative) for one, other in zip(written, again, strict=True))
-    return type(written) is type(again) and bool(written == again)
+    if isinstance(recomputed, (list, tuple)):
+        is_alike = isinstance(written, list) and len(written) == len(recomputed)
+        return is_alike and all(
+            values_agree(one, other, relative) for one, other in zip(written, recomputed, strict=True)
+        )
+    return type(written) is type(recomputed) and bool(written == recomputed)
 
 
 def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
@@ -360,7 +363,7 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
 def check_summary(evidence: Evidence) -> Iterator[Finding]:
     """Check that something was measured and that the summary agrees with the rows. Warn if the run was interrupted."""
     log, plan = evidence.log, evidence.plan
-    if not any(row.operation == plan.operation for _, row in evidence.good_rows):
+    if not any(row.operation == plan.operation for _, row in evidence.valid_rows):
         yield Finding("missing-row", "nothing was measured")
     elif plan.is_search and not log.all_ceilings:
         yield Finding("missing-row", "the search confirmed no ceiling: complete it with 'mamf find --resume LOG'")
@@ -384,10 +387,10 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     """Find samples that are faster than the device or its memory allows, and rates that are too high for the measured
     clock.
     """
-    for line, row in evidence.good_rows:
+    for line, row in evidence.valid_rows:
         info, of = evidence.log.device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
-        limit = of.fastest_possible(info, row.problem, row.shape) if is_exact(row) else None
+        limit = of.fastest_possible(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
@@ -398,8 +401,8 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
 
 def check_verification(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose result was not verified, or whose result has an error above the tolerance."""
-    for line, row in evidence.good_rows:
-        max_error = _MAX_ERROR if is_exact(row) else _MAX_APPROXIMATE_ERROR
+    for line, row in evidence.valid_rows:
+        max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: the result was not verified", line)
@@ -407,7 +410,7 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g} exceeds {bound:.2g}", line)
 
 
-def check_sensors(evidence: Evidence) -> Iterator[Finding]:
+def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
     """Check that all rows have possible clock and power readings.
 
     Warns if the device has no sensors. Readings must be within the limits of the device.
@@ -433,7 +436,7 @@ def check_sensors(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz exceeds the maximum clock", line)
 
 
-def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
+def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
     seen: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
@@ -445,7 +448,7 @@ def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 
-def check_timer(evidence: Evidence) -> Iterator[Finding]:
+def check_timer_overhead(evidence: Evidence) -> Iterator[Finding]:
     """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
     backend = evidence.header["device"]["backend"]
     timer = find_timer(backend)
@@ -459,17 +462,17 @@ def check_timer(evidence: Evidence) -> Iterator[Finding]:
 
 #: All rules of a log, in the order in which their findings are reported.
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    check_fields,
+    check_field_names,
     check_real_device,
     check_device_facts,
-    check_data,
+    check_operand_data,
     check_dates,
     check_row_figures,
     check_ceiling_figures,
     check_summary,
     check_speed_limits,
     check_verification,
-    check_sensors,
-    check_samples_differ,
-    check_timer,
+    check_sensor_readings,
+    check_for_equal_samples,
+    check_timer_overhead,
 )

@@ -15,13 +15,13 @@ from mamf.contribution.collection import (
     OTHERS_TABLE,
     SHARES_TABLE,
     TABLES,
-    Collection,
-    Leader,
+    BestRate,
     ResultRate,
-    find_leaders,
+    ResultsCollection,
+    find_best_rates,
     format_kernel_title,
-    format_software,
-    select_attention,
+    format_software_versions,
+    select_attention_rates,
     select_best_per_problem,
     split_confirmed,
 )
@@ -68,19 +68,19 @@ them, and never ranks them with measured figures.
 RowT = TypeVar("RowT")
 
 
-def make_results_pages(collection: Collection) -> dict[Path, str]:
+def make_results_pages(collection: ResultsCollection) -> dict[Path, str]:
     """Make all pages of results/. Returns their Markdown by path in results/."""
     entries = group_pairs((make_folder_name(each.device), each) for each in collection.entries)
     legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
     parts = {
-        folder: Collection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
+        folder: ResultsCollection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
     }
     pages = {Path(folder, "README.md"): _write_device_page(part) for folder, part in parts.items()}
     return {Path("README.md"): _write_matrix_page(parts), **pages}
 
 
-def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
+def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
     """Return the page with one table of ceilings: a row per accelerator, a column per dtype.
 
     ``parts``: the contents of each folder of results/, by its name. Dtypes with the most logs come first.
@@ -91,11 +91,16 @@ def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
         confirmed = split_confirmed(part.select_table(MATMUL_TABLE), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
-        for best, _ in find_leaders(kept):
+        for best, _ in find_best_rates(kept):
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
     def make_rates_column(dtype: str) -> Column[str]:
-        return Column("", escape_markdown(dtype), lambda folder: _format_rates(rates.get((folder, dtype), {})), Markup)
+        return Column(
+            "",
+            escape_markdown(dtype),
+            lambda folder: _format_burst_and_sustained(rates.get((folder, dtype), {})),
+            Markup,
+        )
 
     dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
     ranked = sorted(
@@ -111,19 +116,19 @@ def _write_matrix_page(parts: Mapping[str, Collection]) -> str:
     return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows(table), _PUBLISHED_NOTE])
 
 
-def _get_device_name(part: Collection) -> str:
+def _get_device_name(part: ResultsCollection) -> str:
     names = [each.device for each in part.entries] or [run.device or "" for run, _ in part.legacy]
     return names[0] or "unknown"
 
 
-def _format_rates(rates: Mapping[str, float]) -> str | None:
+def _format_burst_and_sustained(rates: Mapping[str, float]) -> str | None:
     if not rates:
         return None
     burst, sustained = (format_significant(rates[regime]) if regime in rates else "-" for regime in CEILINGS)
     return f"**{burst}** / {sustained}"
 
 
-def _write_device_page(part: Collection) -> str:
+def _write_device_page(part: ResultsCollection) -> str:
     ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
@@ -136,9 +141,13 @@ def _write_device_page(part: Collection) -> str:
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
-        _format_section("Ceilings", make_ceiling_columns(), find_leaders(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"),
         _format_section(
-            attention_title, [*make_attention_columns(), make_log_column()], select_attention(ranked[SHARES_TABLE])
+            "Ceilings", make_ceiling_columns(), find_best_rates(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"
+        ),
+        _format_section(
+            attention_title,
+            [*make_attention_columns(), make_log_column()],
+            select_attention_rates(ranked[SHARES_TABLE]),
         ),
         *(_write_operation_section(operation, entries) for operation, entries in best.items()),
         _format_section(
@@ -176,8 +185,8 @@ def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[
     return f"## {title}\n\n{above}{format_visible_rows(Table(columns, rows))}" if rows else ""
 
 
-def make_text_column(title: str, read: Callable[[RowT], object]) -> Column[RowT]:
-    return Column("", title, read, str, left=True)
+def make_text_column(title: str, get_text: Callable[[RowT], object]) -> Column[RowT]:
+    return Column("", title, get_text, str, left=True)
 
 
 def make_date_column() -> Column[ResultRate]:
@@ -186,16 +195,16 @@ def make_date_column() -> Column[ResultRate]:
 
 
 def make_log_column() -> Column[ResultRate]:
-    return Column("", "log", lambda entry: link_to_log(entry.place), Markup)
+    return Column("", "log", lambda entry: make_log_link(entry.place), Markup)
 
 
-def make_ceiling_columns() -> list[Column[Leader]]:
+def make_ceiling_columns() -> list[Column[BestRate]]:
     """Return the columns of the table of best ceilings of an accelerator.
 
     The column ``all`` is the range of rates over all logs from which the best one was chosen.
     """
 
-    def share(row: Leader) -> str | None:
+    def format_peak_share(row: BestRate) -> str | None:
         peak = row[0].datasheet
         return f"{100 * row[0].rate / peak.rate:.1f} % of {peak.rate:g}" if peak else None
 
@@ -206,18 +215,18 @@ def make_ceiling_columns() -> list[Column[Leader]]:
         Column("", "interval", lambda row: row[0].interval, format_interval),
         Column("", "MxNxK", lambda row: row[0].row.shape),
         make_text_column("kernel", lambda row: format_kernel_title(row[0])),
-        Column("", "of the dense peak", share),
+        Column("", "of the dense peak", format_peak_share),
         *make_sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         make_text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
-        Column("", "all", lambda row: _format_range([each.rate for each in row[1]])),
-        make_text_column("software", lambda row: format_software(row[0].header)),
+        Column("", "all", lambda row: _format_rate_range([each.rate for each in row[1]])),
+        make_text_column("software", lambda row: format_software_versions(row[0].header)),
         Column("", "date", lambda row: row[0].date[:10]),
-        Column("", "log", lambda row: link_to_log(row[0].place), Markup),
+        Column("", "log", lambda row: make_log_link(row[0].place), Markup),
     ]
 
 
-def _format_range(rates: Sequence[float]) -> str:
+def _format_rate_range(rates: Sequence[float]) -> str:
     return (
         f"{len(rates)}: {format_significant(min(rates))} to {format_significant(max(rates))}" if len(rates) > 1 else "1"
     )
@@ -245,7 +254,7 @@ def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
 
 
 def make_kernel_columns() -> list[Column[ResultRate]]:
-    def share(entry: ResultRate) -> float | None:
+    def compute_peak_share(entry: ResultRate) -> float | None:
         return divide_by_peak(entry.rate, entry.row.problem, entry.header)
 
     return [
@@ -257,14 +266,14 @@ def make_kernel_columns() -> list[Column[ResultRate]]:
             Markup,
         ),
         Column("", "interval", lambda entry: entry.interval, format_interval),
-        Column("", "of the peak", share, lambda share: f"{100 * share:.1f} %"),
+        Column("", "of the peak", compute_peak_share, lambda share: f"{100 * share:.1f} %"),
         Column("", "shape", lambda entry: entry.row.shape),
         make_text_column("kernel", format_kernel_title),
         make_date_column(),
     ]
 
 
-def link_to_log(place: Path) -> Markup:
+def make_log_link(place: Path) -> Markup:
     return Markup(f"[log]({quote(place.name)})")
 
 
@@ -279,7 +288,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
     make_text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
     Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
-    Column("", "log", lambda row: link_to_log(row[1]), Markup),
+    Column("", "log", lambda row: make_log_link(row[1]), Markup),
 ]
 
 
@@ -289,7 +298,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
 _MAX_SHIPPED_SHAPES = 6
 
 
-def make_contributed_csv(collection: Collection) -> str:
+def make_contributed_csv(collection: ResultsCollection) -> str:
     """Return the CSV file of contributed ceilings: the best one for each device, build, power limit, dtype and regime.
 
     It has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
@@ -328,7 +337,7 @@ def make_contributed_csv(collection: Collection) -> str:
                 "cards": len(cards),
                 "lowest": round_to_six_digits(min(cards.values())),
                 "date": best.date[:10],
-                "software": format_software(best.header),
+                "software": format_software_versions(best.header),
             }
         )
     return format_csv(rows)

@@ -31,7 +31,7 @@ from mamf.errors import (
     get_plugin_errors,
 )
 from mamf.kernel import AnyKernel, Buffer, Problem
-from mamf.logs.recording import Record
+from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import wrap_errors_of
@@ -340,7 +340,7 @@ class Strategy(Protocol):
     def skipped_count(self) -> int:
         """The number of steps that were skipped because the budget ended. It is final once ``yield_results`` ends."""
 
-    def yield_results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | LogRecord]:
         """Measure the run's steps, and yield the rows and other records of its log. Closing the returned iterator
         discards the measurement in progress.
         """
@@ -359,7 +359,7 @@ class PlanStrategy(ABC):
     def skipped_count(self) -> int:
         return self.runner.skipped_count
 
-    def yield_results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | LogRecord]:
         self.runner = Runner(
             self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.from_plan(self.plan)
         )

@@ -16,7 +16,7 @@ from mamf.errors import DeviceLostError, get_first_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import get_kind
 from mamf.logs.recording import (
-    Record,
+    LogRecord,
     RunEnd,
     find_new_sharing,
     make_header,
@@ -32,7 +32,7 @@ from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM
 
 
-class Resumed(NamedTuple):
+class ResumedLog(NamedTuple):
     """A log that a run continues. It was locked against other writers before it was read.
 
     - ``log``: the log as it was read. ``writer``: the open, locked writer of its file.
@@ -81,7 +81,7 @@ class Run(Setup):
     strategy: Callable[[Setup], Strategy] | None = None
     path: Path | None = None
     is_numbered: bool = False
-    resumed: Resumed | None = None
+    resumed: ResumedLog | None = None
     known: AnyCeilings = field(default_factory=dict)
     command: str = "from Python"
     notes: str = ""
@@ -99,7 +99,7 @@ class Run(Setup):
         self.summary: dict[str, Any] = {}
         #: True once the summary, which is the last record of the log, has been written.
         self.is_written = False
-        self._other_records: list[Record] = []
+        self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
         """Return whether a row is a result of the run, not a visit of the reference matmul or a trial of an
@@ -178,13 +178,13 @@ class Run(Setup):
         kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
 
-    def _write_record(self, found: Measurement | Record) -> None:
-        if isinstance(found, Measurement):
-            self.writer.write("measurement", make_measurement_record(found))
-            self.rows.append(found)
+    def _write_record(self, record: Measurement | LogRecord) -> None:
+        if isinstance(record, Measurement):
+            self.writer.write("measurement", make_measurement_record(record))
+            self.rows.append(record)
         else:
-            self._other_records.append(found)
-            self.writer.write(*found)
+            self._other_records.append(record)
+            self.writer.write(*record)
 
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
@@ -198,8 +198,8 @@ class Run(Setup):
         if is_idle:
             self.summary |= measure_timer_overhead_after(self.backend, self.rows) | find_new_sharing(self.backend)
         for ceiling in ceilings.values():
-            self._write_record(Record("ceiling", make_ceiling_record(ceiling)))
-        self._write_record(Record("summary", {**self.summary, "time": get_utc_time()}))
+            self._write_record(LogRecord("ceiling", make_ceiling_record(ceiling)))
+        self._write_record(LogRecord("summary", {**self.summary, "time": get_utc_time()}))
         self.writer.append_line()
         self.is_written = True
 

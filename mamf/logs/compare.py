@@ -11,11 +11,11 @@ Which rows are compared:
 - Guards: the repeated measurements of a row if its first one raised a doubt, otherwise the first one.
 
 How sure a verdict is: the error of the ratio B/A has a part that all rows of a run share and a part per row
-(mamf.logs.entries). If the temperatures of A and B are known, the interval also includes what their difference may
-explain. The interval of a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90 %
-interval must be within the tolerance. SLOWER, FASTER and regressions are corrected for the number of rows (Bonferroni):
-if nothing changed, the chance that any row is called slower is at most 0.5 %, and the chance that all rows together are
-called slower is also at most 0.5 %.
+(mamf.logs.compared_rows). If the temperatures of A and B are known, the interval also includes what their difference
+may explain. The interval of a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90
+% interval must be within the tolerance. SLOWER, FASTER and regressions are corrected for the number of rows
+(Bonferroni): if nothing changed, the chance that any row is called slower is at most 0.5 %, and the chance that all
+rows together are called slower is also at most 0.5 %.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 from mamf.backend import DeviceInfo, parse_sharing
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
-from mamf.logs.entries import (
+from mamf.logs.compared_rows import (
     CYCLES_UNIT,
     FALSE_ALARM_CHANCE,
     MAX_EXPONENT,
@@ -155,7 +155,7 @@ class Pair:
         """Return whether the row is SLOWER and its rate in B is lower by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
-    def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
+    def flatten(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
         """Return the pair as the named columns of one table row. Rates are in TFLOPS or in the unit of the column
         ``unit``.
         """
@@ -220,7 +220,7 @@ class Comparison(Tabular):
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Return each pair as one flat mapping by column, for ``pandas.DataFrame(comparison.rows())``."""
-        return [pair.flat(tolerance) for pair in self.pairs]
+        return [pair.flatten(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
@@ -472,14 +472,14 @@ def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 
 
-def require_device_of_log(log: RunLog, then: DeviceInfo, now: DeviceInfo) -> None:
+def require_device_of_log(log: RunLog, logged_device: DeviceInfo, open_device: DeviceInfo) -> None:
     """Raise LogMismatchError if the open device or its software differs from that of a log, so that new rows do not
     belong in this log.
 
-    ``then``: the device in the log. ``now``: the open device.
+    ``logged_device``: the device in the log. ``open_device``: the open device.
     """
     names = ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
-    values = [(f"device {name}", getattr(then, name), getattr(now, name)) for name in names]
+    values = [(f"device {name}", getattr(logged_device, name), getattr(open_device, name)) for name in names]
     torch = log.header["environment"].get("packages", {}).get("torch")
     for what, before, after in [*values, ("torch", torch, describe_environment()["packages"].get("torch"))]:
         if before != after:

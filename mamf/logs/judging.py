@@ -33,7 +33,14 @@ from mamf.logs.compare import (
     list_run_settings,
     pair_rows,
 )
-from mamf.logs.entries import CYCLES_UNIT, ComparedRow, combine_visits, is_find, list_compared_rows, make_pairing_fields
+from mamf.logs.compared_rows import (
+    CYCLES_UNIT,
+    ComparedRow,
+    combine_visits,
+    is_find,
+    list_compared_rows,
+    make_pairing_fields,
+)
 from mamf.logs.records import FieldValues
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
@@ -126,27 +133,29 @@ class GuardResult:
     """The result of a guard: its log compared with its baseline.
 
     - ``rows``: the rows with their outcomes, worst first.
-    - ``unfinished``: why the run ended early; empty if it did not.
+    - ``unfinished_reason``: why the run ended early; empty if it did not.
     """
 
     comparison: Comparison
     rows: tuple[JudgedRow, ...]
     tolerance: float
-    unfinished: str
+    unfinished_reason: str
 
-    def counts(self) -> dict[Outcome, int]:
+    def count_outcomes(self) -> dict[Outcome, int]:
         """Return the number of rows for each outcome, including outcomes that no row has."""
         found = [row.outcome for row in self.rows]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
     @property
-    def is_failed(self) -> bool:
-        found = self.counts()
+    def has_failed(self) -> bool:
+        found = self.count_outcomes()
         return bool(found["regression"] + found["failed"])
 
     @property
     def is_finished(self) -> bool:
-        return not self.unfinished and not self.counts()["undecided"] and any(row.pair for row in self.rows)
+        return (
+            not self.unfinished_reason and not self.count_outcomes()["undecided"] and any(row.pair for row in self.rows)
+        )
 
 
 def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:

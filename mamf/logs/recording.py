@@ -20,7 +20,7 @@ from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.records import CyclesUsed, FieldValues, Tool, Whole, get_utc_time
+from mamf.logs.records import CyclesUsed, FieldValues, ToolRecord, Whole, get_utc_time
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
@@ -42,14 +42,14 @@ from mamf.plans import (
 )
 
 
-class Environment(Struct, kw_only=True):
+class EnvironmentRecord(Struct, kw_only=True):
     python: str | Missing = UNSET
     os: str | Missing = UNSET
     packages: dict[str, str | None]
     variables: dict[str, str | None] | Missing = UNSET
 
 
-class Traits(Struct, kw_only=True):
+class TraitsRecord(Struct, kw_only=True):
     burst: BurstTraits
     sustained: SustainedTraits
     cache_bytes: Whole | None
@@ -141,21 +141,21 @@ SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
 
-class Header(Struct, kw_only=True):
+class HeaderRecord(Struct, kw_only=True):
     schema: Whole
     converted_from: Whole | Missing = UNSET
-    tool: Tool
+    tool: ToolRecord
     command: str | Missing = UNSET
     started: str | Missing = UNSET
     device: DeviceInfo
     devices: list[DeviceInfo] | Missing = UNSET
     timer: str
-    traits: Traits | Missing = UNSET
+    traits: TraitsRecord | Missing = UNSET
     sensors: str | Missing = UNSET
     kernel: str
     plan: PlanRecord  # type: ignore[valid-type]
     settings: dict[str, Any] | Missing = UNSET
-    environment: Environment
+    environment: EnvironmentRecord
     findings: list[str] | Missing = UNSET
     notes: str | Missing = UNSET
 
@@ -237,7 +237,7 @@ class RunEnd:
         }
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """A record of a log that is not a measurement: its name (``kind``) and its fields."""
 
     kind: str
@@ -311,19 +311,19 @@ def make_plan_record(plan: Plan) -> dict[str, Any]:
     return {_KIND_FIELD: plan.kind, **record, "options": options}
 
 
-def _convert_to_json(value: Any, of: AnyOperation) -> Any:
+def _convert_to_json(value: Any, operation: AnyOperation) -> Any:
     if isinstance(value, Plan):
         return make_plan_record(value)
-    if isinstance(value, of.shape_type):
+    if isinstance(value, operation.shape_type):
         return str(value)
-    if isinstance(value, of.problem_type):
-        return of.problem_record(value)
+    if isinstance(value, operation.problem_type):
+        return operation.problem_record(value)
     if is_dataclass(value):
-        return {each.name: _convert_to_json(getattr(value, each.name), of) for each in fields(value)}
+        return {each.name: _convert_to_json(getattr(value, each.name), operation) for each in fields(value)}
     if hasattr(value, "_asdict"):
-        return {name: _convert_to_json(each, of) for name, each in value._asdict().items()}
+        return {name: _convert_to_json(each, operation) for name, each in value._asdict().items()}
     if isinstance(value, tuple):
-        return [_convert_to_json(each, of) for each in value]
+        return [_convert_to_json(each, operation) for each in value]
     return None if value == math.inf else value
 
 
@@ -343,24 +343,24 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
     return Plan(**{**given, "kind": record[_KIND_FIELD], "options": options or None})
 
 
-def _convert_from_json(value: Any, kind: Any, of: AnyOperation) -> Any:
-    """Convert a JSON value to a value of the type ``kind``. ``of``: the operation that reads shapes and problems."""
+def _convert_from_json(value: Any, kind: Any, operation: AnyOperation) -> Any:
+    """Convert a JSON value to a value of the type ``kind``. ``operation`` reads the shapes and problems in it."""
     if kind == Shape:
-        return value if isinstance(of, UnknownOperation) else of.parse_shape(value)
+        return value if isinstance(operation, UnknownOperation) else operation.parse_shape(value)
     if kind == Problem:
-        return of.problem_from_record(value)
+        return operation.problem_from_record(value)
     if kind is Plan:
         return read_plan_record(value)
     if kind is float:  # JSON has no infinity, so a log has None for it.
         return math.inf if value is None else value
     if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _convert_from_json(value, get_args(kind)[0], of)
+        return None if value is None else _convert_from_json(value, get_args(kind)[0], operation)
     if get_origin(kind) is tuple:
-        return tuple(_convert_from_json(each, get_args(kind)[0], of) for each in value)
+        return tuple(_convert_from_json(each, get_args(kind)[0], operation) for each in value)
     if is_dataclass(kind) or hasattr(kind, "_fields"):
         return kind(
             **{
-                name: _convert_from_json(value[name], each, of)
+                name: _convert_from_json(value[name], each, operation)
                 for name, each in _get_field_types(kind).items()
                 if name in value
             }

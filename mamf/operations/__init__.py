@@ -1,1 +1,1 @@
-"""The operations: a package or a pair of modules for each, with its shapes, work, kernels and columns."""
+"""Define the operations that mamf measures: for each, its shapes, exact work, kernels and columns of reports."""

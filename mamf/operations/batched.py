@@ -1,4 +1,4 @@
-"""Batched matmul: shapes, problems, the base class of its kernels, and the operation ``batched``."""
+"""Define the operation ``batched``, a batched matmul: its shapes, its problems and the base class of its kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from mamf.operations.matmul.shapes import ProductProblem
 
 @dataclass(frozen=True, order=True)
 class BatchedShape(Sizes):
-    """C[B,M,N] = A[B,M,K] @ B[B,K,N], with separate operands for each matmul. Written ``BxMxNxK``."""
+    """The shape of a batch of matmuls C[B,M,N] = A[B,M,K] @ B[B,K,N], each with operands of its own.
+
+    A shape is written ``BxMxNxK``.
+    """
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
@@ -32,18 +35,18 @@ class BatchedShape(Sizes):
 
     @property
     def flop(self) -> int:
-        """2*B*M*N*K: one multiply and one add per term."""
+        """FLOP of one launch, 2*B*M*N*K: one multiply and one add per term of each dot product."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def elements(self) -> dict[str, int]:
-        """Elements of ``a``, ``b`` and ``c`` for the whole batch."""
+        """Number of elements of the operands ``a``, ``b`` and ``c``, each for the whole batch."""
         batch, m, n, k = self.batch, self.m, self.n, self.k
         return {"a": batch * m * k, "b": batch * k * n, "c": batch * m * n}
 
     @property
     def rows(self) -> dict[str, int]:
-        """The number of rows (of K elements) of ``a`` and ``b``."""
+        """Number of rows of K elements in ``a`` and in ``b``, by operand."""
         return {"a": self.batch * self.m, "b": self.batch * self.n}
 
 
@@ -56,7 +59,7 @@ class BatchedProblem(ProductProblem):
 
 
 class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
-    """One implementation of batched matmul."""
+    """A kernel that implements batched matmul. Derived classes launch it with a library."""
 
     operation = "batched"
 
@@ -72,7 +75,7 @@ class Batched(ProductOperation[BatchedProblem, BatchedShape]):
     random_matmul_counts = (1, 2, 3, 8, 32)
 
     def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """Return the matmuls that compute attention scores, for short and long sequences, and square matmuls."""
+        """Return batches of matmuls as for attention scores of short and long sequences, and of square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

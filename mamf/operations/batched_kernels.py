@@ -1,4 +1,4 @@
-"""Batched matmul with torch.bmm and torch.matmul."""
+"""Run batched matmul with torch.bmm and with torch.matmul."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mamf.operations.whole_products import MatmulPart
 
 
 class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
-    """Batched matmul by one torch function. Derived classes define the launch."""
+    """A kernel that runs batched matmul with one function of torch. Derived classes define the launch."""
 
     has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     @abstractmethod
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
-        """Return the launch over A (B,M,K), B (B,K,N) and C (B,M,N)."""
+        """Return a function that launches the kernel on A (B,M,K), B (B,K,N) and C (B,M,N)."""
 
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
@@ -53,7 +53,7 @@ class Bmm(TorchBatched):
 
 
 class BatchedMatmul(TorchBatched):
-    """torch.matmul, which reshapes its operands and then calls the same library as torch.bmm."""
+    """The kernel torch.matmul, which reshapes its operands and then calls the same library function as torch.bmm."""
 
     name = "torch.matmul"
 

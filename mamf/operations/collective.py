@@ -1,4 +1,4 @@
-"""Collectives of several ranks: shapes, problems, the base class of their kernels, and the operation ``collective``."""
+"""Define the operation ``collective``, such as an all-reduce of several ranks: its shapes, problems and base kernel."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
-#: More blocks than any device runs at once.
+#: Largest accepted number of communication blocks. It is more than any device can run at once.
 MAX_BLOCKS = 1024
 
 
 class CollectiveShape(BandwidthShape):
-    """``nbytes``: the size of a rank's larger buffer (send or receive)."""
+    """The size of a collective. ``nbytes``: the bytes of the larger of a rank's two buffers (send and receive)."""
 
 
 @dataclass(frozen=True)
 class CollectiveProblem(DeclaredProblem):
     """All parameters of a collective except its size.
 
-    ``ranks``: the number of ranks. ``blocks``: how many blocks (CTAs, channels) of its device a rank uses to
-    communicate; 0: as many as the library chooses.
+    ``ranks``: the number of ranks. ``blocks``: the number of thread blocks (CTAs, or channels) that a rank's device
+    uses to communicate; 0 lets the library choose it.
     """
 
     operation: ClassVar[str] = "collective"
@@ -47,17 +47,21 @@ class CollectiveProblem(DeclaredProblem):
     )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """Return the number of elements that a rank sends and receives, rounded down to equal parts for all ranks."""
+        """Return how many elements a rank sends and how many it receives, rounded down to equal parts for all ranks."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         whole = part * self.ranks
         return {"all_gather": (part, whole), "reduce_scatter": (whole, part)}.get(self.collective, (whole, whole))
 
     def count_part_elements(self, shape: CollectiveShape) -> int:
-        """Return the number of elements per part: a buffer has a single part, or one part per rank."""
+        """Return the number of elements in each part of a rank's buffers.
+
+        A buffer that contains the data of all ranks, or data for all ranks, has one part per rank. Other buffers are a
+        single part.
+        """
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
     def unsupported_shape(self, shape: CollectiveShape) -> str | None:
-        """Return why this size is invalid, or None."""
+        """Return why a collective cannot have this size, or None if it can."""
         has_parts = self.count_part_elements(shape) > 0
         return (
             None
@@ -73,7 +77,10 @@ class CollectiveProblem(DeclaredProblem):
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the send and receive buffers of a rank. One set is enough: data to send is read from memory."""
+        """Return the send and receive buffers of a rank. All launches use one set, whatever ``sets`` says.
+
+        More sets would change nothing, because a rank reads the data that it sends from memory.
+        """
         sent, received = self.elements(shape)
         return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
 
@@ -82,10 +89,10 @@ class CollectiveProblem(DeclaredProblem):
 
 
 class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
-    """The collectives of a library. ``dtypes``: the dtypes that it supports.
+    """A kernel that runs the collectives of a communication library. ``dtypes``: the dtypes that it supports.
 
-    All ranks prepare, launch and verify in the same order. If one rank has an error, all ranks report it, so that they
-    stop together.
+    All ranks prepare, launch and verify in the same order. If one rank has an error, all ranks report an error, so that
+    they stop together.
     """
 
     operation = "collective"
@@ -99,8 +106,8 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
-# The share of memory that both buffers of the largest size may take. The device needs the remaining memory for other
-# things.
+# Share of the free memory that the larger buffer may take by default, so that both buffers and the other data of the
+# process fit.
 _MAX_MEMORY_SHARE = 0.25
 
 
@@ -114,7 +121,7 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
-        """Return sizes from 1 MiB to 4 GiB, as far as memory allows, or up to 16 MiB for CPUs."""
+        """Return sizes from 1 MiB up to 4 GiB, or less if memory is small; on a CPU, 1 and 16 MiB."""
         if not backend.is_accelerator:
             return _DEFAULT_SHAPES[:2]
         free = backend.free_memory()
@@ -135,9 +142,9 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
         return {name: each for name, each in super().problem_record(problem).items() if each or name != "blocks"}
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return the algorithm bandwidth, size / time, in TB/s."""
+        """Return a column with the algorithm bandwidth, which is the size in bytes divided by the time, in TB/s."""
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
 
     def axis(self, shape: CollectiveShape) -> float:
-        """Return the bytes of a rank's larger buffer."""
+        """Return the position of a shape on the horizontal axis of charts: the bytes of a rank's larger buffer."""
         return float(shape.nbytes)

@@ -1,7 +1,7 @@
-"""Collectives of torch.distributed: NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
+"""Run collectives with torch.distributed: with NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
 
-Results are compared with samples of the sent data, which the host reduces in float64. Ranks exchange samples and
-verdicts as Python objects.
+To verify a result, ranks exchange samples of the data that they send, and each rank's host computes the expected
+samples in float64. Ranks exchange samples and verdicts as Python objects.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mamf.operations.collective import CollectiveKernel, CollectiveProblem, Coll
 from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
 
 _SAMPLE_COUNT = 256
-# How often the expected sums of repeated reductions double at most. It is beyond the range of float32, so further
-# launches change no result.
+# An all_reduce in place reduces its own result again in each launch, so the expected sums grow exponentially. They are
+# computed for at most this many doublings, which exceeds the range of float32: further launches change no result.
 _MAX_DOUBLINGS = 500
 _NO_GROUP = Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
@@ -57,7 +57,7 @@ class TorchDistributed(CollectiveKernel):
         buffers, error = None, None
         try:
             buffers = take_transfer_buffers(problem, shape, pool)
-        except Exception as failed:  # report it to the other ranks, which would wait for this one
+        except Exception as failed:  # Tell the other ranks, because they would wait for this rank forever.
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
@@ -80,7 +80,7 @@ class TorchDistributed(CollectiveKernel):
 def take_transfer_buffers(
     problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take the send buffer, with different data on each rank, and the receive buffer from the pool."""
+    """Take the send buffer and the receive buffer from the pool. The data to send differ between ranks."""
     buffers = problem.buffers(shape)
     sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
     return sent, pool.take("received", *buffers["received"])
@@ -88,9 +88,10 @@ def take_transfer_buffers(
 
 @cache
 def make_block_group(blocks: int, device_type: str) -> Any:
-    """Make a group of all ranks that communicates with this many blocks; None, the default group, for 0.
+    """Make a process group of all ranks that uses ``blocks`` thread blocks per rank to communicate.
 
-    All ranks must call this with the same number. Raises UnsupportedError if the library has no setting for it.
+    If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function with the same
+    number. Raises UnsupportedError if the library has no setting for the number of blocks.
     """
     if not blocks:
         return None
@@ -105,21 +106,26 @@ def make_block_group(blocks: int, device_type: str) -> Any:
 
 
 def gather_objects(local_object: object) -> list[Any]:
-    """Return the objects of all ranks, by rank. All ranks must call it."""
+    """Return the objects that all ranks pass to this function, in the order of ranks. All ranks must call it."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, local_object)
     return found
 
 
 class Exchange:
-    """One collective: its launch and its expected result. Buffers are viewed as equal parts: one, or one per rank."""
+    """A collective on given buffers, with its launch and the result that is expected of it.
+
+    Each buffer is treated as a number of equal parts: a single part, or one part per rank. ``part``: elements per part.
+    ``group``: the process group; None for the default group.
+    """
 
     def __init__(
         self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor, group: Any = None
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._sent, self._received, self._part_elements = sent, received, part
-        # A ring rounds n partial sums, of 1 to n ranks. The combined error is sqrt(n / 2) times that of one rounding.
+        # A ring reduction of n ranks rounds the partial sums over 1 to n ranks. Their combined error is sqrt(n / 2)
+        # times the error of one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
@@ -139,7 +145,10 @@ class Exchange:
         self._run_collective()
 
     def poison(self) -> None:
-        """Overwrite the receive buffer. For all_reduce, which works in place, copy the sent data into it."""
+        """Overwrite the receive buffer, so that a result is right only if a later launch wrote it.
+
+        An all_reduce works in place, so its receive buffer gets the data to send instead.
+        """
         self._launches = 0
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)
@@ -147,16 +156,19 @@ class Exchange:
             poison_tensor(self._received)
 
     def verify(self) -> Verdict:
-        """Return the worst verdict of all ranks, because all must stop together."""
+        """Return the worst verdict of all ranks on every rank, because all ranks must stop together."""
         worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._measure_error()))
         return Verdict(worst, self._tolerance * max(self._launches, 1))
 
     def changed_operands(self) -> Sequence[str]:
-        """Return the names of operands that changed on any rank."""
+        """Return the names of the operands that have changed on at least one rank."""
         return sorted({name for names in gather_objects(self._unchanged()) for name in names})
 
     def _compute_expected(self, data_by_rank: torch.Tensor) -> torch.Tensor:
-        """Return the expected result of this rank, [parts, ...], from the data of all ranks, [ranks, parts, ...]."""
+        """Return the data that this rank should receive, [parts, ...].
+
+        ``data_by_rank``: the data that each rank sends, [ranks, parts, ...].
+        """
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
             return data_by_rank[:, 0]
@@ -165,11 +177,14 @@ class Exchange:
         return data_by_rank.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else data_by_rank.sum(0)
 
     def _copy_samples(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sampled entries of each part, on the host."""
+        """Return the sampled elements of each part of a buffer, [parts, samples], in float64 on the host."""
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
     def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each part's bits as integers. It checks all elements of collectives that only move data."""
+        """Return the sum over each part of a buffer with its bits taken as integers, [parts].
+
+        The sums check all elements of collectives that only move data.
+        """
         return torch.stack(
             [view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part_elements)]
         ).cpu()
@@ -179,7 +194,7 @@ class Exchange:
             return math.inf
         found, expected = self._copy_samples(self._received), self._expected
         if self._collective == "all_reduce":
-            # Each further launch reduces sums again: they grow by the number of ranks until the dtype overflows.
+            # Each launch after the first reduces the sums again, which multiplies them by the number of ranks.
             exponent = min(self._launches - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
             expected = (expected * float(self._ranks) ** exponent).to(self._received.dtype).double()
             is_finite = expected.isfinite()
@@ -192,7 +207,7 @@ class Exchange:
 
 def make_collective_calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
     group: Any = torch.distributed
-    # Since torch 2.13 the older names give warnings.
+    # torch 2.13 renamed these functions, and warns if a program uses the older names.
     all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor
     reduce_scatter = getattr(group, "reduce_scatter_single", None) or group.reduce_scatter_tensor
     return {

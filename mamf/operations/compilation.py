@@ -1,4 +1,4 @@
-"""Helpers for kernels that use torch.compile or Triton."""
+"""Help kernels that use torch.compile or Triton: compile for one shape, and check whether Triton works."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from mamf.backend import Backend, Unavailable
 
 
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a function with torch.compile for one shape. A failure raises instead of running uncompiled code.
+    """Return a copy of a function that torch.compile compiles for one shape.
 
-    Dynamo caches compilations per code object, so all closures of one ``def`` share a cache, and after 8 shapes further
-    ones would run uncompiled. Compiling a copy of the function avoids that.
+    If compilation fails, a call raises an error instead of running uncompiled code. The function is copied because
+    Dynamo caches compiled code by code object: all closures of one ``def`` share a cache, and after 8 shapes Dynamo
+    would run the function uncompiled.
     """
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
@@ -29,9 +30,9 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
 
 
 def keep_backward_buffers() -> AbstractContextManager[object]:
-    """Return a context in which compiled kernels do not reuse buffers of the autograd graph.
+    """Return a context in which torch.compile compiles code that does not reuse buffers of the autograd graph.
 
-    Use it to prepare kernels that run the backward pass several times on one graph.
+    Prepare kernels in this context if they run the backward pass several times on one autograd graph.
     """
     import torch._functorch.config
 
@@ -40,7 +41,10 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
 
 
 def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | None:
-    """Return why Triton does not support this backend, or None. ``instead``: a kernel that supports it."""
+    """Return why Triton cannot run kernels on this backend, or None if it can.
+
+    ``alternative``: the name of a kernel without Triton, for the advice to the user.
+    """
     if not backend.is_accelerator:
         return Unavailable("Triton kernels need a GPU", f"use the kernel {alternative}, which runs everywhere")
     if importlib.util.find_spec("triton") is None:
@@ -55,7 +59,10 @@ def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | No
 
 
 def get_triton_device_type() -> str:
-    """Return the type of device that Triton runs kernels on. Raises the driver's errors if it finds no device."""
+    """Return torch's name for the type of device that Triton runs kernels on, such as ``cuda``.
+
+    Raises an error of the vendor's driver if Triton finds no device.
+    """
     from triton.runtime import driver
 
     return str(driver.active.get_active_torch_device().type)

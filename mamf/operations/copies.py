@@ -1,4 +1,4 @@
-"""Copies between memories: shapes, problems, the base class of their kernels, and the operation ``copies``."""
+"""Define the operation ``copies``, copies between two memories: their shapes, problems and base kernel."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _PATH_BY_DIRECTION = {
 
 
 class CopyShape(BandwidthShape):
-    """The size of a copy. ``nbytes``: the bytes to copy."""
+    """The size of a copy between memories. ``nbytes``: the number of bytes to copy."""
 
 
 @dataclass(frozen=True)
 class CopyProblem(DeclaredProblem):
     """All parameters of a copy except its size.
 
-    ``direction``: from the host's pinned memory to the device, back, or to the next device of this machine.
+    ``direction``: ``to_device`` (from pinned host memory to the device), ``to_host`` (from the device to pinned host
+    memory) or ``to_peer`` (from the device to the next device of this machine).
     """
 
     operation: ClassVar[str] = "copies"
@@ -42,7 +43,7 @@ class CopyProblem(DeclaredProblem):
         return Work(0.0, shape.nbytes, f"{_PATH_BY_DIRECTION[self.direction]}, bytes counted once", "TB/s")
 
     def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the buffer on the device. The kernel allocates the buffer at the other end of the copy."""
+        """Return only the buffer on the device. The kernel itself allocates the buffer at the other end of the copy."""
         return {"own": Buffer(shape.nbytes, self.dtype)}
 
     def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -71,9 +72,9 @@ class Copies(Operation[CopyProblem, CopyShape]):
         return [CopyShape(size * MIB) for size in (1, 16, 256)]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
-        """Return the problem, as in Operation. The dtype is int8 by default, because copies count bytes."""
+        """Return the problem, as Operation does. The dtype is int8 by default, because copies count bytes."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
 
     def axis(self, shape: CopyShape) -> float:
-        """Return the bytes to copy."""
+        """Return the position of a shape on the horizontal axis of charts: the number of bytes to copy."""
         return float(shape.nbytes)

@@ -1,4 +1,4 @@
-"""Copies between memories with torch, as in a data loader, an offloaded optimizer or a pipeline."""
+"""Copy between memories with torch, as a data loader, an offloaded optimizer or a pipeline does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, po
 
 
 class TorchCopies(CopyKernel):
-    """Non-blocking ``copy_``, with pinned memory on the host. Verification compares all bytes, on the device."""
+    """A kernel that calls torch's non-blocking ``copy_``, with pinned memory on the host.
+
+    Verification compares all bytes of source and target on the device.
+    """
 
     name = "torch"
     is_default = True
@@ -29,18 +32,25 @@ class TorchCopies(CopyKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        own = pool.take("own", *problem.buffers(shape)["own"])
-        other = allocate_other_end(own, problem, backend)
-        source, target = (other.copy_(own), torch.empty_like(own)) if problem.direction == "to_device" else (own, other)
+        device_buffer = pool.take("own", *problem.buffers(shape)["own"])
+        other_end = allocate_other_end(device_buffer, problem, backend)
+        source, target = (
+            (other_end.copy_(device_buffer), torch.empty_like(device_buffer))
+            if problem.direction == "to_device"
+            else (device_buffer, other_end)
+        )
 
         def launch() -> None:
             target.copy_(source, non_blocking=True)
 
         def verify(index: int, result: object) -> Verdict:
-            return Verdict((view_as_words(target.to(own.device)) != view_as_words(own)).float().mean().item(), 0.0)
+            return Verdict(
+                (view_as_words(target.to(device_buffer.device)) != view_as_words(device_buffer)).float().mean().item(),
+                0.0,
+            )
 
         def poison_target(returned: object = None) -> None:
-            backend.synchronize()  # otherwise the host could write before queued copies have ended
+            backend.synchronize()  # Wait for queued copies, because the host may overwrite the target itself.
             poison_tensor(target)
 
         return Prepared(
@@ -52,12 +62,15 @@ class TorchCopies(CopyKernel):
         )
 
 
-def allocate_other_end(own: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
-    """Allocate a buffer like ``own`` at the other end of the copy. Raises UnsupportedError without pinned memory."""
+def allocate_other_end(device_buffer: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
+    """Allocate a buffer like ``device_buffer`` at the other end of a copy: on the next device or in pinned host memory.
+
+    Raises UnsupportedError if torch cannot pin host memory for this type of device.
+    """
     if problem.direction == "to_peer":
         index = (backend.index + 1) % backend.device_count()
-        return torch.empty_like(own, device=torch.device(own.device.type, index))
+        return torch.empty_like(device_buffer, device=torch.device(device_buffer.device.type, index))
     try:
-        return torch.empty_like(own, device="cpu", pin_memory=own.device.type != "cpu")
+        return torch.empty_like(device_buffer, device="cpu", pin_memory=device_buffer.device.type != "cpu")
     except NotImplementedError:
-        raise UnsupportedError(f"torch cannot pin host memory for {own.device.type} devices") from None
+        raise UnsupportedError(f"torch cannot pin host memory for {device_buffer.device.type} devices") from None

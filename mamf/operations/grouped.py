@@ -1,4 +1,4 @@
-"""Grouped matmul: shapes, known models, the base class of its kernels, and the operation ``grouped``."""
+"""Define the operation ``grouped``, a matmul as in a mixture of experts: its shapes, problems and base kernel."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 @dataclass(frozen=True, order=True)
 class GroupedShape(Sizes):
-    """C[T,N], where each row of A[T,K] is multiplied by the weights B[e,K,N] of its expert e.
+    """The shape of a grouped matmul C[T,N]: each row of A[T,K] is multiplied by the weights B[e] of its expert e.
 
-    Written ``e8t16384n14336k4096``. ``tokens``: rows over all experts; a token that goes to two experts counts twice.
+    B is [E,K,N], for E experts. A shape is written ``e8t16384n14336k4096``. ``tokens``: T, the rows over all experts; a
+    token that goes to two experts counts twice.
     """
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
@@ -42,17 +43,17 @@ class GroupedShape(Sizes):
 
     @property
     def flop(self) -> int:
-        """2*T*N*K for any distribution of tokens."""
+        """FLOP of one launch, 2*T*N*K. They do not depend on how tokens are distributed over experts."""
         return 2 * self.tokens * self.n * self.k
 
     @property
     def elements(self) -> dict[str, int]:
-        """Elements of ``a`` (tokens), ``b`` (weights of all experts) and ``c``."""
+        """Number of elements of ``a`` (tokens), ``b`` (weights of all experts) and ``c`` (the result)."""
         return {"a": self.tokens * self.k, "b": self.experts * self.k * self.n, "c": self.tokens * self.n}
 
     @property
     def rows(self) -> dict[str, int]:
-        """The number of rows (of K elements) of ``a`` and ``b``."""
+        """Number of rows of K elements in ``a`` and in ``b``, by operand."""
         return {"a": self.tokens, "b": self.experts * self.n}
 
 
@@ -60,8 +61,9 @@ class GroupedShape(Sizes):
 class GroupedProblem(ProductProblem):
     """All parameters of a grouped matmul except its shape: the fields of ProductProblem, and ``routing``.
 
-    ``routing``: ``balanced`` gives each expert the same number of tokens, as nearly as possible. ``skewed`` follows
-    Zipf's law: the expert of rank r gets a share proportional to 1/r, and the seed decides the ranks.
+    ``routing``: how tokens are distributed over experts. ``balanced`` gives all experts as equal a number of tokens as
+    possible. ``skewed`` follows Zipf's law: the expert of rank r gets a share of tokens proportional to 1/r, and the
+    seed decides which expert has which rank.
     """
 
     operation: ClassVar[str] = "grouped"
@@ -81,7 +83,7 @@ class GroupedProblem(ProductProblem):
         return split_proportionally(shape.tokens, [1 / (1 + rank) for rank in ranks])
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
-        """Return FLOP and bytes of one launch. The weights of experts without tokens are not read."""
+        """Return FLOP and bytes of one launch, without bytes of the weights of experts that have no tokens."""
         busy_experts = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
         unread_bytes = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy_experts)
         work_of_all_experts = super().work(shape)
@@ -89,7 +91,7 @@ class GroupedProblem(ProductProblem):
 
 
 def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
-    """Split ``total`` into integers proportional to ``weights``, by the largest remainder method."""
+    """Split ``total`` into whole numbers proportional to ``weights``, rounded by the largest remainder method."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(each) for each in exact]
     by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
@@ -98,15 +100,17 @@ def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-#: Tokens per device. Each token goes to several experts.
+#: Tokens per device in the presets for training and for decoding. Each token goes to several experts.
 _TOKENS_PER_DEVICE = 8192
 _DECODE_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """The ``experts`` of a layer on one device, ``active`` of them per token. The gate and up projections are one
-    matmul.
+    """The part of a mixture-of-experts layer that is on one device. Gate and up projections are one matmul.
+
+    ``experts``: the number of experts on the device. ``experts_per_token``: how many of them process each token.
+    ``hidden_size``, ``intermediate_size``: the widths of a token outside and inside of an expert.
     """
 
     name: str
@@ -116,7 +120,7 @@ class ExpertLayer:
     intermediate_size: int
 
     def shapes(self, tokens: int) -> dict[GroupedShape, str]:
-        """Return the shapes of both matmuls of the experts, each with its label."""
+        """Return the shapes of the layer's two grouped matmuls, each with a label. ``tokens``: tokens per device."""
         rows = tokens * self.experts_per_token
         return {
             GroupedShape(self.experts, rows, 2 * self.intermediate_size, self.hidden_size): f"{self.name} gate+up",
@@ -143,7 +147,7 @@ PRESETS: Mapping[str, Preset[GroupedShape]] = {
 
 
 class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
-    """One implementation of grouped matmul."""
+    """A kernel that implements grouped matmul. Derived classes launch it with a library."""
 
     operation = "grouped"
 
@@ -162,7 +166,7 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
         return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
 
     def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
-        """Return layers with 8 large experts (Mixtral 8x7B), 64 (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
+        """Return layers with 8 large experts (Mixtral 8x7B), 64 experts (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
         return [
             GroupedShape(8, 16384, 14336, 4096),
             GroupedShape(64, 16384, 1408, 2048),
@@ -173,5 +177,5 @@ class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
         return PRESETS
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return the columns of matmul, and the largest number of tokens of an expert."""
+        """Return the columns of a matmul's row, and a column with the number of tokens of the busiest expert."""
         return {**super().columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}

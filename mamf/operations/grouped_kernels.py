@@ -1,4 +1,4 @@
-"""Grouped matmul in torch: its grouped kernel, and a loop over experts."""
+"""Run grouped matmul with torch: with its grouped_mm kernels, and with a loop of matmuls over experts."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from mamf.operations.products import (
 from mamf.operations.quantization import QuantizedOperand
 from mamf.operations.whole_products import MatmulPart
 
-#: Error messages of torch's checks in grouped_mm.
+#: Texts in the error messages with which grouped_mm refuses a shape, a layout or a device that it does not support.
 _REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """Grouped matmul in torch. Derived classes define their dtypes and the launch."""
+    """A kernel that runs grouped matmul in torch. Derived classes define their dtypes and the launch."""
 
     @abstractmethod
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
-        """Return the launch over A (T,K), B (E,K,N) and C (T,N). ``tokens``: the number of each expert's tokens."""
+        """Return a function that launches the kernel on A (T,K), B (E,K,N) and C (T,N). ``tokens``: by expert."""
 
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
@@ -51,7 +51,7 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
 
 
 class GroupedMm(TorchGrouped):
-    """torch.nn.functional.grouped_mm (torch 2.10, before that torch._grouped_mm): one launch for all experts."""
+    """The kernel torch.nn.functional.grouped_mm, or torch._grouped_mm before torch 2.10: one launch for all experts."""
 
     name = "F.grouped_mm"
     is_default = True
@@ -80,7 +80,7 @@ class GroupedMm(TorchGrouped):
 
 
 def compute_row_ends(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return where the rows of each expert end, as int32 on the device."""
+    """Return the index after the last row of each expert, as an int32 tensor on the device."""
     return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
 
 
@@ -89,7 +89,10 @@ def grouped_mm() -> Callable[..., torch.Tensor] | None:
 
 
 class Loop(TorchGrouped):
-    """torch.mm for each expert that has tokens. Any library can do this, so it is the baseline for grouped kernels."""
+    """A loop that calls torch.mm for each expert with tokens: the baseline for grouped kernels.
+
+    Any library can run such a loop, so a grouped kernel is useful only if it is faster than the loop.
+    """
 
     name = "loop"
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
@@ -106,7 +109,10 @@ class Loop(TorchGrouped):
 
 
 class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
-    """torch.nn.functional.scaled_grouped_mm: one launch for all experts, with weights stored as in a linear layer."""
+    """The kernel torch.nn.functional.scaled_grouped_mm: one launch for all experts, with a scale per row.
+
+    Weights are stored as in a linear layer, [experts, N, K].
+    """
 
     name = "F.scaled_grouped_mm"
     function = "scaled_grouped_mm"
@@ -116,7 +122,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
     def bind(
         self, problem: GroupedProblem, shape: GroupedShape, a: QuantizedOperand, b: QuantizedOperand, ends: torch.Tensor
     ) -> Callable[[], object]:
-        """Return the launch over A (T,K) and B (E*N,K). ``ends``: where the rows of each expert end."""
+        """Return a function that launches the kernel on A (T,K) and B (E*N,K). ``ends``: from compute_row_ends."""
         functional: Any = torch.nn.functional
         weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)

@@ -1,8 +1,8 @@
-"""The two sides of a check in a separate process (mamf.engine.isolation).
+"""Check a kernel from a separate process, so that the kernel's own code cannot influence the check.
 
-``serve_launches`` runs in the process that loaded the kernel: it launches the kernel on the operands that it receives,
-and sends back what the launch wrote. ``run_checks`` runs in the separate process: it draws the operands and verifies
-the results.
+mamf.engine.isolation starts the separate process. ``serve_launches`` runs in the process that loaded the kernel: it
+launches the kernel on the operands that it receives, and sends back the buffers that the launch wrote.
+``run_checking_process`` runs in the separate process: it draws the operands and verifies the results.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import list_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
-# Each trial takes about this many seconds; the maximum number of trials and of launches per trial.
+# The checking process times launches in trials. These are the duration of a trial in seconds, the maximum number of
+# trials, and the maximum number of launches in a trial.
 _TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
-# A trial may take this much host time per launch and once per trial, and launches may be this many times slower than
-# reported, because the clock is lower at the power limit than in a burst.
+# Tolerances of a trial: seconds of host time per launch and per trial, and the factor by which launches may be slower
+# than reported, because the device's clock is lower at its power limit than in short bursts of launches.
 _HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 
 class ChannelError(MamfError):
-    """The other process has ended, or sent something that is not a message."""
+    """An error of Channel: the other process has ended, or has sent bytes that are not a message."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Messages over a pair of pipes. Each message is a line of JSON, followed by bytes.
+    """A connection to another process over a pair of pipes. A message is a line of JSON, followed by bytes.
 
-    Writes are unbuffered, so that an interrupted process does not write the rest of a message at exit.
+    Writes are unbuffered. With buffers, an interrupted process would write the rest of a message when it exits.
     """
 
     reading: IO[bytes]
     writing: IO[bytes]
 
     def send(self, *parts: bytes, **fields: Any) -> None:
-        """Send JSON fields and bytes. Raises OSError if the other process has ended."""
+        """Send a message of JSON fields and parts of bytes. Raises OSError if the other process has ended."""
         for part in (json.dumps({**fields, "sizes": list(map(len, parts))}).encode() + b"\n", *parts):
             left = memoryview(part)
             while left:
                 left = left[os.write(self.writing.fileno(), left) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """Receive the fields and the bytes of the next message. Raises ChannelError."""
+        """Wait for the next message and return its JSON fields and its parts of bytes. May raise ChannelError."""
         try:
             fields = json.loads(self.reading.readline())
             return fields, [self.reading.read(size) for size in fields.pop("sizes")]
@@ -67,8 +68,8 @@ def serve_launches(
 ) -> dict[str, str]:
     """Launch a kernel on the operands that the checking process sends, as often as that process asks.
 
-    Return the last message of the checking process: ``wrong`` or ``unknown`` with a reason, or an empty one if the
-    result is correct. Raises ChannelError, and any error of a launch.
+    Return the last message of the checking process: ``{"wrong": reason}``, ``{"unknown": reason}`` if it could not
+    check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any error of a launch.
     """
     request, operands = channel.receive()
     if "operands" not in request:
@@ -99,14 +100,15 @@ def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result:
 
 
 def run_checking_process() -> None:
-    """Check the kernels of the process at the other end of stdin and stdout, until that process ends."""
+    """Check kernels for the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that text printed by libraries is not read as a message
+    # Send what libraries print to stderr, because the other process would read it as a message.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     answer_requests(channel)
 
 
 def answer_requests(channel: Channel) -> None:
-    """Answer requests for checks until the other process ends."""
+    """Read requests for checks from the channel and answer each with a verdict, until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:
             request, _ = channel.receive()
@@ -125,7 +127,7 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     pool = cpu.operand_pool(problem.data, problem.seed)
     prepared = _find_checking_kernel(operation, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
-        prepared.change_operands()  # randomly, so that the result cannot be known in advance
+        prepared.change_operands()  # Change them at random, so that no kernel can know the result in advance.
     buffers = problem.buffers(shape)
     flat = take_pool_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
@@ -143,7 +145,10 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
 
 
 def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
-    """Return the first of mamf's kernels that supports the problem on a CPU. Raises UnsupportedError if none does."""
+    """Return the first kernel of mamf that supports a problem and shape on the CPU, to verify results with.
+
+    Raises UnsupportedError if no kernel does.
+    """
     reasons = []
     for point in find_entry_points(operation.kernel_group):
         if not point.value.startswith("mamf."):
@@ -158,7 +163,11 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
-    """Time launches with this process's clock. Compare with ``seconds`` per launch from the other process."""
+    """Time launches of the other process with this process's clock, and compare them with the reported time.
+
+    ``seconds``: the time per launch that the other process reported. Return ``{"wrong": reason}`` if launches take much
+    longer, or else ``{}``.
+    """
     launches = min(_MAX_TRIAL_LAUNCHES, math.ceil(_TRIAL_TARGET_SECONDS / seconds))
     max_seconds = _HOST_SECONDS_PER_TRIAL + launches * (_HOST_SECONDS_PER_LAUNCH + _MAX_SLOWDOWN * seconds)
     shortest_seconds = math.inf
@@ -186,7 +195,10 @@ def _write_buffers(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts
 
 
 def _rebuild_result(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:
-    """Return the result of the launch as tensors of this process; None if the launch returned no tensor."""
+    """Return the result of the launch as tensors in this process, or None if the launch returned no tensor.
+
+    ``fields``, ``parts``: the message of the other process with the dtypes, sizes and bytes of the tensors.
+    """
     tensors = [
         torch.frombuffer(bytearray(part), dtype=getattr(torch, dtype)).view(sizes)
         for (dtype, sizes), part in zip(fields["returned"], parts, strict=True)

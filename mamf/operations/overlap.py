@@ -1,4 +1,4 @@
-"""Matmul together with other work on the same device: shapes, problems, kernels, and the operation ``overlap``.
+"""Define the operation ``overlap``: a matmul and other work at the same time on one device.
 
 The other work is a collective of the ranks, a copy between memories, or a pass over arrays.
 """
@@ -23,15 +23,15 @@ from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
-#: The work that can run at the same time as matmul: collectives, copies and passes over arrays.
+#: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
 OTHER_WORKS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
-#: The work that a rate counts: the matmul, or the other work.
+#: The two values of ``OverlapProblem.timed``, which says whether a row's rate counts the matmul or the other work.
 COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
 class OverlapShape(Sizes):
-    """A matmul, and the bytes of the other work, as its operation counts them. Written ``MxNxK+SIZE``."""
+    """The sizes of a matmul and of the work that runs at the same time. A shape is written ``MxNxK+SIZE``."""
 
     m: int = field(metadata=describe("rows of A and C"))
     n: int = field(metadata=describe("columns of B and C"))
@@ -47,7 +47,7 @@ class OverlapShape(Sizes):
 
     @classmethod
     def parse(cls, text: str) -> OverlapShape:
-        """Read ``8192x8192x8192+1GiB``. Raises UsageError for anything else."""
+        """Return the shape that a text such as ``8192x8192x8192+1GiB`` describes. Raises UsageError for other texts."""
         product, plus, size = text.partition("+")
         if not plus:
             raise UsageError(f"{text!r} is not a pair; write MxNxK+SIZE, for example 8192x8192x8192+1GiB")
@@ -62,9 +62,10 @@ MIN_SHAPE = OverlapShape(1, 1, 1, 1)
 class OverlapProblem(DeclaredProblem):
     """All parameters of a matmul and the other work, except their shape.
 
-    ``other``: the work that runs at the same time as matmul, one of OTHERS. ``timed``: the work that the rate counts,
-    one of TIMED. ``alone``: whether that work runs alone. ``ranks``, ``blocks``: the ranks and blocks of a
-    collective; 1 and 0 for other work.
+    - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.
+    - ``timed``: the work whose rate a row gives, one of COUNTED_WORKS.
+    - ``alone``: whether the timed work runs alone, for comparison.
+    - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
     """
 
     operation: ClassVar[str] = "overlap"
@@ -94,7 +95,7 @@ class OverlapProblem(DeclaredProblem):
         return self.other in COLLECTIVES
 
     def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """Return the problem and the shape of the work that the rate counts."""
+        """Return the problem and the shape of the work whose rate a row gives, as its own operation defines them."""
         common: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
             common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
@@ -128,9 +129,9 @@ class OverlapProblem(DeclaredProblem):
 
 
 class Pair(Kernel[OverlapProblem, OverlapShape]):
-    """A matmul and the other work, each with the kernel that mamf chooses for it.
+    """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
-    This kernel launches only the work that the rate counts; 'mamf overlap' launches both at once.
+    A launch of this kernel runs only the work whose rate a row gives; 'mamf overlap' launches both works at once.
     """
 
     operation = "overlap"
@@ -142,7 +143,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return Unavailable(f"mamf cannot use a second queue on backend {backend.name}", "measure each work alone")
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel of the work that the rate counts. Raises UnavailableError."""
+        """Return the kernel that runs the work whose rate a row gives. Raises UnavailableError if there is none."""
         counted, _ = problem.get_counted_work(MIN_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted)
@@ -172,7 +173,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
 
-# A large matmul and a decode layer, each with a small and a large amount of other work.
+# Matmuls as in training (8192 rows) and in decoding (16 rows), each with a small and a large amount of other work.
 _ACCELERATOR_SHAPES = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
 _HOST_SHAPES = (OverlapShape(256, 256, 256, MIB),)
 

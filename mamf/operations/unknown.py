@@ -1,5 +1,6 @@
-"""Looks up an operation by name. If it is not installed, a placeholder replaces it, so that its rows can still be
-shown.
+"""Look up operations by name, with a placeholder for operations that are not installed.
+
+With the placeholder, mamf can show rows of a log whose operation belongs to a package that this machine does not have.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mamf.plugins.discovery import make_operation
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape of an operation that is not installed: the fields in the log, and the work that the row states."""
+    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes of its row."""
 
     fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
@@ -55,7 +56,10 @@ class UnknownProblem:
 
 
 class UnknownOperation(Operation[Any, Any]):
-    """The placeholder for an operation that is not installed. ``record``: a row of the log."""
+    """A placeholder for an operation that is not installed.
+
+    ``record``: the row of a log that names the operation. It says the work and the unit of the operation's shapes.
+    """
 
     kernel_group = ""
     kernel_type = Kernel  # type: ignore[type-abstract]  # there are no kernels
@@ -71,7 +75,7 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape of a ceiling; its work is unknown."""
+        """Return the shape that a ceiling of this operation states. Its work is unknown, so it counts as 0."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
 
@@ -102,9 +106,9 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether ceilings of the operation with this name are compute roofs.
+    """Return whether ceilings of the operation ``name`` limit the compute rate of other operations, as those of matmul.
 
-    Rows of other operations are then given as shares of these ceilings.
+    Reports then give rows of other operations as shares of these ceilings.
     """
     return get_operation(name).is_compute_roof
 
@@ -115,7 +119,10 @@ def _get_installed_operation(name: str) -> AnyOperation:
 
 
 def get_operation(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:
-    """Return the operation with this name; if it is not installed, a placeholder that can show its rows."""
+    """Return the operation ``name``, or a placeholder that can show its rows if the operation is not installed.
+
+    ``record``: the row of a log that names the operation, for the placeholder.
+    """
     try:
         return _get_installed_operation(name)
     except UnknownNameError:

@@ -251,7 +251,7 @@ class Reads(SdpaKvcache):
                 known.append((output.clone(), of.v.clone()))
                 output, before = known[0]
                 signs = (of.v * before).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(before[0])
-                output = output * signs.repeat_interleave(shape.group, 0)
+                output = output * signs.repeat_interleave(shape.heads_per_kv_head, 0)
             if self.fault == "table":
                 tables.table[0, 0] = 0
                 tables.all_pages[0] += 1

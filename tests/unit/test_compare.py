@@ -11,7 +11,7 @@ from refusals import assert_refused
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import compare
-from mamf.logs.entries import list_compared_rows
+from mamf.logs.compared_rows import list_compared_rows
 from mamf.logs.recording import make_plan_record
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import RunLog

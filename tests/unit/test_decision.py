@@ -13,7 +13,7 @@ from mamf.calibration import find_calibration
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import Pair, compare
-from mamf.logs.entries import SEPARATE_RUNS, ComparedRow, RowChange, RunDesign, find_run_design, pool_rows
+from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RowChange, RunDesign, find_run_design, pool_rows
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter

@@ -8,7 +8,7 @@ from made_plans import sweep_plan
 
 from mamf.errors import RunLogWriteError
 from mamf.kinds.driver import Run
-from mamf.logs.recording import Record
+from mamf.logs.recording import LogRecord
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -16,7 +16,9 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SHAPES = tuple(MatmulShape(size, 1024, 1024) for size in (1024, 2048, 3072))
 PLAN = sweep_plan(SHAPES, MatmulProblem(), kernel="simulated.mm")
-KNOWN = Record("known_ceiling", {"dtype": "bfloat16", "regime": "burst", "tflops": 700.0, "source": "log", "told": ""})
+KNOWN = LogRecord(
+    "known_ceiling", {"dtype": "bfloat16", "regime": "burst", "tflops": 700.0, "source": "log", "told": ""}
+)
 
 
 @dataclass

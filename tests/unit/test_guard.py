@@ -18,7 +18,7 @@ from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import Comparison, Pair
-from mamf.logs.entries import combine_visits
+from mamf.logs.compared_rows import combine_visits
 from mamf.logs.judging import GuardResult, JudgedRow, is_in_doubt, judge_pair
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement

@@ -11,7 +11,7 @@ from refusals import assert_refused
 import mamf
 from mamf.contribution import known_ceilings
 from mamf.errors import IncomparableError, UnavailableError, UsageError
-from mamf.logs import found
+from mamf.logs import ceiling_cache
 from mamf.logs.run_log import read_run_log
 from mamf.peaks import read_contributed_rates
 from mamf.testing import SimulatedBackend
@@ -37,11 +37,11 @@ def device(**changes):
 @pytest.fixture
 def same_torch(monkeypatch):
     header = json.loads(H200.read_text().partition("\n")[0])
-    monkeypatch.setattr(found, "get_version_in_use", lambda name: header["environment"]["packages"][name])
+    monkeypatch.setattr(ceiling_cache, "get_version_in_use", lambda name: header["environment"]["packages"][name])
 
 
 def test_what_a_find_left_comes_first(cache, same_torch):
-    found.cache_ceilings(H200, pytest.fail)
+    ceiling_cache.cache_ceilings(H200, pytest.fail)
     known = mamf.peak(device(), "bf16")
     assert (known.source, known.regime, known.tflops) == ("measured", "sustained", pytest.approx(711.981))
     ceiling = read_run_log(H200).ceilings["sustained"]
@@ -55,7 +55,7 @@ def test_what_a_find_left_comes_first(cache, same_torch):
     "change", [{"uuid_hash": "another"}, {"driver": "1"}, {"uuid_hash": None}, {"power_limit_watts": None}]
 )
 def test_another_card_or_driver_knows_nothing_of_it(same_torch, change):
-    found.cache_ceilings(H200, pytest.fail)
+    ceiling_cache.cache_ceilings(H200, pytest.fail)
     assert mamf.peak(device(**change)).source == "contributed"
 
 
@@ -65,7 +65,7 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
     record["device"]["uuid_hash"] = None
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(record) + "\n" + rest)
-    found.cache_ceilings(log, pytest.fail)
+    ceiling_cache.cache_ceilings(log, pytest.fail)
     assert "a device with this name in this machine" in mamf.peak(device(uuid_hash=None)).description
 
 
@@ -92,11 +92,11 @@ def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bf
 )
 def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_path, better, worse, reason):
     good, bad = log_like(tmp_path / "good.jsonl", **better), log_like(tmp_path / "bad.jsonl", **worse)
-    found.cache_ceilings(bad, pytest.fail)
-    found.cache_ceilings(good, pytest.fail)
+    ceiling_cache.cache_ceilings(bad, pytest.fail)
+    ceiling_cache.cache_ceilings(good, pytest.fail)
     assert {path.read_bytes() for path in cache.iterdir()} == {good.read_bytes()}
     said = []
-    found.cache_ceilings(bad, said.append)
+    ceiling_cache.cache_ceilings(bad, said.append)
     assert {path.read_bytes() for path in cache.iterdir()} == {good.read_bytes()}
     assert len(said) == 2
     assert all(
@@ -105,7 +105,7 @@ def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_pa
 
 
 def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path):
-    found.cache_ceilings(log_like(tmp_path / "log.jsonl", is_known=False), pytest.fail)
+    ceiling_cache.cache_ceilings(log_like(tmp_path / "log.jsonl", is_known=False), pytest.fail)
     known = mamf.peak(device())
     assert (known.source, known.interval.is_known) == ("measured", False)
     with pytest.raises(UnavailableError, match="too noisy"):
@@ -121,7 +121,7 @@ def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path)
 
 def test_a_link_in_the_cache_is_replaced_and_not_followed(cache, same_torch, tmp_path):
     """In a shared folder somebody else may have made it."""
-    found.cache_ceilings(H200, pytest.fail)
+    ceiling_cache.cache_ceilings(H200, pytest.fail)
     aim = tmp_path / "aim.jsonl"
     aim.write_bytes(log_like(tmp_path / "log.jsonl", day="2026-12-01").read_bytes())
     before = aim.read_bytes()
@@ -129,7 +129,7 @@ def test_a_link_in_the_cache_is_replaced_and_not_followed(cache, same_torch, tmp
         path.unlink()
         path.symlink_to(aim)
     assert mamf.peak(device()).source == "contributed"
-    found.cache_ceilings(H200, pytest.fail)
+    ceiling_cache.cache_ceilings(H200, pytest.fail)
     assert mamf.peak(device()).source == "measured"
     assert aim.read_bytes() == before
 
@@ -137,13 +137,13 @@ def test_a_link_in_the_cache_is_replaced_and_not_followed(cache, same_torch, tmp
 def test_zeros_are_no_ceiling_of_a_model(cache, tmp_path):
     log, said = tmp_path / "log.jsonl", []
     log.write_text(H200.read_text().replace('"data": "normal"', '"data": "zeros"'))
-    found.cache_ceilings(log, said.append)
+    ceiling_cache.cache_ceilings(log, said.append)
     assert not cache.exists()
     assert "its operands are zeros" in said[0]
 
 
 def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
-    found.cache_ceilings(H200, pytest.fail)
+    ceiling_cache.cache_ceilings(H200, pytest.fail)
     for path in cache.iterdir():
         path.write_text("{}\n")
     with pytest.warns(UserWarning, match="measured ceiling ignored"):
@@ -216,11 +216,11 @@ def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_pat
 )
 def test_each_system_has_its_folder(monkeypatch, tmp_path, system, variable, expected):
     monkeypatch.delenv("MAMF_CACHE")
-    monkeypatch.setattr(found.sys, "platform", system)
+    monkeypatch.setattr(ceiling_cache.sys, "platform", system)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     if variable:
         monkeypatch.setenv(variable, str(tmp_path))
-    assert found.get_cache_folder() == tmp_path / expected
+    assert ceiling_cache.get_cache_folder() == tmp_path / expected
 
 
 def test_the_command_prints_value_interval_and_source(machine, run):

@@ -7,7 +7,7 @@ import pytest
 from mamf.contribution import review as reviews
 from mamf.contribution.collection import check_submitters, read_collection
 from mamf.contribution.tables import make_contributed_csv, make_results_pages
-from mamf.logs.entries import list_compared_rows
+from mamf.logs.compared_rows import list_compared_rows
 from mamf.logs.run_log import read_run_log
 from mamf.peaks import CONTRIBUTED_FILE
 

@@ -144,7 +144,7 @@ class _AttentionSession(Session):
     def make_strategy(self, setup: Setup) -> SharesStrategy:
         from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
-        from mamf.logs.recording import Record
+        from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record
 
         searches = self._list_missing_searches()
@@ -153,7 +153,7 @@ class _AttentionSession(Session):
         return SharesStrategy(
             setup,
             self.ceilings,
-            [Record("ceiling", make_ceiling_record(each)) for each in self.given.values()],
+            [LogRecord("ceiling", make_ceiling_record(each)) for each in self.given.values()],
             searches,
             choose_references=lambda ceilings: self._open_reference_kernels(ceilings, lambda remark: None),
             on_failure=self.record_failure,

@@ -67,7 +67,7 @@ class ExplainSession(Session):
     @cached_property
     def product(self) -> Product:
         """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
-        from mamf.logs.found import find_cached_ceiling
+        from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, problem_for
         from mamf.operations.matmul.shapes import MatmulShape
 

@@ -34,7 +34,7 @@ from mamf.plugins.discovery import open_backend
 
 if TYPE_CHECKING:
     from mamf.engine.runner import NamedKernel
-    from mamf.kinds.driver import Resumed
+    from mamf.kinds.driver import ResumedLog
     from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
@@ -94,7 +94,7 @@ def _search_dtypes(options: argparse.Namespace) -> int:
     if options.budget is not None and not is_resumed:
         options.budget /= len(dtypes)
 
-    def work(interruption: Interruption, resumed: Resumed | None) -> int:
+    def work(interruption: Interruption, resumed: ResumedLog | None) -> int:
         if len(dtypes) > 1:  # report a wrong dtype before the first one is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for problem in request_of(options.of, options).make_problems(backend):
@@ -185,7 +185,7 @@ class _SearchSession(Session):
 
     def print_report(self, log: RunLog) -> int:
         from mamf.contribution.known_ceilings import compare_with_known_ceilings
-        from mamf.logs.found import cache_ceilings
+        from mamf.logs.ceiling_cache import cache_ceilings
 
         code = super().print_report(log)
         for ceiling in log.all_ceilings.values():

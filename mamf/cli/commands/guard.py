@@ -175,7 +175,7 @@ class _GuardSession(Session):
     def _require_comparable(self, baseline: RunLog) -> None:
         """Raise IncomparableError if the baseline is from another card or has none of these rows."""
         from mamf.logs.compare import find_blocking_differences
-        from mamf.logs.entries import make_pairing_fields
+        from mamf.logs.compared_rows import make_pairing_fields
         from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
         here = self.log.header if self.log else self.measured_run.build_header()
@@ -198,7 +198,7 @@ class _GuardSession(Session):
             return code or self.refused
         if self.result is None:
             return NOTHING_MEASURED
-        is_failed = self.result.is_failed or (self.options.strict and self.result.counts()["undecided"])
+        is_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
         return _REGRESSION if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED
 
     def make_document(self, log: RunLog) -> Document:

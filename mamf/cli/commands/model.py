@@ -149,14 +149,14 @@ class ModelSession(Session):
     def make_strategy(self, setup: Setup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
-        from mamf.logs.recording import Record
+        from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_known_ceiling_record
 
         missing = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
         self.known_ceilings |= find_known_ceilings(self.backend, missing)
         logged = self.log.known_ceilings if self.log else {}
         new = [
-            Record("known_ceiling", make_known_ceiling_record(each))
+            LogRecord("known_ceiling", make_known_ceiling_record(each))
             for key, each in self.known_ceilings.items()
             if key not in logged
         ]

@@ -30,7 +30,7 @@ from mamf.statistics import Interval
 
 if TYPE_CHECKING:
     from mamf.cli.planning import AnyOperation
-    from mamf.kinds.driver import Resumed
+    from mamf.kinds.driver import ResumedLog
     from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
@@ -159,7 +159,7 @@ class ReproduceSession(Session):
 
     kind = REPRODUCE
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: Resumed | None) -> None:
+    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: ResumedLog | None) -> None:
         from mamf.operation import Request
         from mamf.plugins.discovery import make_operation
 

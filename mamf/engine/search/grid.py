@@ -15,7 +15,7 @@ from mamf.backend import Backend, DeviceInfo
 from mamf.engine.estimate import MIN_PROBE_SIZE, choose_working_kernels, measure_matmul_flops
 from mamf.engine.search.rounds import RoundCounts
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
-from mamf.logs.found import find_cached_ceiling
+from mamf.logs.ceiling_cache import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import find_contributed_rates

@@ -11,7 +11,7 @@ from mamf.engine.runner import Setup
 from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
-from mamf.logs.recording import Record
+from mamf.logs.recording import LogRecord
 from mamf.logs.records import make_ceiling_record, read_ceiling_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
@@ -36,7 +36,7 @@ class SharesStrategy(RowsStrategy):
         self,
         setup: Setup,
         ceilings: dict[tuple[str, str], Ceiling],
-        records: Iterable[Record],
+        records: Iterable[LogRecord],
         searches: Iterable[Plan],
         choose_references: Callable[[Ceilings], Mapping[str, AnyKernel]],
         on_failure: Callable[[str], None],
@@ -45,7 +45,7 @@ class SharesStrategy(RowsStrategy):
         self.found, self.searches = ceilings, searches
         self.choose_references, self.on_failure = choose_references, on_failure
 
-    def yield_results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | LogRecord]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
         yield from self.records
         for search in self.searches:
@@ -56,7 +56,7 @@ class SharesStrategy(RowsStrategy):
         self.records, self.references = (), self.choose_references(self.found)
         yield from super().yield_results()
 
-    def _find_ceilings(self, search: Plan) -> Iterator[Measurement | Record]:
+    def _find_ceilings(self, search: Plan) -> Iterator[Measurement | LogRecord]:
         """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Rows of
         an interrupted run are not measured again.
         """
@@ -81,7 +81,7 @@ class SharesStrategy(RowsStrategy):
                 )
                 continue
             record = make_ceiling_record(confirmed[regime])
-            yield Record("ceiling", record)
+            yield LogRecord("ceiling", record)
             device = {"device": asdict(backend.info)}
             ceiling = read_ceiling_record(record, device)  # Its rate is rounded as in the log.
             self.found[make_ceiling_key(ceiling)] = ceiling

@@ -16,7 +16,7 @@ from mamf.engine.regimes import Regime, StoppingRule, get_regime_class
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer, Problem
-from mamf.logs.recording import Record
+from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
 from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
@@ -55,7 +55,7 @@ class RowsStrategy(PlanStrategy):
         setup: Setup,
         ceilings: Ceilings | None = None,
         references: Mapping[str, AnyKernel] | None = None,
-        records: Iterable[Record] = (),
+        records: Iterable[LogRecord] = (),
         replayed: Iterable[Measurement] = (),
     ) -> None:
         super().__init__(setup, replayed)
@@ -66,7 +66,7 @@ class RowsStrategy(PlanStrategy):
         #: The FLOP or bytes per second of the latest rows, by kernel name and problem.
         self._recent_rates: dict[tuple[str, Problem], deque[float]] = {}
 
-    def yield_results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | LogRecord]:
         yield from self.records
         yield from super().yield_results()
 

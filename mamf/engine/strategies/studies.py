@@ -28,7 +28,7 @@ from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.entries import ComparedRow, combine_visits, group_by_step
+from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
 from mamf.operation import make_operation_plan

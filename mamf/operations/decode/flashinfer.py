@@ -1,7 +1,7 @@
-"""FlashInfer over a paged cache: decode, prefill and MLA.
+"""Call FlashInfer over a paged cache: its decode, its prefill, and its attention to a latent (MLA).
 
 FlashInfer plans each attention on the host, from host copies of the page tables. A server plans once per step for all
-layers of a model, so planning is not part of a launch. Its time is reported separately.
+layers of a model, so a launch does not include planning, and mamf reports the time of planning separately.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
-#: The size of FlashInfer's workspace, as in vLLM. The library's examples use less, which is too little to split a long
-#: cache over many compute units.
+#: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
+#: split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
+#: Tensor cores are faster if at least so many query heads share a kv head. vLLM has the same limit.
 _MIN_GROUP_FOR_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
-    """Base class of the FlashInfer kernels. FlashInfer compiles its kernels in the first call that plans."""
+    """The base class of FlashInfer's kernels, which the library compiles in the first call that makes a plan."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"
@@ -47,10 +47,14 @@ class _FlashInfer(LibraryDecode):
     def make_wrapper(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return FlashInfer's wrapper object, and a function that makes its plan from host copies of the tables."""
+        """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
-        """Run the planned attention and return its output."""
+        ``module``: the library. ``workspace``: device memory for the library. The plan is made from host copies of
+        ``tables``.
+        """
+
+    def run(self, wrapper: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+        """Launch the attention that ``wrapper`` has planned, and return its output."""
         output: torch.Tensor = wrapper.run(
             operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
         )
@@ -61,7 +65,7 @@ class _FlashInfer(LibraryDecode):
     ) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
         wrapper, plan = self.make_wrapper(self.import_library_quietly(), problem, shape, tables, workspace)
-        plan()  # compiles
+        plan()  # The first call also compiles, so it is not timed.
         backend.synchronize()
         begun = backend.now()
         plan()
@@ -85,7 +89,7 @@ class FlashInferDecode(_FlashInfer):
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
-            use_tensor_cores=shape.group >= _MIN_GROUP_FOR_TENSOR_CORES,
+            use_tensor_cores=shape.heads_per_kv_head >= _MIN_GROUP_FOR_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
             paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
@@ -100,7 +104,7 @@ class FlashInferDecode(_FlashInfer):
             shape.kv_heads,
             shape.head_dim,
             shape.page_size,
-            sm_scale=shape.scale,
+            sm_scale=shape.score_scale,
             **_make_dtype_options(problem),
         )
 
@@ -135,7 +139,7 @@ class FlashInferPrefill(_FlashInfer):
             shape.head_dim,
             shape.page_size,
             causal=shape.queries > 1,
-            sm_scale=shape.scale,
+            sm_scale=shape.score_scale,
             **_make_dtype_options(problem),
         )
 
@@ -164,10 +168,10 @@ class FlashInferMla(_FlashInfer):
         )
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
         sizes = shape.heads, width, position, shape.page_size
-        how = shape.queries > 1, shape.scale, *_make_dtype_options(problem).values()
+        how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
         return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
+    def run(self, wrapper: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
         width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
         parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
         output: torch.Tensor = wrapper.run(*parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mamf.engine.runner import Setup
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.logs.recording import Record
+from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
 from mamf.profiling.counters.ncu import Ncu, StepKey, encode_counts, make_step_key
 
@@ -25,7 +25,7 @@ class CountingStrategy(RowsStrategy):
     def skipped_count(self) -> int:
         return super().skipped_count + len(find_uncounted_rows(self.setup.rows, self.counted))
 
-    def yield_results(self) -> Iterator[Measurement | Record]:
+    def yield_results(self) -> Iterator[Measurement | LogRecord]:
         for row in find_uncounted_rows(self.setup.rows, self.counted):
             yield self._count_row(row)
         for found in super().yield_results():
@@ -33,14 +33,14 @@ class CountingStrategy(RowsStrategy):
             if isinstance(found, Measurement) and found.ok:
                 yield self._count_row(found)
 
-    def _count_row(self, row: Measurement) -> Record:
+    def _count_row(self, row: Measurement) -> LogRecord:
         """Let ncu read the counters of the kernel and shape of a row, and return them as a record for the log."""
         self.setup.on_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
         if counts.ok:
             self.counted.add(make_step_key(counts))
-        return Record("counters", encode_counts(counts))
+        return LogRecord("counters", encode_counts(counts))
 
 
 def find_uncounted_rows(rows: Sequence[Measurement], counted: set[StepKey]) -> list[Measurement]:

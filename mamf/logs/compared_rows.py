@@ -67,16 +67,16 @@ _POWER_STATE_ERROR = 0.0055
 _SUSTAINED_RUN_SHIFT = 0.0012
 
 
-def compute_decision_error(known: FigureError, regime: str, visits: int) -> FigureError:
+def compute_decision_error(error: FigureError, regime: str, visit_count: int) -> FigureError:
     """Return the error of a rate for deciding whether it differs from another rate.
 
-    ``visits``: the number of separate measurements behind the rate. The error has the heavy tails of errors between
-    runs.
+    ``visit_count``: the number of separate measurements behind the rate. The result has the heavy tails of errors
+    between runs, so it is larger than the calibrated ``error`` of the rate.
     """
     is_sustained = regime == SUSTAINED
-    own = max(known.own, _POWER_STATE_ERROR / math.sqrt(visits) if is_sustained else 1e-6)
+    own = max(error.own, _POWER_STATE_ERROR / math.sqrt(visit_count) if is_sustained else 1e-6)
     own = min(own, 10.0)  # A manipulated log may state any error.
-    common = max(known.common, _SUSTAINED_RUN_SHIFT) if is_sustained else known.common
+    common = max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common
     return FigureError(common, own, _ROW_DEGREES_OF_FREEDOM[is_sustained])
 
 
@@ -157,7 +157,7 @@ class PooledRows(NamedTuple):
         needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
 
-    def flat(self, tolerance: float) -> dict[str, Any]:
+    def flatten(self, tolerance: float) -> dict[str, Any]:
         """Return the fields, the ends of the interval and the verdict as named columns of one table row."""
         return {
             **self._asdict(),

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mamf.contribution.collection import ResultRate, format_kernel_title, select_attention, select_best_per_problem
+from mamf.contribution.collection import (
+    ResultRate,
+    format_kernel_title,
+    select_attention_rates,
+    select_best_per_problem,
+)
 from mamf.contribution.review import make_folder_name
 from mamf.contribution.tables import make_attention_columns, make_kernel_columns, make_rate_columns, make_text_column
 from mamf.errors import UsageError
@@ -228,7 +233,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]
-    log, attention = _make_log_column(logs), select_attention(data.attention, per_kernel=True)
+    log, attention = _make_log_column(logs), select_attention_rates(data.attention, per_kernel=True)
     operation: Column[ResultRate] = make_text_column("operation", lambda entry: entry.row.operation)
     kernels = _make_tables([operation, *make_kernel_columns(), log], select_best_per_problem(data.kernels))
     ceilings: list[Column[CeilingLine]] = [

@@ -12,7 +12,7 @@ from mamf.contribution.collection import (
     ResultRate,
     Submitters,
     collect_rates,
-    find_leaders,
+    find_best_rates,
     list_software_versions,
     read_submitters,
     split_confirmed,
@@ -148,7 +148,7 @@ def _rank_entries(entries: Sequence[ResultRate], submitters: Submitters) -> Site
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[_make_line(tier, *leader) for tier, each in tiers.items() for leader in find_leaders(each)],
+        lines=[_make_line(tier, *leader) for tier, each in tiers.items() for leader in find_best_rates(each)],
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],

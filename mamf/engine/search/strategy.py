@@ -1,12 +1,14 @@
-"""Finds both matmul ceilings of a device: chooses which shape and kernel to measure next.
+"""Search for the matmul ceilings of a device (its highest rates in burst and in sustained): choose which shape and
+kernel to measure next.
 
-- Burst: scout shapes on a coarse grid, refine around the leaders with smaller steps, then measure the candidates in
-  interleaved rounds. Shapes and kernels are searched together, because another kernel may be best at shapes where the
-  library's default is not.
-- Sustained: take candidates from burst, rank them in short visits by energy per FLOP (which sets the speed at the power
-  limit), then measure rounds of visits.
+- Burst: measure shapes of a coarse grid ("scout"), measure shapes near the fastest ones ("leaders") in smaller steps
+  ("refine"), then measure the best candidates in interleaved rounds. The search is over shapes and kernels together,
+  because another kernel may be fastest on shapes where the library's default kernel is not.
+- Sustained: take candidates from burst, rank them in short measurements ("visits") by energy per FLOP (which sets the
+  speed at the power limit), then measure the best of them in rounds.
 
-Some rounds choose and separate rounds confirm: a measurement that chose a candidate never confirms it.
+A candidate is a shape and a kernel. Some rounds choose a candidate and separate rounds confirm its rate: a measurement
+that chose a candidate never confirms it.
 """
 
 from __future__ import annotations
@@ -48,61 +50,65 @@ from mamf.plans import ALGORITHM, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 
 
 class FindStrategy(PlanStrategy):
-    """Searches the grid of a plan for its ceilings, and confirms them."""
+    """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
-    #: Seconds of a visit in sustained that chooses.
+    #: Seconds of a measurement in sustained.
     visit_seconds: ClassVar[float] = 1.0
     sustained_candidate_count: ClassVar[int] = 3
-    #: Shapes anywhere in the grid that a refinement considers in addition to the leaders' neighbors.
+    #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
     max_distant_shapes: ClassVar[int] = 5000
-    #: How many steps away a leader's farthest neighbor is in M and N.
-    reach: ClassVar[int] = 4
+    #: How many steps in M and in N a refinement goes away from one of the fastest shapes ("leaders").
+    max_steps_from_leader: ClassVar[int] = 4
     sustained_finalist_count: ClassVar[int] = 2
-    #: Shapes on which kernels are compared before they join the search.
+    #: The number of shapes on which kernels are compared before they join the search.
     trial_shape_count: ClassVar[int] = 2
-    #: A shape is short if its FLOP are at most this share of the grid's maximum.
+    #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
     max_trial_flop_share: ClassVar[float] = 0.25
-    #: How much faster another algorithm must be to replace a kernel's first one in the search. In a quick search, also
-    #: how much faster than the default another kernel must be to join.
-    min_gain: ClassVar[float] = 0.005
-    #: Shapes that won before on devices of this model, on which a quick search also tries the kernel that it chose.
+    #: The share by which another algorithm must be faster than a kernel's first algorithm to replace it in the search.
+    #: In a quick search, also the share by which another kernel must be faster than the default kernel to join.
+    min_gain_share: ClassVar[float] = 0.005
+    #: The number of shapes that were fastest before on devices of this model and on which a quick search also tries the
+    #: kernel that it has chosen.
     trial_prior_count: ClassVar[int] = 4
-    #: The number of algorithms (the most promising first) that a quick search tries if they must be compiled. It also
-    #: limits the algorithms tried on each shape after the first.
+    #: The maximum number of a kernel's algorithms (the most promising first) that a quick search tries if they must be
+    #: compiled, and on each shape after the first one.
     max_quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: Setup) -> None:
-        # The rows of an interrupted run are replayed. They also show when each phase ended, which may have been because
-        # time ran out.
+        # Let all rows of an interrupted run answer steps: they also show when each phase ended.
         super().__init__(setup, replayed=setup.rows)
         kernels: list[MatmulKernel] = setup.kernel_objects
         self.options: SearchOptions = setup.plan.options
-        self._seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
-        self._default = kernels[0].name
-        #: The kernels for which the search compares algorithms. The default kernel is one of them if its algorithms are
-        #: cheap to try.
-        self._ranked = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
+        self._budget_seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
+        self._default_kernel_name = kernels[0].name
+        #: The kernels whose algorithms the search compares. The default kernel is one of them only if its algorithms
+        #: need no compilation.
+        self._ranked_kernels = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.pace = choose_pace(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
-        self._by_name = {kernel.name: kernel for kernel in kernels}
+        self._kernels_by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted_rows: list[Measurement] = []
         self._algorithm_rows: list[Measurement] = []
-        #: The names of the algorithms that were tried, by kernel.
-        self._algorithm_names_by_kernel: dict[str, set[str]] = {}
-        self._compiled = 0.0
+        #: The names of the algorithms that were measured, by the name of their kernel.
+        self._algorithm_names: dict[str, set[str]] = {}
+        self._compiling_seconds = 0.0
 
     def _compute_phase_end(self, share: float) -> float:
-        """Return the moment at which a phase ends, from its share of the budget. Without sustained, burst has the whole
-        budget. Time for compiling algorithms does not count.
+        """Return the backend time at which the share ``share`` of the budget has passed and a phase ends. Without
+        sustained, the shares are larger, so that burst has the whole budget. Time for compiling does not count.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst_end_share
-        return self.runner.start_time + self._compiled + share * scale * (self._seconds - self._compiled)
+        return (
+            self.runner.start_time
+            + self._compiling_seconds
+            + share * scale * (self._budget_seconds - self._compiling_seconds)
+        )
 
     def yield_steps(self) -> Steps:
-        deadline, problem, chooser = self.runner.start_time + self._seconds, self.plan.problem, self._chooser
+        deadline, problem, chooser = self.runner.start_time + self._budget_seconds, self.plan.problem, self._chooser
         self._deadline = deadline
         self._confirmation = ConfirmationRounds(
-            self.runner, problem, self._by_name, self.plan.precision, chooser, self.visit_seconds, deadline
+            self.runner, problem, self._kernels_by_name, self.plan.precision, chooser, self.visit_seconds, deadline
         )
         burst: list[Measurement] = []
         if Sustained.name in self.plan.regimes:
@@ -122,33 +128,34 @@ class FindStrategy(PlanStrategy):
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(
             shapes,
-            self._default,
+            self._default_kernel_name,
             compute_units=units,
             seed=problem.seed,
             first=first,
         )
         self.runner.on_phase("burst: scouting")
-        seconds = self.pace.scout_end_share * self._seconds / self.options.scouts
+        seconds = self.pace.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
-        if self._ranked:
+        if self._ranked_kernels:
             count = min(self.options.scouts, FIRST_SHAPES + len(first))
             yield from self._run_search(
                 search, regime, "scout", count, self._compute_phase_end(self.pace.scout_end_share), rule
             )
-            yield from self._add_best_kernels(search, regime, rule, self._ranked)
+            yield from self._add_best_kernels(search, regime, rule, self._ranked_kernels)
         yield from self._run_search(
             search, regime, "scout", self.options.scouts, self._compute_phase_end(self.pace.scout_end_share), rule
         )
         if not self.options.is_quick:
             yield from self._add_best_kernels(
-                search, regime, rule, [each for each in self._ranked if each.has_cheap_variants]
+                search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
         self.runner.on_phase("burst: refining")
         steps = list_refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.find_leaders(self.pace.candidates)] or shapes[:1]
-            near = list_shapes_around(best, step, self.options.grid, self.reach)
-            # The best shape may be far from all leaders: sizes between the coarse steps may fill waves exactly.
+            near = list_shapes_around(best, step, self.options.grid, self.max_steps_from_leader)
+            # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
+            # coarse steps may fill the waves of tiles exactly.
             search.set_shapes(
                 [*near, *draw_distant_shapes(best, step, self.options.grid, self.max_distant_shapes, self._chooser)]
             )
@@ -157,17 +164,18 @@ class FindStrategy(PlanStrategy):
             )
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
-        # Scouts cannot rank shapes that differ by less than their precision, so the best of several kinds continue.
+        # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
+        # with the fastest shapes of several pairs of M and N, not only with the leaders.
         leaders = search.find_leaders(self.pace.candidates)
         kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidates // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
         self.runner.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
         until = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
-        yield from self._try_algorithms(regime, shapes, rule, self._ranked, until)
+        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, until)
         candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
         measured = [*self._scouted_rows, *self._algorithm_rows]
-        candidates += list_default_candidates(candidates, measured, self._default)
+        candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
         confirming = yield from self._run_rounds(
             regime,
             list(dict.fromkeys(candidates)),
@@ -187,7 +195,9 @@ class FindStrategy(PlanStrategy):
             if proposed is None:
                 return
             shape, kernel = proposed
-            row = yield Step(self._by_name[kernel], self.plan.problem, shape, regime, rule, phase, len(search.measured))
+            row = yield Step(
+                self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, phase, len(search.measured)
+            )
             if row is None:
                 return
             search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
@@ -196,9 +206,9 @@ class FindStrategy(PlanStrategy):
     def _add_best_kernels(
         self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> Steps:
-        """Compare kernels on the best shapes so far. Each joins the search with the algorithms that were best there, or
-        with only the best one if algorithms must be compiled. A quick search compares on short shapes and continues
-        with the best kernel only.
+        """Compare kernels on the fastest shapes so far. Each kernel joins the search with the algorithms that were
+        fastest on these shapes, or with the single fastest one if its algorithms must be compiled. A quick search
+        compares kernels on small shapes, and continues with the fastest kernel only.
         """
         if not kernels:
             return
@@ -207,15 +217,15 @@ class FindStrategy(PlanStrategy):
             limit = self.max_trial_flop_share * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
         shapes = best_first[: self.trial_shape_count]
-        yield from self._try_algorithms(regime, shapes, rule, kernels, self._deadline)
+        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, kernels, self._deadline)
         tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         if self.options.is_quick:
-            self._ranked = kernels = self._choose_best_kernel(tried, shapes)
-            # The default kernel's best shapes are rarely the best ones of another kernel, so try that kernel on the
-            # priors too.
+            self._ranked_kernels = kernels = self._choose_best_kernel(tried, shapes)
+            # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
+            # chosen kernel also on shapes that were fastest before on devices of this model.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_prior_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
-            yield from self._try_algorithms(regime, shapes, rule, cheap, self._deadline)
+            yield from self._measure_algorithms_of_kernels(regime, shapes, rule, cheap, self._deadline)
             tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         for kernel in kernels:
             best = self._rank_algorithms(kernel, tried)
@@ -227,36 +237,38 @@ class FindStrategy(PlanStrategy):
                 search.record((row.shape, row.kernel), row.best_rate)
 
     def _choose_best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
-        """Return the fastest kernel on these shapes, in a list; empty if it is not clearly faster than the default."""
-        default = (row for row in self._scouted_rows if row.ok and row.kernel == self._default and row.shape in shapes)
-        to_beat = (1 + self.min_gain) * max((row.best_rate for row in default), default=0.0)
+        """Return the kernel of the fastest row of ``tried``, in a list. Return an empty list if that kernel is not
+        clearly faster on these shapes than the default kernel.
+        """
+        default = (
+            row
+            for row in self._scouted_rows
+            if row.ok and row.kernel == self._default_kernel_name and row.shape in shapes
+        )
+        to_beat = (1 + self.min_gain_share) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
         if best is None or best.best_rate < to_beat:
             return []
-        return [kernel for kernel in self._ranked if best.kernel in self._algorithm_names_by_kernel[kernel.name]]
+        return [kernel for kernel in self._ranked_kernels if best.kernel in self._algorithm_names[kernel.name]]
 
     def _rank_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
-        """Return a kernel's best algorithm on each shape, fastest first. This is its first algorithm unless another one
-        is clearly faster. A quick search adds the first one in any case, because the best algorithm on these few shapes
-        is rarely the best elsewhere.
+        """Return the names of a kernel's fastest algorithms on the shapes in ``tried``, fastest first. On each shape,
+        that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
+        algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
         """
         best: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
             if rows := [
-                row
-                for row in tried
-                if row.shape == shape and row.kernel in self._algorithm_names_by_kernel[kernel.name]
+                row for row in tried if row.shape == shape and row.kernel in self._algorithm_names[kernel.name]
             ]:
                 fastest = max(rows, key=lambda row: row.best_rate)
-                best.append(fastest if fastest.best_rate >= (1 + self.min_gain) * rows[0].best_rate else rows[0])
+                best.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
         if self.options.is_quick and best:
-            found.append(
-                next(row.kernel for row in tried if row.kernel in self._algorithm_names_by_kernel[kernel.name])
-            )
+            found.append(next(row.kernel for row in tried if row.kernel in self._algorithm_names[kernel.name]))
         return list(dict.fromkeys(found))
 
-    def _try_algorithms(
+    def _measure_algorithms_of_kernels(
         self,
         regime: Regime,
         shapes: Sequence[MatmulShape],
@@ -264,25 +276,25 @@ class FindStrategy(PlanStrategy):
         kernels: Sequence[MatmulKernel],
         until: float,
     ) -> Steps:
-        """Measure every algorithm of these kernels on these shapes. A quick search measures all algorithms of a kernel
-        only on the first shape.
+        """Measure the algorithms of these kernels on these shapes, until the backend time ``until``. A quick search
+        measures all algorithms of a kernel on the first shape only.
         """
         for kernel in kernels:
             begun = self.runner.now()
             yield from self._measure_algorithms(regime, shapes, rule, kernel, until)
             if not kernel.has_cheap_variants:
-                self._compiled += self.runner.now() - begun
+                self._compiling_seconds += self.runner.now() - begun
 
     def _measure_algorithms(
         self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
     ) -> Steps:
-        names = self._algorithm_names_by_kernel.setdefault(kernel.name, set())
+        names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
-            variants = self._list_variants(kernel, shape)
+            variants = self._list_algorithms(kernel, shape)
             if self.options.is_quick and shape != shapes[0]:
                 variants = variants[: self.max_quick_algorithms]
             for variant in variants:
-                self._by_name[variant.name] = variant
+                self._kernels_by_name[variant.name] = variant
                 names.add(variant.name)
                 if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
                     continue
@@ -293,31 +305,31 @@ class FindStrategy(PlanStrategy):
                     return
                 self._algorithm_rows.append(row)
 
-    def _list_variants(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
+    def _list_algorithms(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
         try:
             found = kernel.variants(self.backend, self.plan.problem, shape)
             compiles = self.options.is_quick and not kernel.has_cheap_variants
             return found[: self.max_quick_algorithms] if compiles else found
-        except Exception:  # the library fails for this shape: measuring the kernel will give the reason
+        except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
             return (kernel,)
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
         regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
-        # Rank by the rounds of burst: if single rows are noisy, the fastest row is merely the luckiest.
+        # Rank candidates by their rounds in burst, not by single rows: the fastest of noisy rows is only the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalist_count]
         if self.pace.has_choosing_visits:
             finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
-                rounds = rounds._replace(choosing=0)  # the visits have chosen
+                rounds = rounds._replace(choosing=0)  # The short visits have already chosen.
         else:
             self._start_regime(regime, [shape for shape, _ in finalists])
         yield from self._run_rounds(regime, finalists, rounds, self.pace.chosen_end_share, 1.0)
 
     def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
-        """Allocate operands for all these shapes, then start the regime."""
+        """Allocate operands that are large enough for all these shapes, then start the regime."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
             problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
@@ -327,7 +339,7 @@ class FindStrategy(PlanStrategy):
     def _visit_candidates(
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Make short visits to candidates, and return the best of them."""
+        """Measure the candidates from burst for a short time each in sustained, and return the best of them."""
         candidates = find_best_per_size_pair(burst)[: self.sustained_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
@@ -341,19 +353,19 @@ class FindStrategy(PlanStrategy):
         for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
             if not self.runner.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
                 break
-            step = Step(self._by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
+            step = Step(self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
             row = yield from self._confirmation.measure_step(step)
             if row is None:
                 break
             visits.append(row)
         finalists = choose_finalists(visits, self.sustained_finalist_count)
-        return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default))))
+        return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default_kernel_name))))
 
     def _iterate_candidates(
         self, candidates: Sequence[Candidate], visits: Sequence[Measurement]
     ) -> Iterator[Candidate]:
-        """Yield the candidates, then the best of them with M and N exchanged and with longer K. These tie in burst, but
-        differ by up to 1.5 % at the power limit.
+        """Yield the candidates, then the best one of their ``visits`` with M and N exchanged and with longer K. Such
+        variants of a shape are equally fast in burst, but differ by up to 1.5 % at the power limit.
         """
         yield from candidates
         for shape, kernel in choose_finalists(visits, 1):
@@ -370,32 +382,34 @@ class FindStrategy(PlanStrategy):
         chosen_by: float,
         confirmed_by: float,
     ) -> StepsWithRows:
-        """Run rounds that choose and rounds that confirm, each until its share of the budget has passed."""
+        """Measure rounds that choose a candidate until the share ``chosen_by`` of the budget has passed, then rounds
+        that confirm it until the share ``confirmed_by`` has passed. Return their rows.
+        """
         return self._confirmation.run_rounds(
             regime, candidates, counts, self._compute_phase_end(chosen_by), self._compute_phase_end(confirmed_by)
         )
 
 
-_ROUNDS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
-_CANDIDATES = {BURST: 4, SUSTAINED: 2}
+_ROUND_COUNTS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
+_CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
 _VISIT_SECONDS = 1.0
-#: The share of the budget for measuring every row once; the share after which all regimes except the last have ended (a
-#: soak takes long); and the share of a problem's time for choosing.
-_SHARE_OF_ROWS, _SHARE_BEFORE_LAST, _SHARE_OF_CHOOSING = 0.2, 0.45, 0.35
+#: The share of the budget for measuring every row once; the share after which all regimes except the last must end,
+#: because sustained takes seconds to warm the device up; and the share of a problem's time for rounds that choose.
+_SHARE_FOR_ROWS, _SHARE_BEFORE_LAST, _SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
 class KernelsFindStrategy(RowsStrategy):
-    """Measures every row of a plan, then takes the best ones of each problem through rounds that choose and separate
-    rounds that confirm, in every regime.
+    """The strategy that finds the ceilings of other operations than matmul: it measures every row of a plan. Then, in
+    every regime, it measures the fastest rows of each problem in rounds that choose and separate rounds that confirm.
     """
 
     def __init__(self, setup: Setup) -> None:
-        # Rows with a phase answer the same steps again. Rows without a phase give the candidates.
+        # Of an interrupted run, rows with a phase answer the steps of the rounds; rows without one give the candidates.
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
-        self._confirmations: dict[Problem, ConfirmationRounds] = {}
+        self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 
     def yield_steps(self) -> Steps:
-        """Measure every step that no row answers yet, then choose and confirm."""
+        """Yield every step that no row answers yet, then the rounds that choose and confirm."""
         run, left = self.runner, self.setup.remaining_steps
         for number, name in enumerate(self.plan.regimes):
             regime = run.start_regime(self.make_regime(name))
@@ -407,14 +421,16 @@ class KernelsFindStrategy(RowsStrategy):
             )
 
     def _compute_end_time(self, run: Runner, share: float) -> float:
-        """Return the moment at which this share of the budget has passed."""
+        """Return the backend time (``Backend.now``) at which this share of the run's budget has passed."""
         return math.inf if self.plan.budget_seconds is None else run.start_time + share * self.plan.budget_seconds
 
     def _confirm_problems(self, run: Runner, regime: Regime, end: float) -> Steps:
-        """Choose and confirm for every problem in one regime; the time until ``end`` is divided among them."""
+        """Choose and confirm a candidate for every problem in one regime. The problems share the time until ``end``
+        equally.
+        """
         cache = self.backend.info.cache_bytes
         for number, problem in enumerate(self.plan.problems):
-            candidates = self._find_best_candidates(problem, _CANDIDATES[regime.name])
+            candidates = self._find_best_candidates(problem, _CANDIDATE_COUNTS[regime.name])
             if not candidates:
                 continue
             shapes = [shape for shape, _ in candidates]
@@ -424,11 +440,13 @@ class KernelsFindStrategy(RowsStrategy):
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._get_confirmation(run, problem)
-            until = now + _SHARE_OF_CHOOSING * part, now + part
-            yield from confirmation.run_rounds(regime, candidates, _ROUNDS[regime.name], *until)
+            until = now + _SHARE_FOR_CHOOSING * part, now + part
+            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *until)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
-        """Return the fastest rows of a problem that may be a ceiling."""
+        """Return the shape and kernel of the ``count`` fastest rows of a problem, without shapes that cannot be a
+        ceiling.
+        """
         of, info = get_operation(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
         own = (row for row in rows if row.ok and of.may_be_ceiling(info, problem, row.shape))
@@ -436,23 +454,23 @@ class KernelsFindStrategy(RowsStrategy):
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
     def _get_confirmation(self, run: Runner, problem: Problem) -> ConfirmationRounds:
-        if problem not in self._confirmations:
+        if problem not in self._confirmation_by_problem:
             deadline = math.inf if run.deadline is None else run.deadline
             kernels = {kernel.name: kernel for kernel in self.kernels.values()}
-            self._confirmations[problem] = ConfirmationRounds(
+            self._confirmation_by_problem[problem] = ConfirmationRounds(
                 run, problem, kernels, self.plan.precision, random.Random(problem.seed), _VISIT_SECONDS, deadline
             )
-        return self._confirmations[problem]
+        return self._confirmation_by_problem[problem]
 
     def make_regime(self, name: str) -> Regime:
         return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
 
     def make_rule(self, regime: Regime) -> StoppingRule:
-        """Return a rule that stops a row early if the budget is short, because the row only has to show whether it is
-        worth confirming.
+        """Return the rule that stops a row. If the budget is short, it stops the row early, because a row only has to
+        show whether its shape and kernel are worth confirming.
         """
         usual = super().make_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.seconds is None:
             return usual
-        part = _SHARE_OF_ROWS * self.plan.budget_seconds / max(len(self.plan.steps()), 1)
+        part = _SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.steps()), 1)
         return replace(usual, seconds=min(usual.seconds, part))

@@ -22,8 +22,8 @@ from sphinx.util.docutils import SphinxDirective
 from mamf.backend import DeviceInfo
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.legacy import HEADER_FIELDS, SUMMARY_FIELDS, FinderRun, Reported
-from mamf.logs.recording import Header, PlanOptions, PlanRecord, SearchRecord
-from mamf.logs.records import STRUCT_BY_RECORD, Tool
+from mamf.logs.recording import HeaderRecord, PlanOptions, PlanRecord, SearchRecord
+from mamf.logs.records import STRUCT_BY_RECORD, ToolRecord
 from mamf.logs.run_log import SCHEMA
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.statistics import Repeatability
@@ -33,7 +33,7 @@ JSON_NAME = "log.schema.json"
 _LOGGER = logging.getLogger(__name__)
 #: Objects that several records hold, by their title on the page.
 SHARED: Mapping[str, type] = {
-    "tool": Tool,
+    "tool": ToolRecord,
     "device": DeviceInfo,
     "product": MatmulProblem,
     "repeatability": Repeatability,
@@ -43,7 +43,7 @@ SHARED: Mapping[str, type] = {
 }
 #: Each record by its title on the page: its kind in ``record``, its type, and which of the fields of that it has.
 TITLES: Mapping[str, tuple[str, type, tuple[str, ...]]] = {
-    "header": ("header", Header, ()),
+    "header": ("header", HeaderRecord, ()),
     **{kind: (kind, of, ()) for kind, of in STRUCT_BY_RECORD.items()},
     "header of an imported log": ("header", FinderRun, HEADER_FIELDS),
     "reported": ("reported", Reported, ()),

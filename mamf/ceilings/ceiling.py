@@ -415,13 +415,13 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
 
 
-def compute_known_share(row: Measurement, known: Rates) -> float | None:
-    """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the rate in ``known``
-    for its dtype and regime.
+def compute_known_share(row: Measurement, known_ceilings: Rates) -> float | None:
+    """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the known ceiling for
+    its dtype and regime.
 
     Returns None if there is no such ceiling or if the row has no rate.
     """
-    ceiling = find_row_ceiling(row, known)
+    ceiling = find_row_ceiling(row, known_ceilings)
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 

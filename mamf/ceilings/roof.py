@@ -194,11 +194,11 @@ def _keep_higher_ceiling(ceilings: dict[tuple[str, str], Ceiling], key: tuple[st
         ceilings[key] = ceiling
 
 
-def require_same_device(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:
+def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:
     """Raise IncomparableError unless two devices, each a name and a hash of its UUID, are the same: cards of one model
     differ by several percent.
     """
-    (name, uuid), (other_name, other_uuid) = one, other
+    (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {what}: use logs of one card, or --anyway")
+        raise IncomparableError(f"the logs are from {what}: use logs of device card, or --anyway")

@@ -103,7 +103,7 @@ def format_kernel_title(entry: ResultRate) -> str:
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 
-def format_software(header: Mapping[str, Any]) -> str:
+def format_software_versions(header: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in list_software_versions(header).items())
 
 
@@ -297,7 +297,7 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     return ResultsCollection(entries, legacy, read_submitters(root))
 
 
-def find_leaders(entries: Iterable[ResultRate]) -> list[BestRate]:
+def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:
     """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
     Rates of sweeps count only where there is no ceiling of a search: a sweep chooses its best row by the same samples
@@ -312,7 +312,7 @@ def find_leaders(entries: Iterable[ResultRate]) -> list[BestRate]:
     return sorted(chosen, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 
-def select_attention(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
+def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
     """Select the row with the highest MAMFU for each accelerator, dtype, regime, direction, head dimension and mask.
 
     Selects an approximate kernel only if no exact kernel was measured. ``per_kernel``: select one row for each kernel.

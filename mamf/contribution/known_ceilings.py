@@ -100,8 +100,8 @@ def peak(
     backend = resolve_backend(device)
     info, dtype = backend.info, backend.resolve_dtype(canonicalize_dtype_name(dtype or backend.default_dtype))
     finders = {
-        "measured": lambda: _find_measured(backend, dtype, regime),
-        "contributed": lambda: _find_contributed(info, dtype, regime, anyway),
+        "measured": lambda: _find_measured_ceiling(backend, dtype, regime),
+        "contributed": lambda: _find_contributed_rate(info, dtype, regime, anyway),
         "datasheet": lambda: find_datasheet_peak(info, dtype),
     }
     known = _get_first_rate(find() for kind, find in finders.items() if source in (None, kind))
@@ -124,7 +124,7 @@ def find_peaks_by_name(
     for each in [canonicalize_dtype_name(dtype)] if dtype else _TRIED_DTYPES:
         known = [_list_known_rates(device, each, regime, source) for device in devices]
         if any(known):
-            return _require_one_figure(name, devices, known)
+            return _require_one_rate(name, devices, known)
     raise UnavailableError(
         f"no figure is listed for {devices[0].name}, {dtype or 'any usual dtype'}, source {source or 'any'}"
     )
@@ -138,12 +138,12 @@ def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: Peak
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILINGS if each != regime)
     sources = [
-        _get_first_rate(_find_max_contributed(device, regime, each) for each in dtypes),
-        _get_first_rate(_find_published(device, each) for each in dtypes),
+        _get_first_rate(_find_max_contributed_rate(device, regime, each) for each in dtypes),
+        _get_first_rate(_find_published_rate(device, each) for each in dtypes),
         _get_first_rate(
             _describe_datasheet_rate(find_listed_peak(device.device, each), device.name, each) for each in dtypes
         ),
-        _get_first_rate(_find_max_contributed(device, other, each) for each in dtypes),
+        _get_first_rate(_find_max_contributed_rate(device, other, each) for each in dtypes),
     ]
     known = [each for each in sources if each and source in (None, each.source)]
     return known if known and known[0].regime in (None, regime) else []
@@ -153,7 +153,7 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
     return next(filter(None, candidates), None)
 
 
-def _require_one_figure(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
+def _require_one_rate(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
     """Return the rates of the device that a name means. Raises UsageError if it matches devices with different rates.
 
     ``known``: the known rates of each of ``devices``.
@@ -201,7 +201,7 @@ def _format_find_command(dtype: str) -> str:
     return f"mamf find --dtype {dtype}"
 
 
-def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
+def _find_measured_ceiling(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
     from mamf.logs.ceiling_cache import find_cached_ceiling  # Imported late: a lookup by name needs no logs.
 
     problem = problem_for(backend, dtype)
@@ -220,7 +220,7 @@ def _find_measured(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
     return None
 
 
-def _find_contributed(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
+def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
     # Contributed rates of CPUs are not used, because virtual machines give different CPUs the same name.
     rows = _find_contributed_rates_of([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
@@ -245,7 +245,7 @@ def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) 
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
-def _find_max_contributed(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
+def _find_max_contributed_rate(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
     rows = _find_contributed_rates_of(device.names, dtype, regime)
     return _describe_contributed_rate(max(rows, key=lambda row: row.rate)) if rows else None
 
@@ -299,7 +299,7 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     return {(row["device"], row["dtype"]): row for row in read_packaged_rows(SHIPPED_FILE)}
 
 
-def _find_published(device: NamedDevice, dtype: str) -> Rate | None:
+def _find_published_rate(device: NamedDevice, dtype: str) -> Rate | None:
     row = read_published_rates().get((device.device, dtype))
     if row is None:
         return None

@@ -170,12 +170,12 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
 def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
     """Review a log that was imported from mamf-finder, record by record, because it may have a million rows."""
 
-    def check_records() -> Iterator[dict[str, Any]]:
+    def check_and_yield_records() -> Iterator[dict[str, Any]]:
         for line, record in records:
             findings.extend(check_private_texts(line, record))
             yield record
 
-    run = build_legacy_run(path, check_records())
+    run = build_legacy_run(path, check_and_yield_records())
     findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
     place = Path(make_folder_name(run.device or ""), make_legacy_file_name(run))
@@ -264,7 +264,7 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
     ``named``: the logs whose warnings are printed, because the warnings of a whole folder would hide its errors.
     """
 
-    def records(review: Review) -> list[dict[str, object]]:
+    def list_finding_records(review: Review) -> list[dict[str, object]]:
         names = ("rule", "level", "line", "message")
         return [{name: getattr(each, name) for name in names} for each in review.findings]
 
@@ -273,7 +273,7 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),
         Column("accepted", "", lambda review: not review.is_rejected()),
-        Column("findings", "", records),
+        Column("findings", "", list_finding_records),
     ]
     tiers = Counter(each.tier or "unreadable" for each in reviews)
     by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])

@@ -22,7 +22,7 @@ from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_rows
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
-from mamf.logs.recording import Header, RunEnd
+from mamf.logs.recording import HeaderRecord, RunEnd
 from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
 from mamf.logs.run_log import (
     OwnCeilings,
@@ -115,7 +115,7 @@ class Evidence:
         return tuple((line, record, row) for (line, record), row in written)
 
     @property
-    def good_rows(self) -> Iterator[tuple[int, Measurement]]:
+    def valid_rows(self) -> Iterator[tuple[int, Measurement]]:
         return ((line, row) for line, _, row in self.rows if row.ok and row.problem.dtype in DTYPES)
 
 
@@ -137,7 +137,7 @@ def check_field_names(evidence: Evidence) -> Iterator[Finding]:
     """Find fields in the records of a log that mamf does not write."""
     for line, record in evidence.records:
         for name in _yield_unknown_fields(
-            record, _get_record_fields(Header if line == 1 else STRUCT_BY_RECORD[record["record"]])
+            record, _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
         ):
             if name not in ("record", "time"):
                 yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
@@ -218,12 +218,12 @@ def _find_usual_spelling(name: str) -> str | None:
     """Find a known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if there
     is none.
     """
-    known = {_keep_letters(each.device): each.device for each in read_contributed_rates()}
-    usual = known.get(_keep_letters(name), name)
+    known = {_keep_letters_and_digits(each.device): each.device for each in read_contributed_rates()}
+    usual = known.get(_keep_letters_and_digits(name), name)
     return find_listed_device(name) if usual == name else usual
 
 
-def _keep_letters(name: str) -> str:
+def _keep_letters_and_digits(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
@@ -304,22 +304,25 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
 
-def values_agree(written: Any, again: Any, relative: float = _RATE_ROUNDING) -> bool:
+def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING) -> bool:
     """Return whether two JSON values are equal, apart from rounding errors and the intervals of rates.
 
-    ``again``: the value that was computed again. ``relative``: the allowed relative difference of numbers.
+    ``written``: the value in the log. ``recomputed``: the value computed from samples. ``relative``: the allowed
+    relative difference of numbers.
     """
-    if isinstance(again, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
-        return math.isclose(written, again, rel_tol=relative, abs_tol=2e-12)
-    if isinstance(again, dict):
-        is_alike = isinstance(written, dict) and written.keys() == again.keys()
+    if isinstance(recomputed, float) and isinstance(written, (int, float)) and not isinstance(written, bool):
+        return math.isclose(written, recomputed, rel_tol=relative, abs_tol=2e-12)
+    if isinstance(recomputed, dict):
+        is_alike = isinstance(written, dict) and written.keys() == recomputed.keys()
         return is_alike and all(
-            values_agree(written[key], again[key], relative) for key in again.keys() - _INTERVAL_FIELDS
+            values_agree(written[key], recomputed[key], relative) for key in recomputed.keys() - _INTERVAL_FIELDS
         )
-    if isinstance(again, (list, tuple)):
-        is_alike = isinstance(written, list) and len(written) == len(again)
-        return is_alike and all(values_agree(one, other, relative) for one, other in zip(written, again, strict=True))
-    return type(written) is type(again) and bool(written == again)
+    if isinstance(recomputed, (list, tuple)):
+        is_alike = isinstance(written, list) and len(written) == len(recomputed)
+        return is_alike and all(
+            values_agree(one, other, relative) for one, other in zip(written, recomputed, strict=True)
+        )
+    return type(written) is type(recomputed) and bool(written == recomputed)
 
 
 def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
@@ -360,7 +363,7 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
 def check_summary(evidence: Evidence) -> Iterator[Finding]:
     """Check that something was measured and that the summary agrees with the rows. Warn if the run was interrupted."""
     log, plan = evidence.log, evidence.plan
-    if not any(row.operation == plan.operation for _, row in evidence.good_rows):
+    if not any(row.operation == plan.operation for _, row in evidence.valid_rows):
         yield Finding("missing-row", "nothing was measured")
     elif plan.is_search and not log.all_ceilings:
         yield Finding("missing-row", "the search confirmed no ceiling: complete it with 'mamf find --resume LOG'")
@@ -384,7 +387,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     """Find samples that are faster than the device or its memory allows, and rates that are too high for the measured
     clock.
     """
-    for line, row in evidence.good_rows:
+    for line, row in evidence.valid_rows:
         info, of = evidence.log.device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
         limit = of.fastest_possible(info, row.problem, row.shape) if has_exact_kernel(row) else None
@@ -398,7 +401,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
 
 def check_verification(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose result was not verified, or whose result has an error above the tolerance."""
-    for line, row in evidence.good_rows:
+    for line, row in evidence.valid_rows:
         max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
         if row.error is None:
@@ -433,7 +436,7 @@ def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz exceeds the maximum clock", line)
 
 
-def check_samples_differ(evidence: Evidence) -> Iterator[Finding]:
+def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
     seen: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
@@ -470,6 +473,6 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     check_speed_limits,
     check_verification,
     check_sensor_readings,
-    check_samples_differ,
+    check_for_equal_samples,
     check_timer_overhead,
 )

@@ -18,10 +18,10 @@ from mamf.contribution.collection import (
     BestRate,
     ResultRate,
     ResultsCollection,
-    find_leaders,
+    find_best_rates,
     format_kernel_title,
-    format_software,
-    select_attention,
+    format_software_versions,
+    select_attention_rates,
     select_best_per_problem,
     split_confirmed,
 )
@@ -91,7 +91,7 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
         confirmed = split_confirmed(part.select_table(MATMUL_TABLE), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
         counts.update(each.dtype for each in kept)
-        for best, _ in find_leaders(kept):
+        for best, _ in find_best_rates(kept):
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
     def make_rates_column(dtype: str) -> Column[str]:
@@ -141,9 +141,13 @@ def _write_device_page(part: ResultsCollection) -> str:
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
-        _format_section("Ceilings", make_ceiling_columns(), find_leaders(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"),
         _format_section(
-            attention_title, [*make_attention_columns(), make_log_column()], select_attention(ranked[SHARES_TABLE])
+            "Ceilings", make_ceiling_columns(), find_best_rates(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"
+        ),
+        _format_section(
+            attention_title,
+            [*make_attention_columns(), make_log_column()],
+            select_attention_rates(ranked[SHARES_TABLE]),
         ),
         *(_write_operation_section(operation, entries) for operation, entries in best.items()),
         _format_section(
@@ -216,7 +220,7 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
         make_text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
         Column("", "all", lambda row: _format_rate_range([each.rate for each in row[1]])),
-        make_text_column("software", lambda row: format_software(row[0].header)),
+        make_text_column("software", lambda row: format_software_versions(row[0].header)),
         Column("", "date", lambda row: row[0].date[:10]),
         Column("", "log", lambda row: make_log_link(row[0].place), Markup),
     ]
@@ -333,7 +337,7 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
                 "cards": len(cards),
                 "lowest": round_to_six_digits(min(cards.values())),
                 "date": best.date[:10],
-                "software": format_software(best.header),
+                "software": format_software_versions(best.header),
             }
         )
     return format_csv(rows)

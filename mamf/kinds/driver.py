@@ -178,13 +178,13 @@ class Run(Setup):
         kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
 
-    def _write_record(self, found: Measurement | LogRecord) -> None:
-        if isinstance(found, Measurement):
-            self.writer.write("measurement", make_measurement_record(found))
-            self.rows.append(found)
+    def _write_record(self, record: Measurement | LogRecord) -> None:
+        if isinstance(record, Measurement):
+            self.writer.write("measurement", make_measurement_record(record))
+            self.rows.append(record)
         else:
-            self._other_records.append(found)
-            self.writer.write(*found)
+            self._other_records.append(record)
+            self.writer.write(*record)
 
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.

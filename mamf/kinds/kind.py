@@ -100,11 +100,11 @@ class Kind(ABC):
         return bool(skipped_count)
 
     @abstractmethod
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
 
     @abstractmethod
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         """Make the chart of a log. Raises UsageError if the log lacks the regime or direction that the options name."""
 
     @abstractmethod
@@ -126,17 +126,19 @@ class KernelRows(Kind):
 
         return RowsStrategy(setup)
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        shares = Shares(log.header, log.all_ceilings, log.known_ceilings, view.roofs or _build_confirmed_roofs(log))
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
+        shares = Shares(
+            log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
+        )
         own = log.own_ceilings if self.has_ceilings else None
-        rows, end, baseline = log.measurements, log.summary, view.baseline
-        return make_kernels_document(rows, shares, end, top=view.top, confirmed=own, baseline=baseline)
+        rows, end, baseline = log.measurements, log.summary, report_options.baseline
+        return make_kernels_document(rows, shares, end, top=report_options.top, confirmed=own, baseline=baseline)
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         from mamf.report.charts.logs import make_kernels_chart
 
-        drawing.require_no_direction(log)
-        return make_kernels_chart(log.measurements, log.header, drawing.regime)
+        chart_options.require_no_direction(log)
+        return make_kernels_chart(log.measurements, log.header, chart_options.regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
@@ -159,22 +161,22 @@ class Sweep(KernelRows):
     def format_command(self, plan: Plan) -> str:
         return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         from mamf.report.charts.decode import make_decode_chart
         from mamf.report.charts.logs import make_attention_chart, make_model_chart, make_sweep_chart
 
         rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
         if of.chart == "lengths":
-            return make_attention_chart(rows, log.all_ceilings, header, drawing.regime, drawing.directions)
-        drawing.require_no_direction(log)
+            return make_attention_chart(rows, log.all_ceilings, header, chart_options.regime, chart_options.directions)
+        chart_options.require_no_direction(log)
         if of.chart == "caches":
             own = [row for row in rows if row.operation == of.name]
-            return make_decode_chart(own, _build_confirmed_roofs(log), header, drawing.regime)
+            return make_decode_chart(own, _build_confirmed_roofs(log), header, chart_options.regime)
         if of.chart == "phases":
-            return make_model_chart(rows, log.known_ceilings, header, drawing.regime)
+            return make_model_chart(rows, log.known_ceilings, header, chart_options.regime)
         if of.chart == "shapes":
-            return make_sweep_chart(rows, header, drawing.regime)
-        return super().make_chart(log, drawing)
+            return make_sweep_chart(rows, header, chart_options.regime)
+        return super().make_chart(log, chart_options)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
@@ -216,22 +218,22 @@ class Find(KernelRows):
     def format_command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         if log.parts:
             return make_devices_document(log)
         if log.plan.is_search:
             return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
-        return super().make_document(log, view)
+        return super().make_document(log, report_options)
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         if log.parts:
             raise UsageError(f"{log.path} has one find per device: draw one of its logs")
         if not log.plan.is_search:
-            return super().make_chart(log, drawing)
+            return super().make_chart(log, chart_options)
         from mamf.report.charts.logs import make_find_chart
 
-        drawing.require_no_direction(log)
-        return make_find_chart(log.measurements, log.ceilings, log.header, drawing.regime)
+        chart_options.require_no_direction(log)
+        return make_find_chart(log.measurements, log.ceilings, log.header, chart_options.regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd

@@ -58,18 +58,18 @@ class Explain(KernelRows):
     name = EXPLAIN
     noun = "an explanation"
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         rows = log.measurements
         if not rows:
-            return super().make_document(log, view)
+            return super().make_document(log, report_options)
         first = rows[0]
         head = [describe_machine(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
         return make_explanation_document(
             make_waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [describe_end(log.summary)]
         )
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        drawing.require_no_direction(log)
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+        chart_options.require_no_direction(log)
         steps = make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
         return make_waterfall_chart(steps, log.measurements, log.header)
 
@@ -105,11 +105,11 @@ class Overlap(KernelRows):
             setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
         )
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        return make_overlap_document(log.measurements, log.header, log.summary, view.top)
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
+        return make_overlap_document(log.measurements, log.header, log.summary, report_options.top)
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
-        drawing.require_no_direction(log)
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+        chart_options.require_no_direction(log)
         return make_overlap_chart(log.measurements, log.header)
 
 
@@ -121,10 +121,10 @@ class Roofline(Find):
     name = ROOFLINE
     noun = "a roofline"
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
-        return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), view.top)
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
+        return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), report_options.top)
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         return make_roofline_chart(build_log_roofs([log]), [], log.header)
 
 
@@ -143,10 +143,10 @@ class Verify(Kind):
     def count_left(self, setup: Setup) -> int:
         return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         return make_verification_document(log)
 
-    def make_chart(self, log: RunLog, drawing: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
 
     def make_summary(
@@ -173,7 +173,7 @@ class Reproduce(KernelRows):
         """Return the number of claims that are not measured yet."""
         return sum(each.measured_here is None for each in judge_claims(setup.plan.options, setup.rows))
 
-    def make_document(self, log: RunLog, view: ReportOptions) -> Document:
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options
         judged = judge_claims(options, log.measurements)
         found = find_setup_differences(options, judged, log.header)
@@ -228,45 +228,45 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     ]  # fmt: skip
 
 
-def _make_problem_title(each: JudgedClaim) -> str:
-    return make_described_title(*each.claim.step[:2])
+def _make_problem_title(judged: JudgedClaim) -> str:
+    return make_described_title(*judged.claim.step[:2])
 
 
-def _make_claim_label(each: JudgedClaim) -> str:
-    return f"{_make_problem_title(each)}, {each.claim.step[2]} by {each.claim.step[3]}"
+def _make_claim_label(judged: JudgedClaim) -> str:
+    return f"{_make_problem_title(judged)}, {judged.claim.step[2]} by {judged.claim.step[3]}"
 
 
-def _yield_claim_remarks(each: JudgedClaim) -> Iterator[str]:
-    if each.claim.error is None:
+def _yield_claim_remarks(judged: JudgedClaim) -> Iterator[str]:
+    if judged.claim.error is None:
         yield (
             "the claim has no samples: its interval is its rounding error, and its "
             "scatter is assumed to equal that of the run here"
         )
-    if any(each.cycles):
+    if any(judged.cycles):
         yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"
     yield (
-        f"{each.measured_here.status}: {each.measured_here.reason}"
-        if each.measured_here and each.measured_here.reason
+        f"{judged.measured_here.status}: {judged.measured_here.reason}"
+        if judged.measured_here and judged.measured_here.reason
         else ""
     )
 
 
-def _format_verdict_line(each: JudgedClaim, found: Sequence[Difference]) -> str:
-    unit, change = each.measured_here.unit if each.measured_here else "TFLOPS", ""
-    if each.pair and each.measured_here:
-        change = f"{100 * (each.pair.ratio - 1):+.2f} % ({format_change_interval(each.pair.interval)})"
-        then, now = each.cycles
+def _format_verdict_line(judged: JudgedClaim, differences: Sequence[Difference]) -> str:
+    unit, change = judged.measured_here.unit if judged.measured_here else "TFLOPS", ""
+    if judged.pair and judged.measured_here:
+        change = f"{100 * (judged.pair.ratio - 1):+.2f} % ({format_change_interval(judged.pair.interval)})"
+        then, now = judged.cycles
         cycles = (
             f"; {format_percent(then)} % of the units' cycles claimed, {format_percent(now)} % here"
             if then and now
             else ""
         )
-        change = f", {format_rate(each.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
-    beyond = f" by more than {format_share(each.tolerance)}" if each.is_slower else ""
-    device = ", on another device" if any(one.what == "device" for one in found) else ""
+        change = f", {format_rate(judged.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
+    beyond = f" by more than {format_share(judged.tolerance)}" if judged.is_slower else ""
+    device = ", on another device" if any(one.what == "device" for one in differences) else ""
     return (
-        f"{each.verdict}{beyond}{device}: {_make_claim_label(each)}: "
-        f"{format_rate(each.claim.rate, unit)} claimed{change}"
+        f"{judged.verdict}{beyond}{device}: {_make_claim_label(judged)}: "
+        f"{format_rate(judged.claim.rate, unit)} claimed{change}"
     )
 
 

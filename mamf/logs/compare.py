@@ -155,7 +155,7 @@ class Pair:
         """Return whether the row is SLOWER and its rate in B is lower by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
-    def flat(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
+    def flatten(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
         """Return the pair as the named columns of one table row. Rates are in TFLOPS or in the unit of the column
         ``unit``.
         """
@@ -220,7 +220,7 @@ class Comparison(Tabular):
 
     def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
         """Return each pair as one flat mapping by column, for ``pandas.DataFrame(comparison.rows())``."""
-        return [pair.flat(tolerance) for pair in self.pairs]
+        return [pair.flatten(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""

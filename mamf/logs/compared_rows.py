@@ -157,7 +157,7 @@ class PooledRows(NamedTuple):
         needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
 
-    def flat(self, tolerance: float) -> dict[str, Any]:
+    def flatten(self, tolerance: float) -> dict[str, Any]:
         """Return the fields, the ends of the interval and the verdict as named columns of one table row."""
         return {
             **self._asdict(),

@@ -51,12 +51,12 @@ def read_finder_logs(path: Path, on_read: OnRead = lambda count: None) -> list[F
     a run.
     """
     try:
-        return parse_finder_runs(_read_text(path), on_read)
+        return parse_finder_runs(_read_finder_text(path), on_read)
     except RunLogError as error:
         raise RunLogError(f"{path}: {error}") from None
 
 
-def _read_text(path: Path) -> str:
+def _read_finder_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -141,19 +141,21 @@ class GuardResult:
     tolerance: float
     unfinished_reason: str
 
-    def counts(self) -> dict[Outcome, int]:
+    def count_outcomes(self) -> dict[Outcome, int]:
         """Return the number of rows for each outcome, including outcomes that no row has."""
         found = [row.outcome for row in self.rows]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
     @property
-    def is_failed(self) -> bool:
-        found = self.counts()
+    def has_failed(self) -> bool:
+        found = self.count_outcomes()
         return bool(found["regression"] + found["failed"])
 
     @property
     def is_finished(self) -> bool:
-        return not self.unfinished_reason and not self.counts()["undecided"] and any(row.pair for row in self.rows)
+        return (
+            not self.unfinished_reason and not self.count_outcomes()["undecided"] and any(row.pair for row in self.rows)
+        )
 
 
 def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:

@@ -20,7 +20,7 @@ from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.records import CyclesUsed, FieldValues, Tool, Whole, get_utc_time
+from mamf.logs.records import CyclesUsed, FieldValues, ToolRecord, Whole, get_utc_time
 from mamf.machine.environment import describe_environment, get_tool_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
@@ -42,14 +42,14 @@ from mamf.plans import (
 )
 
 
-class Environment(Struct, kw_only=True):
+class EnvironmentRecord(Struct, kw_only=True):
     python: str | Missing = UNSET
     os: str | Missing = UNSET
     packages: dict[str, str | None]
     variables: dict[str, str | None] | Missing = UNSET
 
 
-class Traits(Struct, kw_only=True):
+class TraitsRecord(Struct, kw_only=True):
     burst: BurstTraits
     sustained: SustainedTraits
     cache_bytes: Whole | None
@@ -141,21 +141,21 @@ SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
 
-class Header(Struct, kw_only=True):
+class HeaderRecord(Struct, kw_only=True):
     schema: Whole
     converted_from: Whole | Missing = UNSET
-    tool: Tool
+    tool: ToolRecord
     command: str | Missing = UNSET
     started: str | Missing = UNSET
     device: DeviceInfo
     devices: list[DeviceInfo] | Missing = UNSET
     timer: str
-    traits: Traits | Missing = UNSET
+    traits: TraitsRecord | Missing = UNSET
     sensors: str | Missing = UNSET
     kernel: str
     plan: PlanRecord  # type: ignore[valid-type]
     settings: dict[str, Any] | Missing = UNSET
-    environment: Environment
+    environment: EnvironmentRecord
     findings: list[str] | Missing = UNSET
     notes: str | Missing = UNSET
 

@@ -49,7 +49,7 @@ TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
 LoggedRates = dict[str, float | list[float]]
 
 
-class Tool(Struct, kw_only=True):
+class ToolRecord(Struct, kw_only=True):
     name: str
     version: str | None
     commit: str | Missing | None = UNSET
@@ -142,7 +142,7 @@ class KernelCounters(Struct, kw_only=True):
     metrics: dict[str, float | None]
 
 
-class Counters(Struct, kw_only=True):
+class CountersRecord(Struct, kw_only=True):
     operation: str
     shape: FieldValues
     problem: FieldValues
@@ -153,7 +153,7 @@ class Counters(Struct, kw_only=True):
     time: str | Missing = UNSET
 
 
-class Summary(Struct, kw_only=True):
+class SummaryRecord(Struct, kw_only=True):
     status: str
     reason: str
     measured: Whole
@@ -171,7 +171,7 @@ class Summary(Struct, kw_only=True):
     time: str | Missing = UNSET
 
 
-class KnownCeiling(Struct, kw_only=True):
+class KnownCeilingRecord(Struct, kw_only=True):
     """A record of a ceiling that the rows of the run are shares of and that the run did not measure itself.
 
     It is read as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
@@ -184,8 +184,8 @@ class KnownCeiling(Struct, kw_only=True):
     told: str
 
 
-class Resume(Struct, kw_only=True):
-    tool: Tool | Missing = UNSET
+class ResumeRecord(Struct, kw_only=True):
+    tool: ToolRecord | Missing = UNSET
     command: str | Missing = UNSET
     started: str | Missing = UNSET
     notes: str | Missing = UNSET
@@ -195,10 +195,10 @@ class Resume(Struct, kw_only=True):
 STRUCT_BY_RECORD: Mapping[str, type] = {
     "measurement": MeasurementRecord,
     "ceiling": CeilingRecord,
-    "summary": Summary,
-    "resume": Resume,
-    "counters": Counters,
-    "known_ceiling": KnownCeiling,
+    "summary": SummaryRecord,
+    "resume": ResumeRecord,
+    "counters": CountersRecord,
+    "known_ceiling": KnownCeilingRecord,
 }
 
 
@@ -406,7 +406,7 @@ def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Ra
 
     Raises ValueError unless the rate of the ceiling is positive.
     """
-    read = read_record(record, KnownCeiling)
+    read = read_record(record, KnownCeilingRecord)
     if not read.tflops > 0:
         raise ValueError(f"known ceiling of {read.tflops} TFLOPS is not positive")
     origin: dict[str, Any] = {"source": read.source, "description": read.told}

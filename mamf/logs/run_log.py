@@ -24,7 +24,7 @@ import msgspec
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
 from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, MamfError, RunLogError
-from mamf.logs.recording import Header, read_plan_record
+from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
     make_measurement_record,
@@ -300,7 +300,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(_UNREADABLE_TIERS[tier])
         if isinstance(plan := header.get("plan"), dict) and "options" not in plan:
             raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
-        read = read_record(header, Header)
+        read = read_record(header, HeaderRecord)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         if any(isinstance(size, int) and abs(size) > MAX_SIZE for each in devices for size in each.values()):
             raise ValueError("a number in the device's record has more than 64 bits")
@@ -457,14 +457,14 @@ def _compute_speeds_by_reference(visits: _ReferenceVisits) -> dict[int, DeviceSp
     return found
 
 
-def _compute_speed(own: Sequence[Measurement], firsts: Sequence[Measurement]) -> DeviceSpeed:
-    if own is firsts:
-        return DeviceSpeed(1.0, 0.0, own[0].amount)
-    rate, of_first = (median(row.best_rate for row in visits) for visits in (own, firsts))
+def _compute_speed(own_visits: Sequence[Measurement], visits_of_first: Sequence[Measurement]) -> DeviceSpeed:
+    if own_visits is visits_of_first:
+        return DeviceSpeed(1.0, 0.0, own_visits[0].amount)
+    rate, of_first = (median(row.best_rate for row in visits) for visits in (own_visits, visits_of_first))
     return DeviceSpeed(
         rate / of_first,
-        math.hypot(_compute_combined_half_width(own), _compute_combined_half_width(firsts)),
-        own[0].amount,
+        math.hypot(_compute_combined_half_width(own_visits), _compute_combined_half_width(visits_of_first)),
+        own_visits[0].amount,
     )
 
 

@@ -159,26 +159,35 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 # -- shapes of devices that are gone -----------------------------------------------------------------------------------
 
 
-def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], left: Sequence[int]) -> None:
-    """Deal the shapes of devices that are no longer available to the devices ``left``.
+def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
+    """Deal the shapes of devices that are no longer available to the remaining devices.
 
-    Starts a log for each of these devices with its part of the shapes, and adds that log to ``logs`` (logs by device).
+    Starts a log for each remaining device with its part of these shapes, and adds that log to ``logs`` (logs by
+    device).
     """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
-    owned = {shape for device in left for log in logs[device] if log.plan.is_shared for shape in log.plan.own_shapes()}
+    owned = {
+        shape
+        for device in remaining_devices
+        for log in logs[device]
+        if log.plan.is_shared
+        for shape in log.plan.own_shapes()
+    }
     for log in every:
         plan, rows = log.plan, {row.step for row in log.lasting_rows if not row.is_reference and not row.phase}
         needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
         owned |= {shape for shape in plan.own_shapes() if sum(step[2] == shape for step in rows) >= needed}
     missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
-    for place, device in enumerate(left):
-        if shapes := missing[place :: len(left)]:
-            logs[device].append(_start_rest_log(folder, logs[device][0], shapes))
+    for place, device in enumerate(remaining_devices):
+        if shapes := missing[place :: len(remaining_devices)]:
+            logs[device].append(_start_log_of_missing_shapes(folder, logs[device][0], shapes))
 
 
-def _start_rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """Start a log for these shapes with the header and the ceilings of the device's own log, and return it as read."""
-    plan = own.plan
+def _start_log_of_missing_shapes(folder: Path, device_log: RunLog, shapes: Sequence[Any]) -> RunLog:
+    """Start a log for these shapes with the header and the ceilings of another log of the device, and return the new
+    log.
+    """
+    plan = device_log.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))
     rest = replace(
         plan,
@@ -186,8 +195,10 @@ def _start_rest_log(folder: Path, own: RunLog, shapes: Sequence[Any]) -> RunLog:
         layers=tuple(layers[shape] for shape in shapes if layers),
         options=replace(plan.options, rank=0, ranks=1),
     )
-    header = own.header | {"plan": make_plan_record(rest), "started": get_utc_time()}
-    with RunLogWriter.create(folder / f"device{own.header['device']['index']}.jsonl", header, is_numbered=True) as log:
-        for ceiling in own.all_ceilings.values():
+    header = device_log.header | {"plan": make_plan_record(rest), "started": get_utc_time()}
+    with RunLogWriter.create(
+        folder / f"device{device_log.header['device']['index']}.jsonl", header, is_numbered=True
+    ) as log:
+        for ceiling in device_log.all_ceilings.values():
             log.write("ceiling", make_ceiling_record(ceiling))
     return read_run_log(log.path)

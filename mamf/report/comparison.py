@@ -249,7 +249,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "differences": [asdict(each) for each in comparison.noted],
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
-        "together": [each.flat(tolerance) for each in comparison.together],
+        "together": [each.flatten(tolerance) for each in comparison.together],
         "only_in_a": [flatten_unpaired_row(*each) for each in comparison.only_a],
         "only_in_b": [flatten_unpaired_row(*each) for each in comparison.only_b],
         "summary": {
@@ -276,7 +276,7 @@ _JUNIT_TAGS = {"regression": "failure", "failed": "error", "new": "skipped", "un
 
 def describe_guard_verdict(found: GuardResult) -> str:
     """Return the line that says whether a guard passed, failed or is undecided, and why."""
-    counts, rows = found.counts(), format_count(len(found.rows), "row")
+    counts, rows = found.count_outcomes(), format_count(len(found.rows), "row")
     slower = f"slower by more than {format_share(found.tolerance)}"
     outcomes: dict[Outcome, str] = {
         "regression": f"{slower}, confirmed by fresh visits",
@@ -286,7 +286,7 @@ def describe_guard_verdict(found: GuardResult) -> str:
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
     reasons += [f"not finished: {found.unfinished_reason}"] if found.unfinished_reason else []
     good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
-    verdict = "FAILED" if found.is_failed else "PASSED" if found.is_finished else "UNDECIDED"
+    verdict = "FAILED" if found.has_failed else "PASSED" if found.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
@@ -314,7 +314,7 @@ def make_guard_document(found: GuardResult) -> Document:
     rows = [row for row in found.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}" for row in rows]
     answer = Answer([*lines, describe_guard_verdict(found)])
-    data = {"guard": {"verdict": describe_guard_verdict(found), "rows": found.counts()}}
+    data = {"guard": {"verdict": describe_guard_verdict(found), "rows": found.count_outcomes()}}
     if not found.comparison.pairs:
         return Document("Guard", [answer], data)
     compared = make_comparison_document(found.comparison, found.tolerance)
@@ -326,7 +326,7 @@ def format_junit_xml(found: GuardResult, suite: str, seconds: float) -> str:
     """Return a JUnit test suite with a test for each row. Regressions are failures, rows without a figure are errors,
     and undecided or new rows are skipped tests.
     """
-    counts = found.counts()
+    counts = found.count_outcomes()
     top = ElementTree.Element(
         "testsuite",
         name=escape_invisible(suite),

@@ -8,7 +8,7 @@ import pytest
 from contribution_logs import SIMULATED, best, legacy_run, rows, write
 from test_compare import attention_row
 
-from mamf.contribution.collection import SHARES_TABLE, ResultRate, read_collection, select_attention
+from mamf.contribution.collection import SHARES_TABLE, ResultRate, read_collection, select_attention_rates
 from mamf.contribution.review import make_folder_name
 from mamf.contribution.tables import make_results_pages
 from mamf.logs.legacy import write_legacy_log
@@ -156,7 +156,7 @@ def test_a_backward_pass_that_is_counted_otherwise_is_ranked_with_none(direction
     row = attention_row(problem=AttentionProblem(direction=direction))
     other = attention_row(problem=AttentionProblem(direction=direction, backward_count="model"))
     entries = [attention_rate(each, share) for each, share in ((row, 0.5), (other, 0.6))]
-    assert [entry.row for entry in select_attention(entries)] == [(row, other)[best]]
+    assert [entry.row for entry in select_attention_rates(entries)] == [(row, other)[best]]
 
 
 def test_legacy_figures_stand_apart_and_as_printed(tmp_path):

@@ -126,7 +126,7 @@ def test_the_headroom_holds_for_every_row_in_results():
 def clock_ratios(path: Path):
     records = tuple(parse_records(path, read_lines(path)))
     evidence = Evidence(records, build_run_log(path, records))
-    for _, row in evidence.good_rows:
+    for _, row in evidence.valid_rows:
         clock = row.conditions.clock_hz
         bound = compute_max_flops_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
         if bound and has_exact_kernel(row):

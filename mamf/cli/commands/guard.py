@@ -198,7 +198,7 @@ class _GuardSession(Session):
             return code or self.refused
         if self.result is None:
             return NOTHING_MEASURED
-        is_failed = self.result.is_failed or (self.options.strict and self.result.counts()["undecided"])
+        is_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
         return _REGRESSION if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED
 
     def make_document(self, log: RunLog) -> Document:

@@ -1,1 +1,4 @@
-"""Attention over a KV cache, as inference runs it: decode, speculative decoding and chunked prefill."""
+"""The operation ``decode``, attention over cached keys and values in inference, and its kernels.
+
+It covers decode, speculative decoding and chunked prefill.
+"""

@@ -1,4 +1,4 @@
-"""AMD's AITER over a paged cache: its batched prefill kernel, which also supports decode, and its MLA decode kernel."""
+"""Call AMD's AITER over a paged cache: its batched prefill, which also supports decode, and its MLA decode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -27,7 +27,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     ) -> BoundKernel:
         function = self.import_library_quietly()
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             result = function(
                 operands.q,
                 view_as_pages(shape, operands.k),
@@ -37,7 +37,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 tables.all_pages,
                 shape.queries,
                 shape.cache_len,
-                softmax_scale=shape.scale,
+                softmax_scale=shape.score_scale,
                 causal=shape.queries > 1,
                 kv_last_page_lens=tables.last_page_lengths,
             )
@@ -47,7 +47,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
 
 
 class AiterMla(AiterLibrary, LibraryDecode):
-    """AITER's MLA decode. The library writes to a given output tensor."""
+    """AITER's kernel for decode with a latent (MLA). It writes to an output tensor, which each launch allocates."""
 
     name = "aiter-mla"
     has_contiguous = False
@@ -62,7 +62,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
     ) -> BoundKernel:
         function = self.import_library_quietly()
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             output = operands.q.new_empty(*operands.q.shape[:-1], shape.head_dim_v)
             function(
                 operands.q,
@@ -74,7 +74,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
                 tables.last_page_lengths,
                 shape.queries,
                 page_size=shape.page_size,
-                sm_scale=shape.scale,
+                sm_scale=shape.score_scale,
                 causal=shape.queries > 1,
             )
             return output

@@ -1,4 +1,8 @@
-"""FlashAttention 2 and 3 over a cache: ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` for ragged shapes."""
+"""Call FlashAttention 2 and 3 over a cache of keys and values.
+
+The kernels call ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` if sequences differ in length in a way that
+the former does not support.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,15 @@ from mamf.errors import UnsupportedError, get_first_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
 class _FlashKvcache(LibraryDecode):
-    #: The library's keyword for the page table.
-    table: str
-    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, for different numbers of queries per sequence.
+    #: The name of the library's keyword argument for the page table.
+    page_table_keyword: str
+    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, so that sequences may differ in their number of
+    #: queries.
     has_ragged_kvcache = False
 
     def refuses(self, error: Exception) -> bool:
@@ -31,7 +36,7 @@ class _FlashKvcache(LibraryDecode):
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
         call = (self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables)
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             try:
                 return call(operands)
             except RuntimeError as error:
@@ -45,38 +50,41 @@ class _FlashKvcache(LibraryDecode):
 
     def bind_with_kvcache(
         self, module: Any, shape: DecodeShape, tables: CacheTables
-    ) -> Callable[[Operands], torch.Tensor]:
-        options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.scale}
+    ) -> Callable[[DecodeOperands], torch.Tensor]:
+        options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if shape.page_size is not None:
-            options |= {"cache_seqlens": tables.lengths, self.table: tables.table}
+            options |= {"cache_seqlens": tables.lengths, self.page_table_keyword: tables.table}
         if not shape.has_equal_queries:
             options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
             k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
                 return extract_output(module.flash_attn_with_kvcache(q, k, v, **options))
-            # A latent: the library takes its position part as keys, the rest as values, and the queries split alike.
+            # For a latent, the library takes the position part of each cached token as the key and the rest as the
+            # value, and the same parts of the queries as q and qv.
             q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
             return extract_output(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
 
         return attend
 
-    def bind_varlen(self, module: Any, shape: DecodeShape, tables: CacheTables) -> Callable[[Operands], torch.Tensor]:
+    def bind_varlen(
+        self, module: Any, shape: DecodeShape, tables: CacheTables
+    ) -> Callable[[DecodeOperands], torch.Tensor]:
         options: dict[str, Any] = {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
             "max_seqlen_q": shape.queries,
             "max_seqlen_k": shape.cache_len,
             "causal": shape.queries > 1,
-            "softmax_scale": shape.scale,
+            "softmax_scale": shape.score_scale,
         }
         is_paged = shape.page_size is not None
         if is_paged:
-            options[self.table] = tables.table
+            options[self.page_table_keyword] = tables.table
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
             return extract_output(module.flash_attn_varlen_func(operands.q, k, v, **options))
 
@@ -85,13 +93,13 @@ class _FlashKvcache(LibraryDecode):
 
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
     name = "flash-attn-2-kvcache"
-    table = "block_table"
+    page_table_keyword = "block_table"
     page_multiple = 256
 
 
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
     name = "flash-attn-3-kvcache"
-    table = "page_table"
+    page_table_keyword = "page_table"
     alternative_kernel = "flash-attn-2-kvcache --operation decode"
     has_ragged_kvcache = True
     has_latent = True

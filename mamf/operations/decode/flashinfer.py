@@ -1,7 +1,7 @@
-"""FlashInfer over a paged cache: decode, prefill and MLA.
+"""Call FlashInfer over a paged cache: its decode, its prefill, and its attention to a latent (MLA).
 
 FlashInfer plans each attention on the host, from host copies of the page tables. A server plans once per step for all
-layers of a model, so planning is not part of a launch. Its time is reported separately.
+layers of a model, so a launch does not include planning, and mamf reports the time of planning separately.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, Operands, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
-#: The size of FlashInfer's workspace, as in vLLM. The library's examples use less, which is too little to split a long
-#: cache over many compute units.
+#: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
+#: split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: With at least this many query heads per kv head, tensor cores are faster; vLLM uses the same limit.
+#: Tensor cores are faster if at least so many query heads share a kv head. vLLM has the same limit.
 _MIN_GROUP_FOR_TENSOR_CORES = 4
 
 
 class _FlashInfer(LibraryDecode):
-    """Base class of the FlashInfer kernels. FlashInfer compiles its kernels in the first call that plans."""
+    """The base class of FlashInfer's kernels, which the library compiles in the first call that makes a plan."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"
@@ -44,14 +44,18 @@ class _FlashInfer(LibraryDecode):
         return importlib.import_module(self.module_name)
 
     @abstractmethod
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return FlashInfer's wrapper object, and a function that makes its plan from host copies of the tables."""
+        """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
-        """Run the planned attention and return its output."""
-        output: torch.Tensor = wrapper.run(
+        ``module``: the library. ``workspace``: device memory for the library. The plan is made from host copies of
+        ``tables``.
+        """
+
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+        """Launch the attention that ``planner`` has planned, and return its output."""
+        output: torch.Tensor = planner.run(
             operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
         )
         return output
@@ -60,13 +64,13 @@ class _FlashInfer(LibraryDecode):
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.make_wrapper(self.import_library_quietly(), problem, shape, tables, workspace)
-        plan()  # compiles
+        planner, plan = self.make_planner(self.import_library_quietly(), problem, shape, tables, workspace)
+        plan()  # The first call also compiles, so it is not timed.
         backend.synchronize()
         begun = backend.now()
         plan()
         seconds = backend.now() - begun
-        return BoundKernel(partial(self.run, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)})
+        return BoundKernel(partial(self.launch_planned, planner, shape), {"planning_us": round(seconds * 1e6, 1)})
 
 
 def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
@@ -78,21 +82,21 @@ class FlashInferDecode(_FlashInfer):
     max_queries = 1
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+        planner = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
-            use_tensor_cores=shape.group >= _MIN_GROUP_FOR_TENSOR_CORES,
+            use_tensor_cores=shape.heads_per_kv_head >= _MIN_GROUP_FOR_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
             paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
         )
         starts, last_lengths = tables.page_starts.cpu(), tables.last_page_lengths.cpu()
-        return wrapper, partial(
-            wrapper.plan,
+        return planner, partial(
+            planner.plan,
             starts,
             tables.all_pages,
             last_lengths,
@@ -100,7 +104,7 @@ class FlashInferDecode(_FlashInfer):
             shape.kv_heads,
             shape.head_dim,
             shape.page_size,
-            sm_scale=shape.scale,
+            sm_scale=shape.score_scale,
             **_make_dtype_options(problem),
         )
 
@@ -109,10 +113,10 @@ class FlashInferPrefill(_FlashInfer):
     name = "flashinfer-prefill"
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
+        planner = module.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
@@ -124,8 +128,8 @@ class FlashInferPrefill(_FlashInfer):
         queries, starts, last_lengths = (
             each.cpu() for each in (tables.query_starts, tables.page_starts, tables.last_page_lengths)
         )
-        return wrapper, partial(
-            wrapper.plan,
+        return planner, partial(
+            planner.plan,
             queries,
             starts,
             tables.all_pages,
@@ -135,7 +139,7 @@ class FlashInferPrefill(_FlashInfer):
             shape.head_dim,
             shape.page_size,
             causal=shape.queries > 1,
-            sm_scale=shape.scale,
+            sm_scale=shape.score_scale,
             **_make_dtype_options(problem),
         )
 
@@ -150,11 +154,11 @@ class FlashInferMla(_FlashInfer):
             return f"{self.name} does not support a latent of {shape.head_dims}: use --head-dims 576/512"
         return super().unsupported_shape(problem, shape)
 
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
-        wrapper = module.mla.BatchMLAPagedAttentionWrapper(
+        planner = module.mla.BatchMLAPagedAttentionWrapper(
             workspace,
             use_cuda_graph=problem.graph,
             qo_indptr=torch.empty_like(tables.query_starts),
@@ -164,11 +168,11 @@ class FlashInferMla(_FlashInfer):
         )
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
         sizes = shape.heads, width, position, shape.page_size
-        how = shape.queries > 1, shape.scale, *_make_dtype_options(problem).values()
-        return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
+        how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
+        return planner, partial(planner.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: Operands) -> torch.Tensor:
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
         width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
         parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
-        output: torch.Tensor = wrapper.run(*parts)
+        output: torch.Tensor = planner.run(*parts)
         return output

@@ -1,10 +1,10 @@
-"""The operation ``decode``: shapes, random sequence lengths, exact FLOP and bytes, presets, columns. Pure.
+"""Define the operation ``decode``: its shapes, random sequence lengths, exact FLOP and bytes, presets and columns.
 
 A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
-aligned to the bottom right. FLOP are counted for unmasked pairs of a query and a key. Bytes are counted for the
-queries, the output, the tables that locate the tokens, and the cache: each cached token once, however many query heads
-share it.
+aligned to the bottom right. FLOP count for unmasked pairs of a query and a key. The bytes are those of the queries, the
+output, the tables that locate the tokens, and the cache. Each cached token counts once, however many query heads share
+it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine_
 from mamf.operations.attention.operation import HeadDims, make_equal_head_dims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
-#: Distributions of sequence lengths, by their letter in the text of a shape.
+#: The names of the distributions of sequence lengths, by their letter in the text of a shape.
 LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELDS = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: Head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. Sets the
-#: scale of the scores.
+#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. The scale
+#: of the scores depends on it.
 _UNCOMPRESSED_KEY_DIM = 192
-#: A sequence with ``tail`` lengths has 1/4 of ``cache_len`` tokens on average: the mean of x**3 for x in 0 to 1.
+#: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
 _TAIL_EXPONENT = 3
-#: A graph rotates over caches of this size in total: twice the largest last-level cache of any device.
+#: The captured launches of a graph use caches of this size in total, in bytes: twice the largest last-level cache of
+#: any device. And the smallest and largest number of captured launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_DTYPE = "same"
@@ -43,19 +44,19 @@ SAME_DTYPE = "same"
 
 @dataclass(frozen=True, order=True)
 class DecodeShape:
-    """``batch`` sequences of up to ``cache_len`` tokens, of which the last ``queries`` are new.
+    """The sizes of ``batch`` sequences of up to ``cache_len`` tokens, of which the last ``queries`` are new.
 
-    - ``lengths``: tokens per sequence. ``equal``: all have ``cache_len`` tokens. ``uniform``: from 1 to ``cache_len``.
-      ``tail``: most are short, a few are long. The first sequence always has ``cache_len`` tokens. A sequence shorter
-      than ``queries`` has as many queries as tokens.
-    - ``page_size``: tokens per page; the pages of a sequence are at random positions in the cache. None: the cache is
-      contiguous, one sequence after the other.
-    - ``is_latent``: each token has a single vector with ``head_dim`` elements, the key of all heads; its first
-      ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
+    - ``lengths``: the number of tokens of a sequence: always ``cache_len`` (``equal``), random from 1 to ``cache_len``
+      (``uniform``), or mostly short and sometimes long (``tail``). The first sequence always has ``cache_len`` tokens.
+      A sequence shorter than ``queries`` has as many queries as tokens.
+    - ``page_size``: the number of tokens in a page of the cache. The pages of a sequence are at random positions. None:
+      the cache has no pages, and the tokens of one sequence follow those of the other.
+    - ``is_latent``: whether each token has a single vector with ``head_dim`` elements, which is the key of all heads,
+      and whose first ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
-    Printed and parsed as ``b64h32kv8q1c8192ud128p16``. After the cache length comes u for uniform or t for tail
-    lengths; after the head dimension, ``v512`` if values are narrower than keys, ``l`` for a latent, ``p16`` for pages
-    of 16 tokens.
+    ``str`` writes, and ``parse`` reads, ``b64h32kv8q1c8192ud128p16``. After the cache length comes u for uniform or t
+    for tail lengths; after the head dimension ``v512`` if values are narrower than keys, ``l`` for a latent, and
+    ``p16`` for pages of 16 tokens.
 
     Raises UsageError if the sizes contradict one another.
     """
@@ -160,13 +161,13 @@ class DecodeShape:
         return HeadDims(self.head_dim, self.head_dim_v)
 
     @property
-    def group(self) -> int:
-        """The number of query heads that share a kv head."""
+    def heads_per_kv_head(self) -> int:
+        """The number of query heads that share one kv head."""
         return self.heads // self.kv_heads
 
     @property
-    def scale(self) -> float:
-        """The factor that scores are multiplied by before the softmax."""
+    def score_scale(self) -> float:
+        """The factor by which Q K^T is multiplied before the softmax."""
         return 1 / math.sqrt(_UNCOMPRESSED_KEY_DIM if self.is_latent else self.head_dim)
 
     @property
@@ -176,13 +177,15 @@ class DecodeShape:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements per token in the cache."""
+        """The number of elements that the cache stores for a token."""
         return self.head_dim if self.is_latent else self.kv_heads * (self.head_dim + self.head_dim_v)
 
 
 @dataclass(frozen=True)
 class DrawnSequences:
-    """The number of tokens, new tokens and pages of each sequence."""
+    """The random sizes of the sequences of a launch: for each sequence the number of tokens (``lengths``), of new
+    tokens (``queries``) and of pages.
+    """
 
     lengths: tuple[int, ...]
     queries: tuple[int, ...]
@@ -190,15 +193,16 @@ class DrawnSequences:
 
     @property
     def pairs(self) -> int:
-        """The number of unmasked pairs of a query and a key, per head. The last query sees all keys, and each query
-        sees one key fewer than the next query.
+        """The number of unmasked pairs of a query and a key in all sequences, per head.
+
+        The last query of a sequence sees all keys, and each query sees one key fewer than the next query.
         """
         return sum(q * n - q * (q - 1) // 2 for q, n in zip(self.queries, self.lengths, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)
 def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
-    """Draw the sequence lengths of a shape. They depend on the shape and seed, so they are equal for all kernels."""
+    """Draw random sequence lengths. They depend only on the shape and the seed, so that all kernels get the same."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
@@ -211,9 +215,9 @@ def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
 class DecodeProblem(DeclaredProblem):
     """All parameters of a decode except its shape.
 
-    - ``cache_dtype``: the dtype of keys and values: ``same`` as queries and output, or an 8-bit dtype.
-    - ``graph``: one launch replays a graph that holds a captured launch for each of several caches, as a server replays
-      the layers of a model.
+    - ``cache_dtype``: the dtype of keys and values: ``same`` (as queries and output), or an 8-bit dtype.
+    - ``graph``: whether a launch replays a graph. The graph contains a captured launch for each of several caches, like
+      the graph that a server replays for the layers of a model.
     """
 
     operation: ClassVar[str] = "decode"
@@ -231,14 +235,16 @@ class DecodeProblem(DeclaredProblem):
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype of the cache."""
+        """The dtype of the cached keys and values."""
         return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
 
     def draw_sequences(self, shape: DecodeShape) -> DrawnSequences:
         return draw_sequences(shape, self.seed)
 
     def count_launches(self, shape: DecodeShape) -> int:
-        """Return the number of launches captured in the graph; 1 without a graph."""
+        """Return the number of kernel launches that one launch of the problem captures in its graph; 1 without
+        graph.
+        """
         if not self.graph:
             return 1
         return min(
@@ -258,18 +264,22 @@ class DecodeProblem(DeclaredProblem):
         return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
 
     def _count_table_entries(self, shape: DecodeShape) -> int:
-        """Count the entries of the page table, and of lengths and query counts where sequences differ in them."""
+        """Return the number of integers that a launch reads from tables: pages, and lengths and numbers of queries if
+        the sequences differ in them.
+        """
         pages = 0 if shape.page_size is None else sum(self.draw_sequences(shape).pages)
         has_lengths = shape.page_size is not None or shape.lengths != "equal"
         return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
 
     def count_cache_slots(self, shape: DecodeShape) -> int:
-        """Return the number of tokens that the cache has room for: its pages are whole even if partly filled."""
+        """Return the number of tokens for which the cache has room. A page has room for all of its tokens, even if it
+        is only partly filled.
+        """
         drawn = self.draw_sequences(shape)
         return sum(drawn.lengths) if shape.page_size is None else sum(drawn.pages) * shape.page_size
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the device buffers: each operand set has queries, and keys and values or one latent."""
+        """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
         count, slots = sets * self.count_launches(shape), self.count_cache_slots(shape)
         queries = sum(self.draw_sequences(shape).queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
@@ -279,7 +289,7 @@ class DecodeProblem(DeclaredProblem):
         return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
 
     def nbytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of all operands and outputs."""
+        """Return the bytes of the operands and outputs of ``sets`` operand sets."""
         return sets * self.work(shape).nbytes
 
 
@@ -344,7 +354,9 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
 
 
 class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
-    """A decode implementation. ``dtypes`` and ``cache_dtypes``: the dtypes that it supports."""
+    """An implementation of decode. ``dtypes``: the dtypes of queries that it supports; ``cache_dtypes``: those of keys
+    and values.
+    """
 
     operation = "decode"
     reports_memory = True
@@ -370,7 +382,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# A CPU gets smaller sizes, because work that takes an accelerator a millisecond takes a CPU seconds.
+# The default sizes on a CPU are smaller, because work that takes an accelerator a millisecond takes a CPU seconds.
 _CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
@@ -396,7 +408,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return DECODE_PRESETS
 
     def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
-        """Return a shape for every combination of sizes. The defaults are a layer of Llama 8B."""
+        """Return a shape for every combination of sizes. The default sizes are those of a layer of Llama 8B."""
         usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_CPU_SIZES}
         shapes = []
         for chosen in combine_values({**usual, **sizes}):
@@ -409,23 +421,27 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
-        It is the lower of two limits: peak compute at the problem's ratio of bytes to FLOP, and peak memory bandwidth
-        if the data is too large for the cache.
+        It is the lower of two limits: peak FLOP per second times the bytes per FLOP of a launch, and peak memory
+        bandwidth if the data is too large for the device's cache.
         """
         if shape is None:
             return None
-        from mamf.operations.bandwidth.operation import get_max_memory_rate  # not for --help
+        from mamf.operations.bandwidth.operation import (
+            get_max_memory_rate,  # Importing it above would slow --help down.
+        )
 
         work, flops = problem.work(shape), compute_max_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop
         return min(filter(None, (compute, get_max_memory_rate(info, work.nbytes))), default=None)
 
     def peak(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
-        """Return the datasheet's memory bandwidth in bytes/s, or None if it is not known."""
+        """Return the memory bandwidth in the device's datasheet in bytes/s, or None if it is not known."""
         return find_bandwidth(info.name, info.compute_units)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return TFLOPS, the microseconds of a launch (of one captured launch in a graph), memory, planning time."""
+        """Return additional columns of a report: TFLOPS, the microseconds of a launch (of one captured launch if there
+        is a graph), the memory of a launch and, if the kernel reports it, the time to plan.
+        """
         if not row.ok:
             return {}
         seconds = row.seconds / row.problem.count_launches(row.shape)
@@ -438,7 +454,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         }
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        """Draw a random problem with few sequences, so that the reference can compute all of its output."""
+        """Draw a random problem with few sequences, so that the reference can compute the whole output."""
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
         queries, cache = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
@@ -447,7 +463,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         return {"data": chooser.choice(("normal", "uniform")), "shape": shape}
 
     def describe_problem(self, problem: DecodeProblem) -> Sequence[str]:
-        """Return the fields that differ from the defaults, as text."""
+        """Return texts for reports: each field of the problem that differs from its default."""
         rest = [
             f"cache {problem.stored_dtype}" if problem.stored_dtype != problem.dtype else "",
             "graph over rotating caches" if problem.graph else "",

@@ -1,12 +1,12 @@
-"""The base class of decode kernels on torch tensors: operands, tables, graphs, verification.
+"""Prepare and verify decode kernels on torch tensors: make operands, tables of the cache and graphs, and check outputs.
 
-A kernel declares which caches it supports and implements ``bind``. ``SdpaKvcache`` in torch_kernels.py is the shortest
-example.
+A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
+torch_kernels.py is the shortest example.
 
-The tables of a cache are here too, and the reference that kernels are verified against: float64 matmuls and a softmax.
-The whole output is compared before timing and at the end. Between trains of a burst, the output of a random sequence is
-compared. The reference runs on the device in code that is independent of the kernels. One head of a random sequence is
-computed on the host as well.
+The reference with which outputs are compared consists of matmuls and a softmax in float64, in code that is independent
+of the kernels. It runs on the device, and for one head of a random sequence also on the host. mamf compares the whole
+output before timing and at the end, and the output of a random sequence between the trains (series of launches) of a
+burst.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UsageError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.attention_reference import compute_norm_ratio, compute_worst_row_error, to_float64
+from mamf.operations.attention.attention_reference import (
+    compute_norm_ratio,
+    compute_worst_row_error,
+    convert_to_float64,
+)
 from mamf.operations.attention.torch_attention import Library, get_attention_tolerance
 from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import (
@@ -48,24 +52,26 @@ from mamf.torch_backend import TorchBackend
 
 @dataclass(frozen=True)
 class BoundKernel:
-    """A kernel that is ready to run a shape with its tables.
+    """A kernel that is ready to run one shape.
 
-    ``attend``: computes the output of one operand set. ``details``: what the row should record of the preparation, such
-    as the microseconds that the host takes to plan.
+    ``attend``: launches the kernel with one operand set, and returns the output. ``details``: details of the
+    preparation for reports, such as the microseconds that the host takes to plan.
     """
 
-    attend: Callable[[Operands], torch.Tensor]
+    attend: Callable[[DecodeOperands], torch.Tensor]
     details: Mapping[str, float | str] = field(default_factory=dict)
 
 
 class TorchDecode(DecodeKernel):
     """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
 
-    - ``has_contiguous``, ``has_pages``: the kinds of cache. ``page_multiple``: page sizes must be a multiple of it.
-    - ``has_ragged``: sequences may differ in length. ``has_ragged_queries``: they may differ in the number of queries.
-    - ``has_latent``: the cache may store a latent. ``has_separate_kv``: it may store separate keys and values.
+    - ``has_contiguous``, ``has_pages``: whether it supports a contiguous cache, and a paged cache. ``page_multiple``:
+      the number of tokens of which page sizes must be a multiple.
+    - ``has_ragged``: whether sequences may differ in length. ``has_ragged_queries``: whether they may differ in their
+      number of queries.
+    - ``has_latent``, ``has_separate_kv``: whether it supports a cache of latents, and of separate keys and values.
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
-    - ``head_dims``: the head dimensions without a latent.
+    - ``head_dims``: the supported head dimensions of separate keys and values.
     """
 
     has_contiguous: ClassVar[bool] = True
@@ -85,7 +91,10 @@ class TorchDecode(DecodeKernel):
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
-        """Plan and compile for one shape. The output has the elements of [queries, heads, head_dim_v], in any shape."""
+        """Plan and compile for one shape, and return the kernel that is ready to run.
+
+        Its output may have any shape, but its elements must be those of [queries, heads, head_dim_v], in this order.
+        """
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         page, most = shape.page_size, self.max_queries
@@ -119,7 +128,7 @@ class TorchDecode(DecodeKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        sets = 1 if problem.graph else sets  # a graph already rotates over caches
+        sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
         count = sets * problem.count_launches(shape)
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), count)
         tables = make_shuffled_tables(problem, shape, backend.device)
@@ -134,19 +143,19 @@ class TorchDecode(DecodeKernel):
 
 
 def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
-    """View a cache as pages: [pages, page_size, ...]. A contiguous cache becomes [batch, cache_len, ...]."""
+    """View a cache of tokens as [pages, page_size, ...], or a contiguous cache as [batch, cache_len, ...]."""
     pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
     return pages
 
 
 class LibraryDecode(Library, TorchDecode):
-    """A kernel of a vendor's or a third party's library."""
+    """A decode kernel from a library of a vendor or a third party."""
 
     portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
 
 
 class PreparedDecode:
-    """One operand set with its launch and its reference."""
+    """One operand set of a decode kernel, which launches the kernel and verifies the output."""
 
     def __init__(
         self,
@@ -161,7 +170,7 @@ class PreparedDecode:
         version = kernel.format_version() if isinstance(kernel, Library) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
-        self._compared = shape, tables, self._operands
+        self._comparison_inputs = shape, tables, self._operands
 
     def operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands.k if self._shape.is_latent else self._operands.v))
@@ -174,7 +183,7 @@ class PreparedDecode:
             return self._bound.attend(self._operands)
 
     def verify(self, result: object) -> Verdict:
-        """Verify the output of a random sequence."""
+        """Verify the type of the output of a launch, and its values for a random sequence."""
         q, v = self._operands.q, self._operands.v
         outputs = list_tensors(result)
         expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
@@ -184,14 +193,15 @@ class PreparedDecode:
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
         return replace(
-            compare_sequences(*self._compared, self._reshape_output(result), self._tolerance), details=self._details
+            compare_sequences(*self._comparison_inputs, self._reshape_output(result), self._tolerance),
+            details=self._details,
         )
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify the whole output, and one head of a random sequence on the host."""
+        """Verify the whole output on the device, and that of one head of a random sequence on the host."""
         output = self._reshape_output(result)
-        found = compare_sequences(*self._compared, output, self._tolerance, is_whole=True)
-        on_host = compare_on_host(*self._compared, output, self._tolerance) or found
+        found = compare_sequences(*self._comparison_inputs, output, self._tolerance, covers_all_sequences=True)
+        on_host = compare_one_head_on_host(*self._comparison_inputs, output, self._tolerance) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
 
     def _reshape_output(self, result: object) -> torch.Tensor:
@@ -199,17 +209,24 @@ class PreparedDecode:
         return list_tensors(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
 
 
-def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> Operands:
-    """View the flat buffers of one operand set as queries, keys and values."""
-    slots, rows = problem.count_cache_slots(shape), sum(problem.draw_sequences(shape).queries)
+def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> DecodeOperands:
+    """View the one-dimensional buffers of one operand set as queries, keys and values."""
+    positions, rows = problem.count_cache_slots(shape), sum(problem.draw_sequences(shape).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
-    k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
-    v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
-    return Operands(q, k, v)
+    k = view_as(flat["k"], positions, shape.kv_heads, shape.head_dim)
+    v = (
+        k[..., : shape.head_dim_v]
+        if shape.is_latent
+        else view_as(flat["v"], positions, shape.kv_heads, shape.head_dim_v)
+    )
+    return DecodeOperands(q, k, v)
 
 
 def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
-    """Capture a launch of each set in one graph. Return an operand set that replays it and verifies all its outputs."""
+    """Capture a launch of each operand set in one graph, and return an operand set whose launch replays the graph.
+
+    Its verification covers the outputs of all captured launches.
+    """
     replay, results = backend.capture([each.launch for each in sets])
 
     def verify_with(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
@@ -227,25 +244,26 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     )
 
 
-# The number of score elements to compute at once, the maximum key elements of one head to copy to the host, and the
-# number of rows to compare there.
-_CHUNK, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
-# The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that was
-# never written a far larger one.
+# So many elements of the scores are computed at once. The keys of a head are copied to the host if they have at most so
+# many elements; and so many rows are compared there.
+_CHUNK_ELEMENTS, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
+# The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that the
+# kernel never wrote has a far larger error.
 _ROW_TOLERANCE = 0.25
-# The slope of the output against the reference may differ from 1 by this much, plus this many standard deviations of
-# rounding.
+# The slope of a linear fit of the output to the reference may differ from 1 by the first number, plus so many standard
+# deviations of rounding as the second number says.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 
 
 @dataclass(frozen=True)
 class CacheTables:
-    """Where the tokens of each sequence are in the cache. Tensors are int32, on the device.
+    """Tables that locate the tokens of each sequence in the cache. Tensors are int32, on the device.
 
-    - ``pages``: for each sequence its page numbers in order; empty for a contiguous cache.
-    - ``lengths``: tokens per sequence. ``last_page_lengths``: tokens in the last page of each sequence.
-    - ``query_starts``, ``token_starts``, ``page_starts``: cumulative counts with ``batch`` + 1 entries: where the
-      queries, the tokens (contiguous cache) and the entries in ``all_pages`` of each sequence begin; last, the total.
+    - ``drawn``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order; empty for a
+      contiguous cache.
+    - ``lengths``: the number of tokens of each sequence. ``last_page_lengths``: that of tokens in its last page.
+    - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
+      contiguous cache) and the first entry in ``all_pages`` of each sequence, followed by the total number.
     - ``all_pages``: the pages of all sequences, concatenated. ``table``: one row of pages per sequence, padded with
       page 0.
     """
@@ -262,7 +280,7 @@ class CacheTables:
     table: torch.Tensor
 
     def locate_tokens(self, sequence: int) -> torch.Tensor:
-        """Return the positions of a sequence's tokens in the cache."""
+        """Return the positions in the cache of all tokens of a sequence. ``sequence``: its index in the batch."""
         length = self.drawn.lengths[sequence]
         if self.shape.page_size is None:
             start = sum(self.drawn.lengths[:sequence])
@@ -272,7 +290,7 @@ class CacheTables:
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
     def yield_query_rows(self) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each sequence and the slice of its queries."""
+        """Yield the index of each sequence, and the slice of its queries among those of all sequences."""
         starts = itertools.accumulate(self.drawn.queries, initial=0)
         for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
             yield sequence, slice(start, start + count)
@@ -281,9 +299,9 @@ class CacheTables:
 def make_cache_tables(
     shape: DecodeShape, drawn: DrawnSequences, pages: Sequence[Sequence[int]], device: torch.device
 ) -> CacheTables:
-    """Make the tables of a shape on a device. ``pages``: see ``CacheTables``.
+    """Make the tables of a cache on a device, from the sizes of the sequences and the pages that each of them uses.
 
-    Raises UsageError for a page outside the cache, or one that two sequences use.
+    ``pages``: as in ``CacheTables``. Raises UsageError for a page outside of the cache, or one that two sequences use.
     """
     count, everything = sum(drawn.pages), list(itertools.chain(*pages))
     for number, own in enumerate(pages):
@@ -293,17 +311,17 @@ def make_cache_tables(
         raise UsageError("two sequences use the same page: give each page to one sequence")
     size, widest = shape.page_size or 1, max(map(len, pages), default=0)
     indices = partial(torch.tensor, dtype=torch.int32, device=device)
-    queries, tokens, in_pages = (
+    queries, tokens, page_starts = (
         indices([0, *itertools.accumulate(each)]) for each in (drawn.queries, drawn.lengths, drawn.pages)
     )
     last = indices([(length - 1) % size + 1 for length in drawn.lengths])
     table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
     lengths, all_pages = indices(drawn.lengths), indices(everything)
-    return CacheTables(shape, drawn, pages, lengths, last, queries, tokens, in_pages, all_pages, table)
+    return CacheTables(shape, drawn, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
 
 
 def make_shuffled_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> CacheTables:
-    """Make tables whose pages are in random order, as in a server that has run for a while."""
+    """Make the tables of a cache whose pages are in random order, as in a server that has run for a while."""
     drawn = problem.draw_sequences(shape)
     if shape.page_size is None:
         return make_cache_tables(shape, drawn, (), device)
@@ -312,11 +330,11 @@ def make_shuffled_tables(problem: DecodeProblem, shape: DecodeShape, device: tor
     return make_cache_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
 
 
-class Operands(NamedTuple):
-    """The tensors of one operand set.
+class DecodeOperands(NamedTuple):
+    """The tensors of one operand set, in which a position is the place of one token in the cache.
 
-    ``q``: [queries, heads, head_dim]. ``k``: [positions, kv_heads, head_dim]. ``v``: [positions, kv_heads, head_dim_v];
-    a view into ``k`` for a latent.
+    ``q``: [queries, heads, head_dim]. ``k``: [positions, kv_heads, head_dim]. ``v``: [positions, kv_heads, head_dim_v],
+    which for a latent is a view of a part of ``k``.
     """
 
     q: torch.Tensor
@@ -327,20 +345,22 @@ class Operands(NamedTuple):
 def compute_sequence_attention(
     shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
 ) -> torch.Tensor:
-    """Compute the attention of one sequence in float64; return [rows, heads, head_dim_v].
+    """Compute the attention of one sequence in float64, and return an output [rows, heads, head_dim_v].
 
     ``q``: [queries, heads, head_dim]; ``k``: [tokens, kv_heads, head_dim]; ``v``: [tokens, kv_heads, head_dim_v].
-    ``rows``: the queries to compute.
+    ``rows``: the queries whose output to compute.
     """
     count, length = q.shape[0], k.shape[0]
-    wide_q, wide_k, wide_v = (to_float64(each) for each in (q[rows], k, v))
+    float64_q, float64_k, float64_v = (convert_to_float64(each) for each in (q[rows], k, v))
     heads = k.shape[1]
-    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)  # [kv_heads, rows * group, head_dim]
-    scores = grouped @ wide_k.permute(1, 2, 0) * shape.scale
+    grouped = (
+        float64_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
+    )  # [kv_heads, rows * group, head_dim]
+    scores = grouped @ float64_k.permute(1, 2, 0) * shape.score_scale
     last = torch.arange(length - count, length, device=q.device)[rows]
     masked = torch.arange(length, device=q.device) > last[:, None]
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
-    output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
+    output = torch.softmax(scores, -1) @ float64_v.transpose(0, 1)
     found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
     return found
 
@@ -348,66 +368,75 @@ def compute_sequence_attention(
 def compare_sequences(
     shape: DecodeShape,
     tables: CacheTables,
-    operands: Operands,
+    operands: DecodeOperands,
     output: torch.Tensor,
-    bound: float,
-    is_whole: bool = False,
+    error_bound: float,
+    covers_all_sequences: bool = False,
 ) -> Verdict:
-    """Compare the output of a random sequence, or of all sequences if ``is_whole``. ``output``: [queries, heads,
-    head_dim_v].
+    """Verify the output of a random sequence, or that of all sequences if ``covers_all_sequences``, on the device.
+
+    ``output``: [queries, heads, head_dim_v]. ``error_bound``: the largest relative error of a correct output.
     """
     sequences, parts = list(tables.yield_query_rows()), []
-    chosen = sequences if is_whole else [secrets.choice(sequences)]
+    chosen = sequences if covers_all_sequences else [secrets.choice(sequences)]
     for sequence, rows in chosen:
-        slots = tables.locate_tokens(sequence)
-        q, k, v = operands.q[rows], gather_tokens(operands.k, slots), gather_tokens(operands.v, slots)
-        step = max(1, _CHUNK // (len(slots) * shape.heads))
+        positions = tables.locate_tokens(sequence)
+        q, k, v = operands.q[rows], gather_tokens(operands.k, positions), gather_tokens(operands.v, positions)
+        step = max(1, _CHUNK_ELEMENTS // (len(positions) * shape.heads))
         parts += [
             compute_sequence_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)
         ]
-    return compare_outputs(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), bound)
+    return compare_outputs(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), error_bound)
 
 
-def compare_on_host(
-    shape: DecodeShape, tables: CacheTables, operands: Operands, output: torch.Tensor, bound: float
+def compare_one_head_on_host(
+    shape: DecodeShape, tables: CacheTables, operands: DecodeOperands, output: torch.Tensor, error_bound: float
 ) -> Verdict | None:
-    """Compare a random kv head of a random sequence with the host's result; None if it is too large to copy."""
+    """Verify the output of all heads that share a random kv head, in a random sequence, with the result of the host.
+
+    Return None if the keys are too large to copy. The parameters are those of ``compare_sequences``.
+    """
     sequence, rows = secrets.choice(list(tables.yield_query_rows()))
-    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
+    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
-    kv, slots = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
-    heads, some = slice(kv * shape.group, (kv + 1) * shape.group), slice(-_ROWS_ON_HOST, None)
+    kv, positions = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
+    heads, last_rows = (
+        slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head),
+        slice(-_ROWS_ON_HOST, None),
+    )
     q, k, v = (
         operands.q[rows, heads].cpu(),
-        *(gather_tokens(each[:, kv : kv + 1], slots).cpu() for each in operands[1:]),
+        *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in operands[1:]),
     )
     with use_one_torch_thread():
-        return compare_outputs(output[rows, heads][some].cpu(), compute_sequence_attention(shape, q, k, v, some), bound)
+        return compare_outputs(
+            output[rows, heads][last_rows].cpu(), compute_sequence_attention(shape, q, k, v, last_rows), error_bound
+        )
 
 
-def gather_tokens(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the tokens at these positions of the cache. 8-bit floats become float32, which represents them exactly."""
+def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the tokens at these positions of a cache. Convert 8-bit floats to float32, which is exact."""
     if cache.dtype.itemsize > 1:
-        return cache[slots]
-    return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
+        return cache[positions]
+    return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)
 
 
-def compare_outputs(output: torch.Tensor, expected: torch.Tensor, bound: float) -> Verdict:
-    """Compare an output with the expected one: the relative error of the whole output, the error of the worst row, and
-    the slope.
+def compare_outputs(output: torch.Tensor, expected: torch.Tensor, error_bound: float) -> Verdict:
+    """Compare an output with the expected one, and return the verdict.
 
-    ``bound``: the relative error allowed. The slope is that of a fit of the output to the expected one; it detects a
-    wrong scale that is smaller than rounding.
+    It depends on the relative error of the whole output, on the error of the worst row, and on the slope of a linear
+    fit of the output to the expected one, which shows a wrong scale that is too small to show in the error.
+    ``error_bound``: the largest relative error of a correct output.
     """
     found = output.to(expected.dtype)
     size = expected.square().sum().item()
     error = compute_norm_ratio((found - expected).square().sum().item(), size)
-    row = compute_worst_row_error(found, expected) * bound / _ROW_TOLERANCE
+    row = compute_worst_row_error(found, expected) * error_bound / _ROW_TOLERANCE
     rows = expected.shape[:-1].numel()
     slope = ((found - expected) * expected).sum().item() / size if size else 0.0
-    most = min(_MAX_SLOPE_ERROR, bound) + _MAX_DEVIATIONS * error / math.sqrt(rows)
+    most = min(_MAX_SLOPE_ERROR, error_bound) + _MAX_DEVIATIONS * error / math.sqrt(rows)
     reason = f"the output is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
-    worst = math.nan if math.isnan(error) else max(error, row if row > bound else 0.0)
-    # With few rows errors do not average out, so allow more.
-    averaged = worst if not worst > bound else worst / (1 + 2 / math.sqrt(rows))
-    return Verdict(averaged, bound, reason=reason if error <= bound and abs(slope) > most else "")
+    worst = math.nan if math.isnan(error) else max(error, row if row > error_bound else 0.0)
+    # Allow larger errors if there are few rows, because errors of few rows do not average out.
+    averaged = worst if not worst > error_bound else worst / (1 + 2 / math.sqrt(rows))
+    return Verdict(averaged, error_bound, reason=reason if error <= error_bound and abs(slope) > most else "")

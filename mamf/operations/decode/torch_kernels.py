@@ -1,4 +1,4 @@
-"""torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a page table."""
+"""Call torch's own attention over a cache: scaled_dot_product_attention, and FlexAttention with a page table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
 from mamf.operations.attention.torch_kernels import check_flex_attention
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, Operands, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecode):
-    """``scaled_dot_product_attention`` with torch's choice of backend, over a contiguous cache of equal lengths.
+    """The kernel scaled_dot_product_attention over a contiguous cache of sequences of equal length.
 
-    torch aligns causal masks to the top left, which is wrong for a few queries at the end of many tokens. So this
-    kernel supports only 1 query (no mask), or as many queries as tokens.
+    torch chooses the backend. It aligns causal masks to the top left, which is wrong for a few queries at the end of
+    many tokens. So this kernel supports only 1 query, which needs no mask, or as many queries as tokens.
     """
 
     name = "sdpa-kvcache"
@@ -42,25 +42,25 @@ class SdpaKvcache(TorchDecode):
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             q, k, v = (
                 each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (operands.q, operands.k, operands.v)
             )
-            has_groups, is_causal = shape.group > 1, shape.queries > 1
+            has_groups, is_causal = shape.heads_per_kv_head > 1, shape.queries > 1
             output = scaled_dot_product_attention(
-                q, k, v, is_causal=is_causal, scale=shape.scale, enable_gqa=has_groups
+                q, k, v, is_causal=is_causal, scale=shape.score_scale, enable_gqa=has_groups
             )
             return output.transpose(1, 2)
 
         return BoundKernel(attend)
 
 
-#: The smallest block of keys that FlexAttention supports on all cards.
-_BLOCK = 128
+#: The number of keys in the smallest block that FlexAttention supports on all cards.
+_MIN_BLOCK_KEYS = 128
 
 
 def _check_block_masks() -> Unavailable | None:
-    """Return why this torch cannot make a block mask from pages, or None."""
+    """Return why FlexAttention of the installed torch cannot make a block mask from pages, or None."""
     from torch.nn.attention.flex_attention import BlockMask
 
     if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
@@ -69,13 +69,16 @@ def _check_block_masks() -> Unavailable | None:
 
 
 class FlexKvcache(TorchDecode):
-    """FlexAttention over a paged cache: its block mask contains the page table. Compiled on accelerators."""
+    """The kernel FlexAttention over a paged cache. Its block mask contains the page table.
+
+    It is compiled on accelerators, but not on a CPU.
+    """
 
     name = "flex-kvcache"
     is_tried_unasked = False
     dtypes = ("bfloat16", "float16", "float32")
     has_contiguous = False
-    page_multiple = _BLOCK
+    page_multiple = _MIN_BLOCK_KEYS
     has_ragged_queries = False
     head_dims = (16, 32, 64, 128, 256)
 
@@ -91,14 +94,14 @@ class FlexKvcache(TorchDecode):
     ) -> BoundKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
-        mask, has_groups = make_block_mask(shape, tables), shape.group > 1
+        mask, has_groups = make_block_mask(shape, tables), shape.heads_per_kv_head > 1
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-            return flex_attention(q, k, v, block_mask=mask, scale=shape.scale, enable_gqa=has_groups)
+            return flex_attention(q, k, v, block_mask=mask, scale=shape.score_scale, enable_gqa=has_groups)
 
         compiled = compile_for_shape(attention) if backend.is_accelerator else attention
 
-        def attend(operands: Operands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> torch.Tensor:
             q = operands.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
             k, v = (each.transpose(0, 1)[None] for each in (operands.k, operands.v))
             output: torch.Tensor = compiled(q, k, v).transpose(1, 2)
@@ -108,7 +111,7 @@ class FlexKvcache(TorchDecode):
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
-    """Make a block mask in which the queries of a sequence see its pages and no other blocks of the cache."""
+    """Make FlexAttention's block mask, by which the queries of a sequence see its pages and no others of the cache."""
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None
@@ -122,11 +125,11 @@ def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
         last = lengths[batch] - shape.queries + query
         return (page >= 0) & (page * size + place % size <= last)
 
-    blocks = -(-shape.queries // _BLOCK)
+    blocks = -(-shape.queries // _MIN_BLOCK_KEYS)
     seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
     padded = torch.nn.functional.pad(tables.table, (0, count - tables.table.shape[1]))
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
     lengths_of_mask = (shape.queries, count * size)
     return BlockMask.from_kv_blocks(
-        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
+        seen, indices, BLOCK_SIZE=(_MIN_BLOCK_KEYS, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
     )

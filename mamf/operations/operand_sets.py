@@ -194,12 +194,12 @@ def poison_tensor(tensor: torch.Tensor) -> None:
             tensor.fill_(float("nan"))
 
 
-def poison_outputs(written: Iterable[torch.Tensor], returned: object) -> None:
+def poison_outputs(outputs_to_poison: Iterable[torch.Tensor], returned: object) -> None:
     """Overwrite outputs, and memory in which later launches may return outputs, with values that no launch produces.
 
-    ``written``: the tensors that launches write. ``returned``: the result of the last launch.
+    ``outputs_to_poison``: the tensors that launches write. ``returned``: the result of the last launch.
     """
-    for tensor in written:
+    for tensor in outputs_to_poison:
         poison_tensor(tensor)
     for tensor in list_tensors(returned):
         spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
@@ -270,15 +270,15 @@ def list_tensors(returned: object) -> list[torch.Tensor]:
 
 
 def verify_special_values(
-    found: torch.Tensor, expected: torch.Tensor, special: str, details: Mapping[str, str | float]
+    found: torch.Tensor, expected: torch.Tensor, special_values: str, details: Mapping[str, str | float]
 ) -> Verdict:
     """Verify the output of a launch with special values, such as NaN, among the operands.
 
     ``found``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
-    everywhere. ``special``: names the special values in the reason. ``details``: details of the verdict.
+    everywhere. ``special_values``: names the special values in the reason. ``details``: details of the verdict.
     """
     differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
-    reason = f"{differing} values are wrong with {special} among the operands"
+    reason = f"{differing} values are wrong with {special_values} among the operands"
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 
@@ -467,20 +467,20 @@ def remember_outputs(
     first = [_view_bits_as_matrices(each).clone() for each in get_outputs(result)]
     values = sum(each.numel() for each in first)
 
-    def compare(later: object) -> Callable[[], WrongCells]:
+    def queue_comparison(later: object) -> Callable[[], WrongCells]:
         pairs = zip(get_outputs(later), first, strict=True)
         found = [_find_wrong_cells(_view_bits_as_matrices(now) != before) for now, before in pairs]
 
-        def read() -> WrongCells:
+        def wait_for_wrong_cells() -> WrongCells:
             """Wait for the comparison, and return the cells that differ in the first output with a difference."""
             number = next((number for number, cells in enumerate(found) if cells.any()), 0)
             places = frozenset((b, row, column) for b, row, column in found[number].nonzero().tolist())
             rows, columns = first[number].shape[1:]
             return WrongCells(places, rows, columns, values)
 
-        return read
+        return wait_for_wrong_cells
 
-    return compare
+    return queue_comparison
 
 
 def _view_bits_as_matrices(tensor: torch.Tensor) -> torch.Tensor:

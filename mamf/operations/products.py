@@ -317,10 +317,10 @@ def quantize_operand(
     ``flat``: the memory of all buffers, by name. The elements are written to that of ``a_quantized`` or
     ``b_quantized``.
     """
-    e4m3, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
+    float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.elements[operand] // (scaled_format.values_per_byte if scaled_format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    return quantize_to_format(view_operand_rows(shape, operand, flat), problem.dtype, operand, memory, e4m3)
+    return quantize_to_format(view_operand_rows(shape, operand, flat), problem.dtype, operand, memory, float8_dtype)
 
 
 def make_quantized_change_detector(a: QuantizedOperand, b: QuantizedOperand) -> ChangeDetector:

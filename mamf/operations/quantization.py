@@ -28,7 +28,7 @@ _E8M0_BIAS = 127
 # The number of values that are quantized at once, which takes a few times 256 MiB of temporary memory.
 _CHUNK_ELEMENTS = 2**26
 # The number of rows that are quantized at once is a multiple of this, so that they are whole blocks of any format.
-_CHUNK_ROWS = 128
+_CHUNK_ROW_MULTIPLE = 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class QuantizedOperand:
     def split_rows(self, elements: int) -> Iterator[QuantizedOperand]:
         """Split the operand into operands of consecutive rows, with whole blocks and about ``elements`` values each."""
         rows, k = self.shape
-        step = max(_CHUNK_ROWS, elements // k // _CHUNK_ROWS * _CHUNK_ROWS)
+        step = max(_CHUNK_ROW_MULTIPLE, elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
         return (self.slice_rows(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -85,34 +85,34 @@ class QuantizedOperand:
 
 
 def quantize_to_format(
-    values: torch.Tensor, dtype: str, operand: str, element_memory: torch.Tensor, e4m3: torch.dtype
+    values: torch.Tensor, dtype: str, operand: str, element_memory: torch.Tensor, float8_dtype: torch.dtype
 ) -> QuantizedOperand:
     """Quantize an operand to a scaled format, and return it.
 
     - ``values``: the operand (rows, K). ``dtype``: the name of the format. ``operand``: ``a`` or ``b``.
     - ``element_memory``: bytes, in which the elements of the result are stored.
-    - ``e4m3``: the 8-bit float dtype that the device supports.
+    - ``float8_dtype``: the 8-bit float dtype that the device supports.
     """
     scaled_format = DTYPES[dtype].scaled_format
     assert scaled_format is not None
     scaling, rows = scaled_format.get_scaling(operand), values.shape[0]
     elements = element_memory.view(rows, -1)
-    step = max(_CHUNK_ROWS, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROWS * _CHUNK_ROWS)
+    step = max(_CHUNK_ROW_MULTIPLE, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
     scales = []
     for start in range(0, rows, step):
         chunk = values[start : start + step].float()
         scale = compute_block_scales(
-            compute_block_maxima(chunk, scaling), scaling, get_max_format_value(scaled_format, e4m3)
+            compute_block_maxima(chunk, scaling), scaling, get_max_format_value(scaled_format, float8_dtype)
         )
         scales.append(scale)
-        elements[start : start + step] = encode_elements(chunk, scale, scaling, scaled_format, e4m3)
+        elements[start : start + step] = encode_elements(chunk, scale, scaling, scaled_format, float8_dtype)
     return QuantizedOperand(
-        elements if scaled_format.values_per_byte == 2 else elements.view(e4m3), torch.cat(scales), scaling
+        elements if scaled_format.values_per_byte == 2 else elements.view(float8_dtype), torch.cat(scales), scaling
     )
 
 
-def get_max_format_value(scaled_format: ScaledFormat, e4m3: torch.dtype) -> float:
-    return E2M1_MAGNITUDES[-1] if scaled_format.values_per_byte == 2 else torch.finfo(e4m3).max
+def get_max_format_value(scaled_format: ScaledFormat, float8_dtype: torch.dtype) -> float:
+    return E2M1_MAGNITUDES[-1] if scaled_format.values_per_byte == 2 else torch.finfo(float8_dtype).max
 
 
 def compute_block_maxima(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
@@ -159,15 +159,15 @@ def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -
 
 
 def encode_elements(
-    values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, scaled_format: ScaledFormat, e4m3: torch.dtype
+    values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, scaled_format: ScaledFormat, float8_dtype: torch.dtype
 ) -> torch.Tensor:
     """Divide values (rows, K) by the scales of their blocks, and return them in the format's bytes.
 
-    ``e4m3``: the 8-bit float dtype that the device supports.
+    ``float8_dtype``: the 8-bit float dtype that the device supports.
     """
-    format_max = get_max_format_value(scaled_format, e4m3)
+    format_max = get_max_format_value(scaled_format, float8_dtype)
     rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-format_max, format_max)
-    return rest.to(e4m3).view(torch.uint8) if scaled_format.values_per_byte == 1 else pack_e2m1(rest)
+    return rest.to(float8_dtype).view(torch.uint8) if scaled_format.values_per_byte == 1 else pack_e2m1(rest)
 
 
 def pack_e2m1(values: torch.Tensor) -> torch.Tensor:

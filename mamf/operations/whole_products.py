@@ -95,10 +95,10 @@ def _verify_entries_in_chunks(
         return _verify_rounded_entries(parts, scale, chunk_elements)
     sum_dtype = _choose_sum_dtype(problem.dtype, parts[0].c.device)
     oriented = [part.orient_for_short_rows() for part in parts]
-    figures = torch.stack(
+    statistics = torch.stack(
         [_compute_residual_statistics(part, scale, sum_dtype, chunk_elements) for part in oriented]
     ).tolist()
-    squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*figures, strict=True))
+    squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*statistics, strict=True))
     error = _divide_or_return_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
     tolerance = problem.tolerance
     if not tolerance or not math.isfinite(error):
@@ -113,8 +113,10 @@ def _verify_entries_in_chunks(
     slope = _divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
     steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
-    freedom = VECTORS_PER_TEST * sum(part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented)
-    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / freedom) * max(problem.max_rounding_error, error)
+    degrees_of_freedom = VECTORS_PER_TEST * sum(
+        part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented
+    )
+    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / degrees_of_freedom) * max(problem.max_rounding_error, error)
     reason = ""
     if worst > most:
         reason = (
@@ -122,7 +124,9 @@ def _verify_entries_in_chunks(
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
-    return Verdict(error / _compute_chance_factor(freedom), tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
+    return Verdict(
+        error / _compute_chance_factor(degrees_of_freedom), tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason
+    )
 
 
 #: The text that verdicts give for the arithmetic of the reference.
@@ -210,11 +214,11 @@ def _divide_or_return_inf(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _compute_chance_factor(freedom: int) -> float:
-    """Return the factor by which the root of a mean of ``freedom`` squares of normal random numbers may exceed its
-    expected value by chance (Laurent and Massart, 2000).
+def _compute_chance_factor(degrees_of_freedom: int) -> float:
+    """Return the factor by which the root of a mean of ``degrees_of_freedom`` squares of normal random numbers may
+    exceed its expected value by chance (Laurent and Massart, 2000).
     """
-    share = _FALSE_ALARM_EXPONENT / freedom
+    share = _FALSE_ALARM_EXPONENT / degrees_of_freedom
     return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 

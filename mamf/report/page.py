@@ -1,7 +1,8 @@
-"""Pages as data, and as one html file each: no network, no script but its own, every text escaped.
+"""Represent web pages as data, and render each as one HTML file that needs no network, runs only its own script, and
+escapes every text.
 
-A page's first screen says what was measured on what, and the answer in large type; sections of blocks and pictures
-follow. The templates in mamf/report/templates are the only files that hold markup.
+The top of a page says what was measured on which device, with the answer in large type. Sections with blocks and
+pictures follow. All markup is in the templates in mamf/report/templates.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fact:
-    """An answer in large type: ``value`` with its ``unit``, what it is the figure of, and its interval or share."""
+    """A headline figure in large type.
+
+    - ``label``: what the figure measures.
+    - ``value``: the figure as text, without its ``unit``.
+    - ``notes``: lines below the figure, such as its interval or its share of the datasheet.
+    """
 
     label: str
     value: str
@@ -50,7 +56,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that makes the same again."""
+    """A command line that the page shows for the reader to copy, such as the one that repeats the measurement."""
 
     text: str
 
@@ -61,7 +67,9 @@ _MAX_SECTIONS_WITHOUT_CONTENTS = 3
 
 @dataclass(frozen=True)
 class Section:
-    """``is_open``: shown at once; others open on a click. One without parts is not shown."""
+    """A section of a page. ``is_open``: whether readers see its parts at once; other sections open on a click. A
+    section without parts is not shown.
+    """
 
     heading: str
     parts: Sequence[Part]
@@ -70,8 +78,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """``lead``: what was measured on what. ``verdict``: its ``level`` ("good", "bad" or "") decides the color.
-    ``links``: to other pages, as (text, address).
+    """A web page.
+
+    - ``lead``: lines that say what was measured on which device.
+    - ``facts``: the headline figures.
+    - ``verdict``: the answer in words, if there is one.
+    - ``level``: the color of the verdict: "good", "bad", or "" for neutral.
+    - ``links``: links to other pages, as (text, address).
     """
 
     title: str
@@ -84,7 +97,9 @@ class Page:
 
     @property
     def contents(self) -> list[tuple[int, str]]:
-        """The number and the heading of each section, if they are many and some open on a click."""
+        """The number and heading of each section, for a table of contents. Empty if the page has few sections or all of
+        them are open.
+        """
         shown = [section for section in self.sections if section.parts]
         numbered = [(number, each.heading) for number, each in enumerate(shown, start=1) if each.heading]
         return (
@@ -93,7 +108,7 @@ class Page:
 
 
 def render_page(page: Page) -> str:
-    """Write the page as a whole html file."""
+    """Return a page as a complete HTML file."""
     style, script = _read_template_file("style.css") + _make_color_variables(), _read_template_file("script.js")
     policy = (
         f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; base-uri 'none'; "
@@ -103,7 +118,7 @@ def render_page(page: Page) -> str:
 
 
 def render_fragment(document: Document) -> str:
-    """Write the blocks of a report without a page around them, for a notebook."""
+    """Return the blocks of a report as HTML for a notebook, without the frame of a page."""
     return _load_template("fragment.html").render(blocks=document.visible_blocks)
 
 
@@ -114,14 +129,14 @@ def _read_template_file(name: str) -> str:
 
 @functools.cache
 def _make_color_variables() -> str:
-    """Define a variable for each color of the palette, lighter on a dark page."""
+    """Return CSS that defines a variable for each color of the palette, with a lighter color in dark mode."""
     light = " ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))
     dark = " ".join(f"--c{number}: color-mix(in srgb, {color} 60%, white);" for number, color in enumerate(COLORS))
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _hash_source(text: str) -> str:
-    """Give the source for a Content-Security-Policy that allows exactly this text."""
+    """Return the source expression that makes a Content-Security-Policy allow exactly this style sheet or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -151,19 +166,21 @@ def _load_template(name: str) -> Template:
 
 
 def _show_invisible(value: Any) -> Any:
-    """Show the invisible characters of texts that are not our markup; the templates escape them."""
+    """Escape the invisible characters of a text, unless it is markup of a template. The templates themselves escape
+    markup in texts.
+    """
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return escape_invisible(strip_markup(value)) if is_text else value
 
 
 def _choose_macro(part: Part) -> str:
-    """Name the macro that writes a part."""
+    """Return the name of the template macro that renders a part of a section."""
     kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
 def _make_table_context(table: Table[Any]) -> dict[str, Any]:
-    """Prepare a table for the template."""
+    """Return the cells of a table for its template."""
     columns = table.visible_columns
 
     def cell(text: str, column: Any) -> dict[str, Any]:
@@ -177,17 +194,20 @@ def _make_table_context(table: Table[Any]) -> dict[str, Any]:
 
 
 def safe_address(address: str) -> str:
-    """Return an address that runs nothing (https, http or relative), or an empty string for any other."""
+    """Return an address if it is relative or begins with http or https. Return an empty string for any other address,
+    which might run a script.
+    """
     scheme = address.partition(":")[0] if ":" in address.partition("/")[0] else ""
     return address if scheme.lower() in ("", "http", "https") else ""
 
 
-# -- pictures: matplotlib's SVG with a page's colors, and without what a page's policy forbids -------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 
-# A page allows no style attributes and has a dark mode, so styles become attributes whose colors are variables of its
-# style sheet. A bar or a point says its figures in a <title>, which the page's script shows under the pointer.
+# The policy of a page forbids style attributes, and colors depend on dark mode. So the styles of an SVG become plain
+# attributes whose colors are variables of the style sheet. Each bar and point gets a <title> with its figures, which
+# the script of the page shows next to the pointer.
 _SVG_NAMESPACE, _LINK_ATTRIBUTE = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
-#: What a page calls the colors of pictures; others stay as they are.
+#: CSS value of each color of pictures. Colors that are missing here stay unchanged.
 _PAGE_COLORS: Mapping[str, str] = {
     **{color: f"var(--c{number})" for number, color in enumerate(COLORS)},
     **dict.fromkeys(("#000000", "#222222"), "currentColor"),
@@ -197,13 +217,13 @@ _PAGE_COLORS: Mapping[str, str] = {
 }
 _DECIMAL_NUMBER = re.compile(r"-?\d+\.\d+")
 _DROPPED_ELEMENTS = ("metadata", "style", "title")
-# The size of a marker in a legend.
+# Width of a marker in a legend, in units of its SVG.
 _LEGEND_MARKER_SIZE = 9
 
 
 def make_picture_context(picture: Picture) -> dict[str, Any]:
-    """Prepare a picture for the template: SVG elements, and the names of the legend with paint and the outline of their
-    marker around (0, 0). Without matplotlib a note says what to install.
+    """Return what the template of a picture needs: its texts, an SVG for each panel, and the color and marker outline
+    of each name in the legend. Without matplotlib there are no SVGs, and a note says what to install.
     """
     shown = escape_invisible_texts(picture)
     parts: dict[str, Any] = {
@@ -231,14 +251,18 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
 
 
 def _draw_svg(panel: DrawnPanel, salt: str) -> str:
-    """Draw a panel as SVG. ``salt``: makes its ids differ from those of other pictures on the page."""
+    """Draw a panel as an SVG element. ``salt``: a text that makes the ids in this SVG different from those of other
+    pictures on the page.
+    """
     from matplotlib import rc_context
 
     figure = new_figure(*panel.size)
     figure.set_facecolor("none")
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
     with disable_math_text(), rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the browser has other fonts
+        warnings.filterwarnings(
+            "ignore", "Glyph"
+        )  # matplotlib warns of characters that its font lacks, but the browser has other fonts
         axes = figure.subplots()
         panel.draw(axes)
         axes.set_facecolor("none")
@@ -266,19 +290,21 @@ def _draw_svg(panel: DrawnPanel, salt: str) -> str:
 
 
 def _assign_hint_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
-    """Give an id to all that has hints, and yield both."""
+    """Give an id to each drawn bar and line that has hints (texts for the pointer), and yield the id with the hints."""
     for number, artist in enumerate(figure.findobj(HINTS.__contains__)):
         artist.set_gid(f"hinted-{number}")
         yield f"hinted-{number}", HINTS[artist]
 
 
 def _restyle_element(element: Element) -> None:
-    """Turn the style into attributes, and links into those of html; round numbers."""
+    """Turn the style of an SVG element into attributes, its xlink:href into href, and round its numbers to two
+    decimals.
+    """
     attributes = element.attrib
     style = attributes.pop("style", "")
     for declaration in filter(None, style.split(";")):
         name, _, value = (part.strip() for part in declaration.partition(":"))
-        if name == "font":  # older versions of matplotlib write all in one
+        if name == "font":  # older versions of matplotlib write size and weight in one declaration
             attributes["font-size"] = value.partition("px")[0].split()[-1]
             attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"
         elif name != "font-family":
@@ -297,7 +323,7 @@ def _choose_paint(color: Any) -> str:
 
 
 def _make_marker_path(marker: str) -> str:
-    """Convert a marker of matplotlib to the data of an SVG path."""
+    """Convert a marker of matplotlib, drawn around (0, 0), to the data of an SVG path."""
     from matplotlib.markers import MarkerStyle
     from matplotlib.path import Path
     from matplotlib.transforms import Affine2D

@@ -1,9 +1,10 @@
-"""Roofs, the balance points between them, and how far rows lie below: as a document, as a chart, and in the GPU format
-of TraceLens.
+"""Report and draw rows below the roofs of a device: the most TFLOPS that its ceilings of computing and of memory
+bandwidth allow at a number of FLOP per byte. Also export the roofs for TraceLens.
 
-Its format (``--gpu_arch_json_path``): docs of github.com/AMD-AGI/TraceLens, GPU Architecture Specifications.
-``matrix_*`` are products; what it calls ``vector_*`` is not measured here. Bytes are counted alike there: each operand
-read, each result written.
+The format of TraceLens (``--gpu_arch_json_path``) is in "GPU Architecture Specifications" of the docs of
+github.com/AMD-AGI/TraceLens. Its ``matrix_*`` fields are rates of matmuls. Its ``vector_*`` fields are left out,
+because mamf does not measure them. TraceLens counts bytes as mamf does: each operand is read once, and each result is
+written once.
 """
 
 from __future__ import annotations
@@ -53,28 +54,37 @@ if TYPE_CHECKING:
 
 
 class NamedCeiling(NamedTuple):
-    """A ceiling with the dtype, or the level of memory, that it is the roof of."""
+    """A ceiling with its name in reports: the dtype of a compute ceiling, or the memory level (such as memory or cache)
+    of a bandwidth ceiling.
+    """
 
     name: str
     ceiling: Ceiling
 
 
 def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
-    """Measured rows under their roofs, without references and the rows of a search."""
+    """Return the measured rows as points below their roofs. References (rows that a run repeats to see drift) and rows
+    of a search for ceilings are left out.
+    """
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layer_weights(row.shape for row in kept if isinstance(row.shape, MatmulShape))
     return [make_roof_point(row, roofs, name_row(row), layers.get(row.shape, "")) for row in kept]
 
 
 def name_row(row: Measurement | Ceiling) -> str:
-    """Name a row by its shape and the fields that set its problem apart."""
+    """Return the name of a row: its shape, and the fields in which its problem differs from the default."""
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).words(row.problem)])
 
 
 def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:
-    """``top``: how many rows people see, those nearest to their roof first; None for all. Csv holds the rows, or the
-    roofs if there are no rows. ``balance_*``: the FLOP per byte at which a level of bandwidth meets a ceiling of
-    computing.
+    """Return the report of a roofline: the ceilings, the rows as shares of their roofs, and a conclusion. CSV contains
+    the rows, or the ceilings if there are no rows.
+
+    - ``head``: the first line of the report.
+    - ``top``: the maximum number of rows for people, those nearest to their roof first; None for all.
+
+    Columns ``balance_*`` have the balance point of a compute ceiling with a memory level: the FLOP per byte at which
+    both limit a kernel alike.
     """
 
     def balance(level: str) -> Callable[[NamedCeiling], float | None]:
@@ -137,7 +147,9 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
-    """Say how many rows are near their limit, and which is nearest; without rows, give the balance points of memory."""
+    """Yield how many rows are near their roof and which row is nearest. Without rows, yield the FLOP per byte below
+    which memory bounds each dtype. ``best_first``: the rows by share of roof, the highest first.
+    """
     known = [point for point in best_first if point.share is not None]
     if known:
         near, most = sum((point.share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
@@ -159,15 +171,17 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
 
 
 def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
-    """``max_achievable_tflops`` in TFLOPS, ``mem_bw_gbps`` in GB/s, ``memory_gb`` in GiB as its own files have it.
+    """Return the ceilings of a device as an architecture file of TraceLens: ``max_achievable_tflops`` in TFLOPS,
+    ``mem_bw_gbps`` in GB/s, and ``memory_gb`` in GiB, as in the files that TraceLens contains.
 
-    A trace is of a device at work: sustained where that is known, else burst; ``_regimes`` says which.
+    Each rate is the sustained one if it is known, because traces are of devices at work, or else the burst rate.
+    ``_regimes`` says which one it is.
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
     for dtype, regime in dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values()):
         ceiling = find_rate(roofs.compute, dtype, regime)
-        if ceiling is None:  # only one with an unusual output is known
+        if ceiling is None:  # the device has only a ceiling with another output dtype
             continue
         name = f"matrix_{DTYPES[dtype].peak_name}"
         is_better = (regime == SUSTAINED, ceiling.rate) > (regimes.get(name) == SUSTAINED, tflops.get(name, 0.0))
@@ -187,25 +201,29 @@ def _round_rate(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-#: (FLOP per byte, TFLOPS).
+#: A place in the chart: (FLOP per byte, TFLOPS).
 DataPoint = tuple[float, float]
-#: Factors by which the axes exceed what they show: to the left, to the right, and up and down.
+#: Factors by which the axes extend beyond the data: to the left, to the right, and both up and down.
 _LEFT_FACTOR, _RIGHT_FACTOR, _VERTICAL_FACTOR = 3.0, 20.0, 2.0
-#: Rising ceilings that differ by less are drawn on one another.
+#: Minimum difference, as a share, between two rising ceilings that both get a label: nearer lines overlap.
 _MIN_LABEL_DIFFERENCE = 0.05
+#: With more series of joined marks than this, only the highest and the lowest series get a label.
 _MAX_LABELS = 3
 _HEIGHT_INCHES = 8.0
 _MARKER_POINTS = 9  # points
-_BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # points of a ceiling's line
-# As shares of the axes: the height of a label, the width of a letter, and how far a label is from what it names.
+_BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
+# As shares of the axes: height of a label, width of a letter, and distances from a label to its mark or line.
 _LABEL_HEIGHT, _LETTER_WIDTH, _LABEL_DISTANCE, _LABEL_OFFSET = 0.028, 0.0092, 0.015, 0.018
-#: How far along a rising ceiling its label is, and how far the label of a flat sustained one is from the right end.
+#: Positions of labels along a rising ceiling (0: left end, 1: right end), and the distance of the label of a flat
+#: sustained ceiling from the right end, as a share of the axis.
 _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
 
 
 @dataclass(frozen=True)
 class RoofLine:
-    """A ceiling: flat, of a dtype, or rising, of a memory level."""
+    """The line of a ceiling in the chart: flat for the compute ceiling of a dtype, rising for the bandwidth of a memory
+    level.
+    """
 
     label: str
     start: DataPoint
@@ -215,8 +233,11 @@ class RoofLine:
 
 @dataclass(frozen=True)
 class RoofMark:
-    """A row: ``name`` decides color and marker, ``label`` says which it is. ``series``: what the marks joined with it
-    share.
+    """The mark of a row in the chart.
+
+    - ``label``: identifies the row.
+    - ``name``: the kernel, which decides color and marker.
+    - ``series``: the same text for marks of one kernel that a line joins; empty for a mark that is not joined.
     """
 
     label: str
@@ -246,14 +267,14 @@ class RooflineChart(Picture):
 
 
 def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """Draw rows under their roofs. ``header``: of a log of the device. Points without FLOP are left out."""
+    """Draw rows below their roofs. Rows without FLOP are left out. ``header``: the header of any log of the device."""
     marks = []
     for point in points:
         if point.tflops is not None and point.intensity is not None:
             regime = ", sustained" if point.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""
             marks.append(RoofMark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
-    # Where a flat ceiling meets a rising one.
+    # FLOP per byte at which each flat ceiling meets each rising ceiling.
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
     x_limits = min(shown, default=1.0) / _LEFT_FACTOR, max(shown, default=1.0) * _RIGHT_FACTOR
@@ -270,7 +291,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 
 def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
-    labeled: list[float] = []  # a rising ceiling that is close to an earlier one has no label
+    labeled: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
 
     def label_rising(level: str, rate: float, regime: str) -> str:
         is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in labeled)
@@ -329,14 +350,17 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
 
 
 def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
-    """Label each ceiling at its right end, or along it if it rises, and each series at its first mark; of many series
-    only the highest and the lowest. A label moves down until it covers no mark and no other label.
+    """Label each flat ceiling at its right end, each rising ceiling along its line, and each series at its first mark;
+    if there are many series, only the highest and the lowest. A label moves down until it covers no mark and no
+    other label.
     """
     to_shares = axes.transData + axes.transAxes.inverted()
     taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
 
     def write(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
-        """Write at the first free place from ``place`` down, with a line to what it names if that is far."""
+        """Write a text at the first free place from ``place`` downward, with a line to the point ``at`` that it names
+        if the text had to move far. ``side``: the side of the text that is at ``place``.
+        """
         width = _LETTER_WIDTH * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]
         while any(
@@ -373,6 +397,6 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
 
 
 def group_series(marks: Iterable[RoofMark]) -> list[list[RoofMark]]:
-    """Group the marks of each kernel and series, from left to right: these are joined."""
+    """Group the marks that a line joins, those of the same kernel and series, each group from left to right."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

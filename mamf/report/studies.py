@@ -1,7 +1,8 @@
-"""What studies of a product show, as documents and as charts. Pure.
+"""Report and draw two studies of a matmul.
 
-Explain: where the datasheet's FLOPS went, a waterfall from the datasheet to the sustained rate. Overlap: what a product
-and other work lose while both run, and how long a step of both takes at best.
+``mamf explain`` shows where the FLOPS of the datasheet went: a waterfall of steps from the rate of the datasheet down
+to the sustained rate. ``mamf overlap`` shows how much speed a matmul and other work lose while both run, and how long a
+step with both takes at best.
 """
 
 from __future__ import annotations
@@ -42,16 +43,21 @@ from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
+#: Causes of a step between zeros and random numbers that are no loss.
 NO_COST = "no significant cost of real data"
 TOO_NOISY = "too noisy to tell how much real data cost"
-#: From this share of the power limit on, a device counts as being at its limit.
+#: Smallest share of the power limit at which reports say that a device is at its power limit.
 _MIN_LIMIT_SHARE = 0.95
 
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One step of the waterfall. ``tflops``: None if unknown, with the reason in ``cause``. ``row``: the measured row,
-    if any. ``before``: TFLOPS of the last step that is known.
+    """A step of the waterfall from the datasheet down to the sustained rate.
+
+    - ``tflops``: the rate at this step, None if it is unknown.
+    - ``cause``: what lowered the rate, or why it is unknown.
+    - ``row``: the measured row, None for a computed rate.
+    - ``before``: TFLOPS of the last known step above this one.
     """
 
     name: str
@@ -62,18 +68,18 @@ class WaterfallStep:
 
     @property
     def change(self) -> float | None:
-        """The change from the step before, as a share of it."""
+        """The change of the rate from the last known step above, as a share of that rate."""
         return self.tflops / self.before - 1 if self.tflops is not None and self.before else None
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % repeat interval in TFLOPS."""
+        """The 95 % repeat interval of a measured step in TFLOPS, None for a computed or failed step."""
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
 def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[WaterfallStep]:
-    """Return the waterfall down from the datasheet's peak. ``rows``: at least one of one product, on several kinds of
-    data.
+    """Return the steps from the peak of the datasheet down to the sustained rate. ``rows``: at least one row, all of
+    the same matmul, on random numbers ("normal"), zeros and other data.
     """
     normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
     last = find_row(rows, NORMAL, SUSTAINED)
@@ -106,7 +112,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
 
 
 def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the valid burst rows on all kinds of data, fastest first."""
+    """Return the burst rows that have a figure, on all kinds of data, fastest first."""
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
 
@@ -115,7 +121,9 @@ def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement
 
 
 def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
-    """Yield the datasheet's peak, and the rate of all compute units at the clock that the driver requests."""
+    """Yield the peak of the datasheet, and the rate of all compute units at the clock that the driver requested while
+    ``row`` was measured.
+    """
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
@@ -136,7 +144,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
 
 
 def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
-    """Return the rate of all compute units at the clock that they had during a row."""
+    """Return the rate of all compute units, with every cycle used, at the clock that was measured during a row."""
     clock_hz = _get_true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
@@ -165,12 +173,16 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
 
 
 def _describe_timer_accuracy(row: Measurement | None) -> str:
-    """Return the accuracy of a measured step, which is compared with figures from the datasheet."""
+    """Return the accuracy of the timer as a suffix of a cause, because this step is compared with a figure of the
+    datasheet. Return an empty text if it is unknown.
+    """
     return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
 
 
 def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -> str:
-    """Say what real data cost, but only if the intervals of the two rates do not overlap."""
+    """Say what random operands cost in comparison with zeros, or that the intervals of the two rates overlap, so that
+    the cost is not significant.
+    """
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
@@ -181,7 +193,9 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
 
 
 def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
-    """Return the sensor readings of a settled device, in words."""
+    """Return power, energy, clock and throttling during a sustained row in words: they explain the step from burst to
+    sustained.
+    """
     if row is None or not row.ok:
         return ""
     seen, limit = row.conditions, info.power_limit_watts
@@ -199,7 +213,9 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
 def make_explanation_document(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
 ) -> Document:
-    """``head`` and ``foot``: lines around the tables. Csv holds the steps."""
+    """Return the report of a waterfall. CSV contains the steps. ``head`` and ``foot``: lines before and after the
+    tables.
+    """
     normal, datasheet = find_row(rows, NORMAL, BURST), steps[0].tflops
 
     def share(step: WaterfallStep) -> float | None:
@@ -238,7 +254,9 @@ def format_change(change: float) -> str:
 
 
 def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
-    """Say how much of the datasheet's peak is left, and which step costs most."""
+    """Say which share of the datasheet is left at the last known step, and which step loses most. Return an empty list
+    if no step has a figure.
+    """
     known = [(step.name, step.tflops) for step in steps if step.tflops is not None]
     if not known:
         return []
@@ -258,8 +276,8 @@ _LOST_NAME = "lost since the step before"
 def make_waterfall_chart(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> StackedChart:
-    """Draw a bar for each step that has a figure, and for the same product on other operands; other steps are listed in
-    notes. Raises UsageError if no step has a figure.
+    """Draw a bar for each step that has a figure, and for the same matmul on other data. Notes list the causes of all
+    steps. Raises UsageError if no step has a figure.
     """
     bars = [_make_step_bar(step) for step in steps if step.tflops is not None]
     if not bars:
@@ -297,7 +315,7 @@ def _make_measured_bar(label: str, name: str, row: Measurement) -> StackedBar:
 class OverlapPair:
     """A matmul and other work, each measured alone and while both run.
 
-    ``rows``: by the work that is timed and whether it runs alone.
+    ``rows``: the measured rows by (the work whose time is measured, whether it runs alone).
     """
 
     rows: Mapping[tuple[str, bool], Measurement]
@@ -307,16 +325,19 @@ class OverlapPair:
         return self.rows[MATMUL_WORK, False]
 
     def compute_kept_share(self, timed: str) -> float:
-        """Return the rate of a work while both run, divided by its rate alone."""
+        """Return the rate of the work ``timed`` while both run, divided by its rate alone."""
         return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
 
     def compute_relative_half_width(self, timed: str) -> float:
-        """Return the half width of the interval of ``kept``, relative to ``kept``."""
+        """Return half the width of the interval of the kept share, as a share of the kept share."""
         return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
 
     def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
-        """Predict the seconds of a step with ``flop`` and ``nbytes`` (of the other work's buffer). The first prediction
-        runs both at once until one is done, then the rest of the other alone; the second runs one after the other.
+        """Predict the seconds of a step with and without overlap. With overlap, both works run at once until the first
+        is done, and the rest of the second runs alone. Without overlap, one work runs after the other.
+
+        - ``flop``: FLOP of the matmul in the step.
+        - ``nbytes``: bytes of the buffer of the other work in the step.
         """
         amounts = {MATMUL_WORK: flop / self.together.flop, OTHER_WORK: nbytes / self.together.shape.nbytes}
         alone, both = (
@@ -327,7 +348,7 @@ class OverlapPair:
 
     @property
     def size(self) -> str:
-        """The size of the other work's buffer."""
+        """The size of the buffer that the other work reads or copies."""
         return str(BandwidthShape(self.together.shape.nbytes))
 
     @property
@@ -336,7 +357,9 @@ class OverlapPair:
 
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
-    """Return the pairs of which all rows have a figure."""
+    """Return the pairs of a matmul and other work of which all four rows have a figure: each work alone, and each while
+    both run.
+    """
     found = group_pairs(
         ((replace(row.problem, timed=MATMUL_WORK, alone=True), row.shape), row) for row in rows if row.ok
     )
@@ -345,7 +368,9 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 
 
 def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Return which share of its rate each work keeps in percent, from the lowest to the highest of all pairs."""
+    """Return the share of its rate in percent that each work keeps while both run, from the lowest to the highest of
+    all pairs, as text by the name of the work.
+    """
     pairs, found = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
         kept = [pair.compute_kept_share(timed) for pair in pairs]
@@ -354,13 +379,17 @@ def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
 
 
 def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return the same in a line, or nothing without a pair."""
+    """Return a line with the share of its rate that each work keeps while both run, or an empty list without a complete
+    pair.
+    """
     kept = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
     return [f"while both run, {' and '.join(kept)}"] if kept else []
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Yield for each kind of other work the shortest step with its setting, and the shortest without overlap."""
+    """Yield a line for each kind of other work: the duration of the shortest step with ``flop`` and ``nbytes`` with
+    overlap, the pair that reaches it, and the duration without overlap.
+    """
     for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
         best = min(same, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
         seconds, apart = (
@@ -410,7 +439,9 @@ def make_overlap_document(
     top: int | None = None,
     step: tuple[float, float] | None = None,
 ) -> Document:
-    """``step``: FLOP and bytes of a step to be made of the pairs."""
+    """Return the report of an overlap study. ``step``: FLOP and bytes of a training step whose duration the report
+    predicts; None for no prediction.
+    """
     pairs = find_complete_pairs(rows)
     return Document(
         f"matmul beside other work on {header['device']['name']}",
@@ -436,7 +467,7 @@ def make_overlap_document(
 
 
 def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
-    """Draw how much of its rate each work of a pair keeps. Raises UsageError if no pair has figures."""
+    """Draw which share of its rate each work keeps while both run. Raises UsageError if no pair has all its figures."""
     pairs = find_complete_pairs(rows)
     if not pairs:
         raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")

@@ -1,6 +1,5 @@
-"""The report of a verification: counts, errors and bounds by kernel and dtype, failures, and what a clean run excludes.
-
-Pure: the counts are also what its log and ``mamf node`` say.
+"""Report a verification (``mamf verify``): which kernels gave wrong results, the errors and their bounds, and how large
+a share of wrong results can be excluded.
 """
 
 from __future__ import annotations
@@ -40,11 +39,14 @@ from mamf.report.rows import describe_failures
 from mamf.statistics import compute_known_median
 
 Rows = Sequence[Measurement]
+#: The status of rows whose result was wrong.
 WRONG_STATUS = "wrong_result"
 
 
 def count_checked(rows: Rows) -> dict[str, int]:
-    """Problems with a verdict, launches and output values that were checked, and wrong problems."""
+    """Return the number of verified problems, of checked launches and output values, and of wrong problems, by these
+    names.
+    """
     judged = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {
         "problems": len(_find_problems(judged)),
@@ -55,20 +57,28 @@ def count_checked(rows: Rows) -> dict[str, int]:
 
 
 def _find_problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
-    """Return the distinct problems, because one that was requested by number has many rows."""
+    """Return the identifiers of the distinct problems of ``rows``. A problem that the user requested by number is
+    measured several times and has several rows.
+    """
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
 
 def compute_max_wrong_share(checked: int) -> float:
-    """Return the 95 % upper bound of the share of wrong results if all ``checked`` are right: about 3 / checked."""
+    """Return the 95 % upper bound of the share of wrong results after ``checked`` results were all right: about 3 /
+    checked.
+    """
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
 
 def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
-    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934)."""
+    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934) after ``wrong``
+    of ``checked`` results were wrong.
+    """
 
     def share_at(chance: float, count: int) -> float:
-        """Return the true share for which the probability of at most ``count`` wrong ones is ``chance``."""
+        """Find the share of wrong results for which the probability of at most ``count`` wrong results is
+        ``chance``.
+        """
         low, high = 0.0, 1.0
         while high - low > 1e-9:
             middle = (low + high) / 2
@@ -81,7 +91,9 @@ def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
 
 
 def _compute_binomial_probability(count: int, checked: int, share: float) -> float:
-    """Return the binomial probability that at most ``count`` of ``checked`` are wrong."""
+    """Return the probability that at most ``count`` of ``checked`` results are wrong, if each is wrong with probability
+    ``share``.
+    """
     log_all, log_right, log_wrong = math.lgamma(checked + 1), math.log1p(-share), math.log(share)
     return math.fsum(
         math.exp(
@@ -96,7 +108,9 @@ def _compute_binomial_probability(count: int, checked: int, share: float) -> flo
 
 
 def _describe_wrong_share(wrong: int, checked: int) -> str:
-    """Which share of such problems is wrong, with 95 % confidence."""
+    """Return the range of the share of wrong problems in percent, with 95 % confidence: an upper bound if no problem
+    was wrong.
+    """
     if not wrong:
         return f"at most {_format_percent(compute_max_wrong_share(checked))} %"
     return f"{' to '.join(map(_format_percent, compute_wrong_share_range(wrong, checked)))} %"
@@ -107,8 +121,8 @@ def _format_percent(share: float) -> str:
 
 
 def yield_verdict_lines(rows: Rows) -> Iterator[str]:
-    """Yield the verdict, what was checked, and which share of such problems is wrong: of all kernels and dtypes, and of
-    the least tested.
+    """Yield the verdict, what was checked, and the possible share of wrong problems: over all kernels and dtypes, and
+    of the kernel and dtype with the fewest problems.
     """
     found = count_checked(rows)
     wrong, problems = found["wrong"], found["problems"]
@@ -139,7 +153,7 @@ def yield_verdict_lines(rows: Rows) -> Iterator[str]:
 
 
 def make_reproduction_command(log: RunLog, row: Measurement) -> str:
-    """Return the command that verifies the problem of a row again."""
+    """Return the command line that verifies the problem of a row again."""
     plan, device = log.plan, log.device(row.device)
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
     return shlex.join(
@@ -177,7 +191,9 @@ def _describe_wrong_rows(log: RunLog) -> Iterator[str]:
 
 
 def _make_sort_key(rows: Rows) -> tuple[bool, str, str, str]:
-    """Return the sort key for rows of an operation, a kernel and a dtype: those with wrong results come first."""
+    """Return the sort key of the rows of an operation, a kernel and a dtype, which puts kernels with wrong results
+    first.
+    """
     row = rows[0]
     return not any(each.status == WRONG_STATUS for each in rows), row.operation, row.kernel, row.problem.dtype
 
@@ -196,7 +212,7 @@ def _get_error_share(row: Measurement) -> float:
 
 
 def _find_worst_row(rows: Rows) -> Measurement | None:
-    """Return the right row whose error is the largest share of its bound."""
+    """Return the row with a right result whose error is the largest share of its bound, or None without such a row."""
     return max((row for row in rows if row.ok), key=_get_error_share, default=None)
 
 
@@ -232,7 +248,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
     ]
 
 
-#: In which states of the device launches were checked.
+#: Columns of a table with a row for each regime: clock, power and throttling while mamf checked launches.
 _STATE_COLUMNS: list[Column[Rows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
     Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),

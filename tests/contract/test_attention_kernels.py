@@ -15,7 +15,7 @@ from mamf.backend import Unavailable
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
-from mamf.operations.attention.attention_reference import compute_key_sum_error, compute_relevant_share
+from mamf.operations.attention.attention_reference import compute_attended_share, compute_key_sum_error
 from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_pool_buffers
@@ -63,13 +63,13 @@ def prepared(kernel, backend, shape, problem=None, **options):
         return kernel.prepare(backend, problem, shape, pool, **options)
 
 
-def verdict_on_call(kernel, backend, problem, shape, call, is_whole=True):
+def verdict_on_call(kernel, backend, problem, shape, call, covers_all_heads=True):
     """The verdict on a call in place of the kernel's own."""
     operands = kernel.operands(
         problem, shape, take_pool_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
-    return (attention.verify_whole if is_whole else attention.verify)(attention.make_launch(call)())
+    return (attention.verify_whole if covers_all_heads else attention.verify)(attention.make_launch(call)())
 
 
 def verdict_of(kernel, backend, shape, problem=None):
@@ -407,7 +407,7 @@ def test_sage_1_changes_its_k_and_never_the_operands(library, asked):
 
 def test_a_kernel_that_changes_its_operands_is_refused(library, monkeypatch):
     kernel, backend = library("sage-1")
-    monkeypatch.setattr(type(kernel), "arguments", lambda self, shape, k: (k, {"smooth_k": True}))
+    monkeypatch.setattr(type(kernel), "make_release_arguments", lambda self, shape, k: (k, {"smooth_k": True}))
     verdict = verdict_of(kernel, backend, CAUSAL)
     assert not verdict.ok
     assert verdict.details["changed operands"] == "k"
@@ -491,7 +491,7 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
     assert verdict.ok
     keys = shape_of(shape).seqlen_k
     if "c" not in shape:
-        assert verdict.details["sparsity"] == pytest.approx(1 - compute_relevant_share(sparsity, keys), abs=1e-9)
+        assert verdict.details["sparsity"] == pytest.approx(1 - compute_attended_share(sparsity, keys), abs=1e-9)
     ready.launches[0]()
     # Asking for the sparsity waits for the device, so a timed launch does not.
     assert [options["return_sparsity"] for options in asked] == [False, True, False]
@@ -742,6 +742,6 @@ def test_only_keys_that_a_query_sees_widen_the_bound_of_gradients(cpu, shape, fa
         output.register_hook(lambda do: (do * (1 + 2e-3 * torch.randn(do.shape))).half())
         return output
 
-    verdict = verdict_on_call(kernel, cpu, problem, shape_of(shape), noisy, is_whole=False)
+    verdict = verdict_on_call(kernel, cpu, problem, shape_of(shape), noisy, covers_all_heads=False)
     assert verdict.ok
     assert verdict.details["gradient_error"] / verdict.error == pytest.approx(factor, rel=0.01)

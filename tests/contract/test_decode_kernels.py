@@ -215,7 +215,7 @@ def test_a_cache_that_does_not_fit_is_out_of_memory_in_a_line(cpu):
 
 
 class Reads(SdpaKvcache):
-    """Plain attention over the tokens that ``slots`` gives of each sequence, with a fault."""
+    """Plain attention over the tokens that ``positions`` gives of each sequence, with a fault."""
 
     name = "reads"
     has_pages = has_ragged = True
@@ -238,10 +238,10 @@ class Reads(SdpaKvcache):
         def launch(of):
             outputs = []
             for sequence, rows in tables.yield_query_rows():
-                slots = tables.locate_tokens(sequence)
-                slots = slots[:-1] if self.fault == "last token" else slots
+                positions = tables.locate_tokens(sequence)
+                positions = positions[:-1] if self.fault == "last token" else positions
                 q = of.q[rows][..., : shape.head_dim]
-                outputs.append(compute_sequence_attention(shape, q, of.k[slots], of.v[slots]).to(q.dtype))
+                outputs.append(compute_sequence_attention(shape, q, of.k[positions], of.v[positions]).to(q.dtype))
             output = torch.cat(outputs)
             if self.fault == "one row":
                 output[-1, -1] = 0

@@ -12,7 +12,7 @@ import torch
 from mamf.errors import UsageError
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
-from mamf.operations.matmul.triton_matmul import TritonMatmul, list_configurations, supports_tensor_descriptors
+from mamf.operations.matmul.triton_matmul import TritonMatmul, list_triton_configurations, supports_tensor_descriptors
 
 SHAPE = MatmulShape(4096, 4096, 4096)
 INT8, FLOAT8 = MatmulProblem("int8", "int32"), MatmulProblem("float8_e4m3fn", "bfloat16")
@@ -44,7 +44,7 @@ def test_what_is_no_configuration_is_refused_in_a_line(text):
 def test_its_configurations_are_kernels_of_their_own(device):
     names = [variant.name for variant in make_matmul_kernel("triton").variants(device, INT8, SHAPE)]
     assert names[0] == "triton[128x128x128/4w3s]"
-    assert names == [f"triton[{each}]" for each in list_configurations("cuda", "int8")]
+    assert names == [f"triton[{each}]" for each in list_triton_configurations("cuda", "int8")]
     assert [each.name for each in make_matmul_kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
 
 

@@ -39,7 +39,7 @@ _ROW_INTERVAL = 64
 # The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
 _CHUNK_ELEMENTS = 2**24
 # The keys of a head are copied to the host if they have at most so many elements; and so many rows are compared there.
-_MAX_ON_HOST, _ROWS_ON_HOST = 2**22, 4
+_MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _DistanceTally:
         self._sums: dict[str, list[float]] = {}
         self._worst_row_error = 0.0
 
-    def add(self, name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
+    def add_result(self, name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
         result = result.to(expected.dtype)
         difference = result - expected
         squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
@@ -80,7 +80,7 @@ class _DistanceTally:
         if name == "o":
             self._worst_row_error = max(self._worst_row_error, compute_worst_row_error(result, expected))
 
-    def distance(self) -> ReferenceDistance:
+    def compute_distance(self) -> ReferenceDistance:
         errors = {name: compute_norm_ratio(of[0], of[1]) for name, of in self._sums.items()}
         slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
         _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
@@ -100,22 +100,22 @@ def compare_edge_heads(
     tensor has the shape [batch, heads, sequence, head dimension].
     """
     tally = _DistanceTally()
-    for batch, kv in find_edge_heads(shape):
-        for name, expected in compute_reference_attention(shape, operands, batch, kv).items():
-            tally.add(name, view_heads(results[name], shape, batch, kv), expected)
-    return tally.distance()
+    for batch, kv_slice in find_edge_heads(shape):
+        for name, expected in compute_reference_attention(shape, operands, batch, kv_slice).items():
+            tally.add_result(name, view_heads(results[name], shape, batch, kv_slice), expected)
+    return tally.compute_distance()
 
 
 def compare_rows(
     shape: AttentionShape,
     operands: Mapping[str, torch.Tensor],
     results: Mapping[str, torch.Tensor],
-    is_whole: bool = True,
+    covers_all_heads: bool = True,
 ) -> ReferenceDistance:
     """Compute the reference for one random row of each _ROW_INTERVAL rows, and return the distance of ``o`` and ``dq``.
 
-    ``is_whole``: whether to compare all heads, not only the first and the last. For 16-bit operands the reference is
-    computed in float32, because float64 is slow on some cards. The other parameters are those of
+    ``covers_all_heads``: whether to compare all heads, not only the first and the last. For 16-bit operands the
+    reference is computed in float32, because float64 is slow on some cards. The other parameters are those of
     ``compare_edge_heads``.
     """
     tally, device = _DistanceTally(), operands["q"].device
@@ -128,10 +128,12 @@ def compare_rows(
     step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     with use_float32_precision("highest"):
-        for batch, kv in [(b, slice(at, at + step)) for b, at in parts] if is_whole else find_edge_heads(shape):
-            for name, expected in compute_reference_attention(shape, operands, batch, kv, rows).items():
-                tally.add(name, view_heads(results[name], shape, batch, kv)[:, :, rows], expected)
-    return tally.distance()
+        for batch, kv_slice in (
+            [(b, slice(at, at + step)) for b, at in parts] if covers_all_heads else find_edge_heads(shape)
+        ):
+            for name, expected in compute_reference_attention(shape, operands, batch, kv_slice, rows).items():
+                tally.add_result(name, view_heads(results[name], shape, batch, kv_slice)[:, :, rows], expected)
+    return tally.compute_distance()
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
@@ -140,14 +142,14 @@ def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
 
-def compare_on_host(
+def compare_rows_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance | None:
     """Compute a few rows of a random head's output in float64 on the host, and return the distance of the result.
 
     Return None if the keys of a head are too large to copy. The parameters are those of ``compare_edge_heads``.
     """
-    if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_ON_HOST:
+    if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
     tally, batch, head = _DistanceTally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
@@ -156,8 +158,8 @@ def compare_on_host(
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with use_one_torch_thread():
         expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
-        tally.add("o", found[:, :, rows], expected["o"])
-    return tally.distance()
+        tally.add_result("o", found[:, :, rows], expected["o"])
+    return tally.compute_distance()
 
 
 def compute_key_sum_error(
@@ -172,10 +174,10 @@ def compute_key_sum_error(
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
     for batch in range(shape.batch):
-        seen = to_float64(operands["do"][batch, :, max(0, unseen) :])
+        seen = convert_to_float64(operands["do"][batch, :, max(0, unseen) :])
         of_queries = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
         for name, expected in (("dk", 0.0), ("dv", of_queries)):
-            summed = to_float64(results[name][batch])
+            summed = convert_to_float64(results[name][batch])
             norms = torch.linalg.vector_norm(summed, dim=1)
             alike = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
             beyond = (summed.sum(1) - expected).abs() - alike * summed.abs().sum(1)
@@ -200,13 +202,13 @@ def compute_norm_ratio(difference: float, size: float) -> float:
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
 
 
-def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv: slice) -> torch.Tensor:
-    """View the heads of one sequence that share the kv heads in ``kv``.
+def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice: slice) -> torch.Tensor:
+    """View the heads of one sequence that share the kv heads in ``kv_slice``.
 
     ``batch``: the index of the sequence. The result has the shape [kv heads, heads per kv head, sequence, head
     dimension]. For keys and values, its second dimension is 1.
     """
-    found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv]
+    found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv_slice]
     return found
 
 
@@ -214,10 +216,11 @@ def compute_reference_attention(
     shape: AttentionShape,
     tensors: Mapping[str, torch.Tensor],
     batch: int,
-    kv: slice,
+    kv_slice: slice,
     rows: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Compute the output and, if ``tensors`` contains do, the gradients of all heads that share the kv heads in ``kv``.
+    """Compute the output and, if ``tensors`` contains do, the gradients of all heads that share the kv heads in
+    ``kv_slice``.
 
     ``batch``: the index of the sequence. ``rows``: compute only these rows of the output and of dQ, and neither dK nor
     dV; None: all. Return the results by name, in the shapes of ``view_heads``.
@@ -226,7 +229,9 @@ def compute_reference_attention(
     2023, section 2.2).
     """
     names = [name for name in ("q", "k", "v", "do") if name in tensors]
-    q, k, v, *rest = (to_float64(view_heads(tensors[name], shape, batch, kv), rows is not None) for name in names)
+    q, k, v, *rest = (
+        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None) for name in names
+    )
     scale = 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -247,7 +252,7 @@ def compute_reference_attention(
     return {**found, "dk": dk, "dv": dv} if rest and rows is None else found
 
 
-def to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
+def convert_to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
     """Convert a tensor to float64, or to float32 if the device has no float64.
 
     ``may_be_float32``: whether to convert 16-bit operands to float32, because float64 is slow on some cards.
@@ -316,7 +321,7 @@ def _count_attended_axes(sparsity: float) -> int:
     return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 
-def compute_relevant_share(sparsity: float, length: int) -> float:
+def compute_attended_share(sparsity: float, length: int) -> float:
     """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
     makes with this ``sparsity`` and ``length`` keys.
 

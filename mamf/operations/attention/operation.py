@@ -280,7 +280,7 @@ class AttentionProblem(DeclaredProblem):
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
 
 
-_CAUSAL, _FULL = (True,), (False,)
+_CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
 
 
 def _make_preset(
@@ -295,24 +295,26 @@ def _make_preset(
 
 
 ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
-    "gpt2-small": _make_preset(make_equal_head_dims(64), (1024,), _CAUSAL, heads=12),
-    "gpt3": _make_preset(make_equal_head_dims(128), (2048,), _CAUSAL, heads=96),
-    "llama-8b": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL, heads=32, kv_heads=8),
-    "llama-70b-gqa": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL, heads=64, kv_heads=8),
-    "bert-base": _make_preset(make_equal_head_dims(64), (512,), _FULL, heads=12),
-    "bert-large": _make_preset(make_equal_head_dims(64), (512,), _FULL, heads=16),
-    "deepseek-v3": _make_preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL, heads=128),
+    "gpt2-small": _make_preset(make_equal_head_dims(64), (1024,), _CAUSAL_ONLY, heads=12),
+    "gpt3": _make_preset(make_equal_head_dims(128), (2048,), _CAUSAL_ONLY, heads=96),
+    "llama-8b": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL_ONLY, heads=32, kv_heads=8),
+    "llama-70b-gqa": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL_ONLY, heads=64, kv_heads=8),
+    "bert-base": _make_preset(make_equal_head_dims(64), (512,), _FULL_ONLY, heads=12),
+    "bert-large": _make_preset(make_equal_head_dims(64), (512,), _FULL_ONLY, heads=16),
+    "deepseek-v3": _make_preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL_ONLY, heads=128),
     "long-context": _make_preset(
-        make_equal_head_dims(128), (32768, 65536, 131072), _CAUSAL, heads=16, kv_heads=4, batch=1
+        make_equal_head_dims(128), (32768, 65536, 131072), _CAUSAL_ONLY, heads=16, kv_heads=4, batch=1
     ),
     "inference-batch": _make_preset(
-        make_equal_head_dims(128), (2048, 8192), _FULL, heads=32, kv_heads=8, batch=64, seqlen_q=1
+        make_equal_head_dims(128), (2048, 8192), _FULL_ONLY, heads=32, kv_heads=8, batch=64, seqlen_q=1
     ),
     "fa3-paper": _make_preset(
-        make_equal_head_dims(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL + _CAUSAL
+        make_equal_head_dims(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL_ONLY + _CAUSAL_ONLY
     ),
     "scaling": replace(
-        _make_preset(make_equal_head_dims(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL, heads=1, batch=8),
+        _make_preset(
+            make_equal_head_dims(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL_ONLY, heads=1, batch=8
+        ),
         fields={"direction": ("fwd", "bwd")},
         kernels=("eager", "compiled-eager"),
     ),

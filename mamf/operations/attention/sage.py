@@ -21,16 +21,16 @@ from mamf.operations.attention.torch_attention import (
     extract_output,
 )
 
-_FLOAT16, _FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
+_INT8_AND_FLOAT16, _INT8_AND_FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
 #: The dtypes of Q K^T and of P V in SageAttention 2, by compute capability. It does not support other capabilities,
 #: such as those of B200 and B300.
-_PRODUCTS: Mapping[ComputeCapability, tuple[str, str]] = {
-    (8, 0): _FLOAT16,
-    (8, 6): _FLOAT16,
-    (8, 9): _FP8,
-    (9, 0): _FP8,
-    (12, 0): _FP8,
-    (12, 1): _FP8,
+_MATMUL_DTYPES: Mapping[ComputeCapability, tuple[str, str]] = {
+    (8, 0): _INT8_AND_FLOAT16,
+    (8, 6): _INT8_AND_FLOAT16,
+    (8, 9): _INT8_AND_FP8,
+    (9, 0): _INT8_AND_FP8,
+    (12, 0): _INT8_AND_FP8,
+    (12, 1): _INT8_AND_FP8,
 }
 #: The name of the flag in ``sageattention.core`` that tells whether the library was built for a card, by the card's
 #: compute capability. Cards that are not listed run Triton kernels, which need no flag.
@@ -57,14 +57,14 @@ class _Sage(QuantizedAttention):
         if release != self.release:
             found = get_package_version(self.distribution_name) or f"{release}.x"
             raise WrongLibraryError(f"the installed sageattention is {found}")
-        self.require_built()
+        self.require_built_for_card()
         return module.sageattn
 
-    def require_built(self) -> None:
+    def require_built_for_card(self) -> None:
         """Raise ImportError if the library was not built for the current card."""
 
     @abstractmethod
-    def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the tensor to pass as K, and the keyword arguments that only this release takes."""
 
     def call(
@@ -76,7 +76,7 @@ class _Sage(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        k, options = self.arguments(shape, k)
+        k, options = self.make_release_arguments(shape, k)
         return extract_output(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
 
 
@@ -92,7 +92,7 @@ class Sage1(_Sage):
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
     supported_cards = "compute capability 8.0 and above"
-    product_dtypes = _FLOAT16
+    product_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
     #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
@@ -104,7 +104,7 @@ class Sage1(_Sage):
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability >= (8, 0)
 
-    def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         return k.clone(), {"smooth_k": True}
 
     def details(
@@ -132,9 +132,9 @@ class Sage2(_Sage):
     structured_tolerance = 1.5e-1
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
-        return capability in _PRODUCTS
+        return capability in _MATMUL_DTYPES
 
-    def require_built(self) -> None:
+    def require_built_for_card(self) -> None:
         # Ask torch for the capability of its current device, which is the one that mamf's CUDA backend has opened.
         capability = torch.cuda.get_device_capability()
         flag = _BUILT_FLAGS.get(capability)
@@ -142,11 +142,11 @@ class Sage2(_Sage):
         if flag is not None and not getattr(core, flag, True):
             raise ImportError(f"it was not built for sm{capability[0]}{capability[1]} ({flag} is False)")
 
-    def arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         return k, {}
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        products = _PRODUCTS[torch.cuda.get_device_capability(operands[0].device)]
+        products = _MATMUL_DTYPES[torch.cuda.get_device_capability(operands[0].device)]
         return {**super().details(problem, shape, operands), "product_dtypes": " ".join(products)}

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.operations.attention.attention_reference import compute_relevant_share
+from mamf.operations.attention.attention_reference import compute_attended_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import ComputeCapability, QuantizedAttention, extract_output
 
 _MIN_TOKENS = 128
 #: The number of keys in a block. It is the larger of the library's two block sizes.
-_BLOCK = 128
+_KEYS_PER_BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
 #: The compute capabilities for which the library has fp8 kernels. On other cards its fp8 functions run the float16
 #: kernel without saying so.
@@ -36,21 +36,21 @@ class _Sparge(QuantizedAttention):
     has_gqa = False
     has_unequal_lengths = False
     structured_tolerance = 1.5e-1
-    function: ClassVar[str]
+    function_name: ClassVar[str]
     capabilities: ClassVar[tuple[ComputeCapability, ...]]
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in self.capabilities
 
     def import_library(self) -> Any:
-        return getattr(importlib.import_module(self.module_name), self.function)
+        return getattr(importlib.import_module(self.module_name), self.function_name)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if min(shape.seqlen_q, shape.seqlen_k) < _MIN_TOKENS:
             return f"{self.name} needs at least {_MIN_TOKENS} queries and keys"
         return super().unsupported_shape(problem, shape)
 
-    def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+    def make_skip_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         """Return the library's keyword arguments that decide which blocks are skipped; empty for its defaults."""
         return {}
 
@@ -64,7 +64,7 @@ class _Sparge(QuantizedAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         return extract_output(
-            function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.options(problem, shape))
+            function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.make_skip_options(problem, shape))
         )
 
     def details(
@@ -75,7 +75,7 @@ class _Sparge(QuantizedAttention):
         A launch that is not timed measures this share, because reading it synchronizes the device.
         """
         details = super().details(problem, shape, operands)
-        options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.options(problem, shape)}
+        options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.make_skip_options(problem, shape)}
         result = self.import_library_quietly()(*operands, **options, return_sparsity=True)
         if not isinstance(result, tuple):
             return details
@@ -84,7 +84,7 @@ class _Sparge(QuantizedAttention):
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
-class _Fp16(_Sparge):
+class _SpargeFp16(_Sparge):
     supported_cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
@@ -93,7 +93,7 @@ class _Fp16(_Sparge):
     tolerance = 5e-2
 
 
-class _Fp8(_Sparge):
+class _SpargeFp8(_Sparge):
     supported_cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
@@ -109,33 +109,33 @@ class _Fp8(_Sparge):
         return super().unsupported_shape(problem, shape)
 
 
-class _TopK(_Sparge):
+class _SpargeTopK(_Sparge):
     """A SpargeAttention kernel that keeps a fixed share of the key blocks for each block of queries."""
 
-    def options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        share = compute_relevant_share(problem.sparsity, shape.seqlen_k)
+    def make_skip_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        share = compute_attended_share(problem.sparsity, shape.seqlen_k)
         # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
         # rounding error does not lose a block.
-        return {"topk": min(1.0, share + 0.25 * _BLOCK / shape.seqlen_k)}
+        return {"topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
 
 
-class SpargeFp16Threshold(_Fp16):
+class SpargeFp16Threshold(_SpargeFp16):
     name = "sparge-fp16-threshold"
-    function = "spas_sage_attn_meansim_cuda"
+    function_name = "spas_sage_attn_meansim_cuda"
 
 
-class SpargeFp16TopK(_Fp16, _TopK):
+class SpargeFp16TopK(_SpargeFp16, _SpargeTopK):
     name = "sparge-fp16-topk"
-    function = "spas_sage_attn_meansim_topk_cuda"
+    function_name = "spas_sage_attn_meansim_topk_cuda"
 
 
-class SpargeFp8Threshold(_Fp8):
+class SpargeFp8Threshold(_SpargeFp8):
     name = "sparge-fp8-threshold"
-    function = "spas_sage2_attn_meansim_cuda"
+    function_name = "spas_sage2_attn_meansim_cuda"
     alternative_kernel = "sparge-fp16-threshold"
 
 
-class SpargeFp8TopK(_Fp8, _TopK):
+class SpargeFp8TopK(_SpargeFp8, _SpargeTopK):
     name = "sparge-fp8-topk"
-    function = "spas_sage2_attn_meansim_topk_cuda"
+    function_name = "spas_sage2_attn_meansim_topk_cuda"
     alternative_kernel = "sparge-fp16-topk"

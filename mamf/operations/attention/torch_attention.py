@@ -24,8 +24,8 @@ from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
     ReferenceDistance,
     compare_edge_heads,
-    compare_on_host,
     compare_rows,
+    compare_rows_on_host,
     compute_key_sum_error,
     make_block_structured_inputs,
     verify_special_attention,
@@ -152,11 +152,11 @@ class TorchAttention(AttentionKernel):
         after = backend.allocated_memory()
         ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
 
-        def unchanged() -> Sequence[str]:
-            return tuple(dict.fromkeys(name for each in attentions for name in each.unchanged()))
+        def find_changed() -> Sequence[str]:
+            return tuple(dict.fromkeys(name for each in attentions for name in each.find_changed()))
 
         held = 0 if before is None or after is None else (after - before) // sets
-        return combine_operand_sets(ready, unchanged, held_bytes=held)
+        return combine_operand_sets(ready, find_changed, held_bytes=held)
 
     def operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -196,7 +196,7 @@ class PreparedAttention:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
         self._forward: torch.Tensor | None = None
         self._details: dict[str, Any] | None = None
-        self.unchanged = ChangeDetector(operands)
+        self.find_changed = ChangeDetector(operands)
         self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
@@ -205,8 +205,8 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change=self.change,
-            restore=self.restore,
+            change=self.change_signs,
+            restore=self.restore_signs,
             repeats_bits=is_special,
             verify_special=partial(self._verify_special, launch) if is_special else None,
         )
@@ -240,11 +240,11 @@ class PreparedAttention:
         """Release the output of the saved forward pass, and with it the memory of the pass."""
         self._forward = None
 
-    def change(self) -> None:
+    def change_signs(self) -> None:
         for signs in self._signs:
             signs.change()
 
-    def restore(self) -> None:
+    def restore_signs(self) -> None:
         for signs in self._signs:
             signs.restore()
 
@@ -255,7 +255,7 @@ class PreparedAttention:
         if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
             self._details = self._kernel.details(self._problem, self._shape, operands)
-        found = self._judge_distance(compare_rows(*self._prepare_comparison(result), is_whole=False))
+        found = self._judge_distance(compare_rows(*self._prepare_comparison(result), covers_all_heads=False))
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
@@ -265,7 +265,7 @@ class PreparedAttention:
         verifies some rows of one head.
         """
         compared = self._prepare_comparison(result)
-        whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_on_host(*compared)
+        whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_rows_on_host(*compared)
         rows = [self._judge_distance(each) for each in (compare_rows(*compared), on_host) if each]
         worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
         reason = worst.reason
@@ -280,11 +280,13 @@ class PreparedAttention:
     def _prepare_comparison(
         self, result: object
     ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return self._shape, self._to_bhsd(self._operands), self._to_bhsd(self._name_results(result))
+        return self._shape, self._view_as_bhsd(self._operands), self._view_as_bhsd(self._name_results(result))
 
     def _verify_special(self, launch: Callable[[], object]) -> Verdict:
-        operands = self._to_bhsd(self._operands)
-        return verify_special_attention(self._shape, operands, lambda: self._to_bhsd(self._name_results(launch()))["o"])
+        operands = self._view_as_bhsd(self._operands)
+        return verify_special_attention(
+            self._shape, operands, lambda: self._view_as_bhsd(self._name_results(launch()))["o"]
+        )
 
     def _judge_distance(self, found: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
@@ -308,7 +310,7 @@ class PreparedAttention:
         averaged = worst if worst <= bound else worst / (1 + 2 / math.sqrt(found.rows))
         return Verdict(averaged, bound, details, reason=reason)
 
-    def _to_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _view_as_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         is_bhsd = self._kernel.layout == "bhsd"
         return {name: tensor if is_bhsd else tensor.transpose(1, 2) for name, tensor in tensors.items()}
 

@@ -32,7 +32,7 @@ class XFormers(LibraryAttention):
         ops = importlib.import_module(self.module_name)
         function = ops.memory_efficient_attention
         # After release 0.0.35, another package (mslk) has the kernels, and they do not need xFormers' compiled library.
-        if function.__module__.startswith("xformers") and not _is_built():
+        if function.__module__.startswith("xformers") and not _has_compiled_library():
             raise ImportError(f"this build has no kernels for torch {torch.__version__}")
         return ops
 
@@ -56,7 +56,7 @@ class XFormers(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = group_heads(shape, q, k, v)
+        q, k, v = group_heads_by_kv_head(shape, q, k, v)
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
@@ -68,23 +68,23 @@ class XFormers(LibraryAttention):
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         details = super().details(problem, shape, operands)
-        chosen = self._find_operator(problem, shape, operands)
+        chosen = self._find_chosen_operator(problem, shape, operands)
         return details if chosen is None else {**details, "ran": chosen}
 
-    def _find_operator(
+    def _find_chosen_operator(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> str | None:
         """Return the name of the operator that xFormers' dispatcher chooses; None if this release does not tell."""
         try:
             ops, fmha = self.import_library_quietly(), importlib.import_module("xformers.ops.fmha")
-            q, k, v = group_heads(shape, *operands)
+            q, k, v = group_heads_by_kv_head(shape, *operands)
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
             return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
         except Exception:  # If this private interface is missing, the measurement must not fail.
             return None
 
 
-def _is_built() -> bool:
+def _has_compiled_library() -> bool:
     """Return whether xFormers' compiled library can be loaded.
 
     A wheel for another CUDA version can be imported, but its kernels are missing.
@@ -95,7 +95,7 @@ def _is_built() -> bool:
     return bool(getattr(own, "_built_with_cuda", True))
 
 
-def group_heads(
+def group_heads_by_kv_head(
     shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return views of q, k and v in the shape that xFormers expects if query heads share keys and values.

@@ -21,7 +21,7 @@ from mamf.torch_backend import TorchBackend
 
 class _FlashKvcache(LibraryDecode):
     #: The name of the library's keyword argument for the page table.
-    table: str
+    page_table_keyword: str
     #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, so that sequences may differ in their number of
     #: queries.
     has_ragged_kvcache = False
@@ -53,7 +53,7 @@ class _FlashKvcache(LibraryDecode):
     ) -> Callable[[DecodeOperands], torch.Tensor]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if shape.page_size is not None:
-            options |= {"cache_seqlens": tables.lengths, self.table: tables.table}
+            options |= {"cache_seqlens": tables.lengths, self.page_table_keyword: tables.table}
         if not shape.has_equal_queries:
             options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
 
@@ -82,7 +82,7 @@ class _FlashKvcache(LibraryDecode):
         }
         is_paged = shape.page_size is not None
         if is_paged:
-            options[self.table] = tables.table
+            options[self.page_table_keyword] = tables.table
 
         def attend(operands: DecodeOperands) -> torch.Tensor:
             k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
@@ -93,13 +93,13 @@ class _FlashKvcache(LibraryDecode):
 
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
     name = "flash-attn-2-kvcache"
-    table = "block_table"
+    page_table_keyword = "block_table"
     page_multiple = 256
 
 
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
     name = "flash-attn-3-kvcache"
-    table = "page_table"
+    page_table_keyword = "page_table"
     alternative_kernel = "flash-attn-2-kvcache --operation decode"
     has_ragged_kvcache = True
     has_latent = True

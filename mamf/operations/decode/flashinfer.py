@@ -44,7 +44,7 @@ class _FlashInfer(LibraryDecode):
         return importlib.import_module(self.module_name)
 
     @abstractmethod
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
@@ -53,9 +53,9 @@ class _FlashInfer(LibraryDecode):
         ``tables``.
         """
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
-        """Launch the attention that ``wrapper`` has planned, and return its output."""
-        output: torch.Tensor = wrapper.run(
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+        """Launch the attention that ``planner`` has planned, and return its output."""
+        output: torch.Tensor = planner.run(
             operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
         )
         return output
@@ -64,13 +64,13 @@ class _FlashInfer(LibraryDecode):
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.make_wrapper(self.import_library_quietly(), problem, shape, tables, workspace)
+        planner, plan = self.make_planner(self.import_library_quietly(), problem, shape, tables, workspace)
         plan()  # The first call also compiles, so it is not timed.
         backend.synchronize()
         begun = backend.now()
         plan()
         seconds = backend.now() - begun
-        return BoundKernel(partial(self.run, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)})
+        return BoundKernel(partial(self.launch_planned, planner, shape), {"planning_us": round(seconds * 1e6, 1)})
 
 
 def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
@@ -82,10 +82,10 @@ class FlashInferDecode(_FlashInfer):
     max_queries = 1
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+        planner = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
@@ -95,8 +95,8 @@ class FlashInferDecode(_FlashInfer):
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
         )
         starts, last_lengths = tables.page_starts.cpu(), tables.last_page_lengths.cpu()
-        return wrapper, partial(
-            wrapper.plan,
+        return planner, partial(
+            planner.plan,
             starts,
             tables.all_pages,
             last_lengths,
@@ -113,10 +113,10 @@ class FlashInferPrefill(_FlashInfer):
     name = "flashinfer-prefill"
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
+        planner = module.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
@@ -128,8 +128,8 @@ class FlashInferPrefill(_FlashInfer):
         queries, starts, last_lengths = (
             each.cpu() for each in (tables.query_starts, tables.page_starts, tables.last_page_lengths)
         )
-        return wrapper, partial(
-            wrapper.plan,
+        return planner, partial(
+            planner.plan,
             queries,
             starts,
             tables.all_pages,
@@ -154,11 +154,11 @@ class FlashInferMla(_FlashInfer):
             return f"{self.name} does not support a latent of {shape.head_dims}: use --head-dims 576/512"
         return super().unsupported_shape(problem, shape)
 
-    def make_wrapper(
+    def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
-        wrapper = module.mla.BatchMLAPagedAttentionWrapper(
+        planner = module.mla.BatchMLAPagedAttentionWrapper(
             workspace,
             use_cuda_graph=problem.graph,
             qo_indptr=torch.empty_like(tables.query_starts),
@@ -169,10 +169,10 @@ class FlashInferMla(_FlashInfer):
         queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
         sizes = shape.heads, width, position, shape.page_size
         how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
-        return wrapper, partial(wrapper.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
+        return planner, partial(planner.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def run(self, wrapper: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
         width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
         parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
-        output: torch.Tensor = wrapper.run(*parts)
+        output: torch.Tensor = planner.run(*parts)
         return output

@@ -25,7 +25,11 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UsageError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.attention.attention_reference import compute_norm_ratio, compute_worst_row_error, to_float64
+from mamf.operations.attention.attention_reference import (
+    compute_norm_ratio,
+    compute_worst_row_error,
+    convert_to_float64,
+)
 from mamf.operations.attention.torch_attention import Library, get_attention_tolerance
 from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, DrawnSequences
 from mamf.operations.operand_sets import (
@@ -196,8 +200,8 @@ class PreparedDecode:
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
         output = self._reshape_output(result)
-        found = compare_sequences(*self._comparison_inputs, output, self._tolerance, is_whole=True)
-        on_host = compare_on_host(*self._comparison_inputs, output, self._tolerance) or found
+        found = compare_sequences(*self._comparison_inputs, output, self._tolerance, covers_all_sequences=True)
+        on_host = compare_one_head_on_host(*self._comparison_inputs, output, self._tolerance) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
 
     def _reshape_output(self, result: object) -> torch.Tensor:
@@ -207,10 +211,14 @@ class PreparedDecode:
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> DecodeOperands:
     """View the one-dimensional buffers of one operand set as queries, keys and values."""
-    slots, rows = problem.count_cache_slots(shape), sum(problem.draw_sequences(shape).queries)
+    positions, rows = problem.count_cache_slots(shape), sum(problem.draw_sequences(shape).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
-    k = view_as(flat["k"], slots, shape.kv_heads, shape.head_dim)
-    v = k[..., : shape.head_dim_v] if shape.is_latent else view_as(flat["v"], slots, shape.kv_heads, shape.head_dim_v)
+    k = view_as(flat["k"], positions, shape.kv_heads, shape.head_dim)
+    v = (
+        k[..., : shape.head_dim_v]
+        if shape.is_latent
+        else view_as(flat["v"], positions, shape.kv_heads, shape.head_dim_v)
+    )
     return DecodeOperands(q, k, v)
 
 
@@ -238,7 +246,7 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
 # So many elements of the scores are computed at once. The keys of a head are copied to the host if they have at most so
 # many elements; and so many rows are compared there.
-_CHUNK_ELEMENTS, _MAX_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
+_CHUNK_ELEMENTS, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 # The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that the
 # kernel never wrote has a far larger error.
 _ROW_TOLERANCE = 0.25
@@ -343,7 +351,7 @@ def compute_sequence_attention(
     ``rows``: the queries whose output to compute.
     """
     count, length = q.shape[0], k.shape[0]
-    float64_q, float64_k, float64_v = (to_float64(each) for each in (q[rows], k, v))
+    float64_q, float64_k, float64_v = (convert_to_float64(each) for each in (q[rows], k, v))
     heads = k.shape[1]
     grouped = (
         float64_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
@@ -363,25 +371,25 @@ def compare_sequences(
     operands: DecodeOperands,
     output: torch.Tensor,
     error_bound: float,
-    is_whole: bool = False,
+    covers_all_sequences: bool = False,
 ) -> Verdict:
-    """Verify the output of a random sequence, or that of all sequences if ``is_whole``, on the device.
+    """Verify the output of a random sequence, or that of all sequences if ``covers_all_sequences``, on the device.
 
     ``output``: [queries, heads, head_dim_v]. ``error_bound``: the largest relative error of a correct output.
     """
     sequences, parts = list(tables.yield_query_rows()), []
-    chosen = sequences if is_whole else [secrets.choice(sequences)]
+    chosen = sequences if covers_all_sequences else [secrets.choice(sequences)]
     for sequence, rows in chosen:
-        slots = tables.locate_tokens(sequence)
-        q, k, v = operands.q[rows], gather_tokens(operands.k, slots), gather_tokens(operands.v, slots)
-        step = max(1, _CHUNK_ELEMENTS // (len(slots) * shape.heads))
+        positions = tables.locate_tokens(sequence)
+        q, k, v = operands.q[rows], gather_tokens(operands.k, positions), gather_tokens(operands.v, positions)
+        step = max(1, _CHUNK_ELEMENTS // (len(positions) * shape.heads))
         parts += [
             compute_sequence_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)
         ]
     return compare_outputs(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), error_bound)
 
 
-def compare_on_host(
+def compare_one_head_on_host(
     shape: DecodeShape, tables: CacheTables, operands: DecodeOperands, output: torch.Tensor, error_bound: float
 ) -> Verdict | None:
     """Verify the output of all heads that share a random kv head, in a random sequence, with the result of the host.
@@ -389,25 +397,28 @@ def compare_on_host(
     Return None if the keys are too large to copy. The parameters are those of ``compare_sequences``.
     """
     sequence, rows = secrets.choice(list(tables.yield_query_rows()))
-    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_ON_HOST:
+    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
-    kv, slots = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
-    heads, some = slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head), slice(-_ROWS_ON_HOST, None)
+    kv, positions = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
+    heads, last_rows = (
+        slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head),
+        slice(-_ROWS_ON_HOST, None),
+    )
     q, k, v = (
         operands.q[rows, heads].cpu(),
-        *(gather_tokens(each[:, kv : kv + 1], slots).cpu() for each in operands[1:]),
+        *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in operands[1:]),
     )
     with use_one_torch_thread():
         return compare_outputs(
-            output[rows, heads][some].cpu(), compute_sequence_attention(shape, q, k, v, some), error_bound
+            output[rows, heads][last_rows].cpu(), compute_sequence_attention(shape, q, k, v, last_rows), error_bound
         )
 
 
-def gather_tokens(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the tokens at these positions of a cache. Convert 8-bit floats to float32, which is exact."""
     if cache.dtype.itemsize > 1:
-        return cache[slots]
-    return cache.view(torch.uint8)[slots].view(cache.dtype).to(torch.float32)
+        return cache[positions]
+    return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)
 
 
 def compare_outputs(output: torch.Tensor, expected: torch.Tensor, error_bound: float) -> Verdict:

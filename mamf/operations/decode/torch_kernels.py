@@ -56,7 +56,7 @@ class SdpaKvcache(TorchDecode):
 
 
 #: The number of keys in the smallest block that FlexAttention supports on all cards.
-_BLOCK = 128
+_MIN_BLOCK_KEYS = 128
 
 
 def _check_block_masks() -> Unavailable | None:
@@ -78,7 +78,7 @@ class FlexKvcache(TorchDecode):
     is_tried_unasked = False
     dtypes = ("bfloat16", "float16", "float32")
     has_contiguous = False
-    page_multiple = _BLOCK
+    page_multiple = _MIN_BLOCK_KEYS
     has_ragged_queries = False
     head_dims = (16, 32, 64, 128, 256)
 
@@ -125,11 +125,11 @@ def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
         last = lengths[batch] - shape.queries + query
         return (page >= 0) & (page * size + place % size <= last)
 
-    blocks = -(-shape.queries // _BLOCK)
+    blocks = -(-shape.queries // _MIN_BLOCK_KEYS)
     seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
     padded = torch.nn.functional.pad(tables.table, (0, count - tables.table.shape[1]))
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
     lengths_of_mask = (shape.queries, count * size)
     return BlockMask.from_kv_blocks(
-        seen, indices, BLOCK_SIZE=(_BLOCK, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
+        seen, indices, BLOCK_SIZE=(_MIN_BLOCK_KEYS, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
     )

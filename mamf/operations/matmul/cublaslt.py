@@ -105,25 +105,25 @@ class _CublasLtMatmul(MatmulKernel):
         output = MatrixDescription(DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
         compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
         scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
-        product = MatmulDescriptors(
+        descriptors = MatmulDescriptors(
             *(library, _get_cublaslt_handle(library, device), (b, a, output)),
             *(compute_type, DATA_TYPES[scale_type], problem.fast_accumulation),
         )
         try:
-            found = product.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
+            found = descriptors.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
             if self.rank >= len(found):
                 raise UnsupportedError(f"cuBLASLt proposes only {len(found)} algorithms for this shape")
             workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
         except BaseException:
-            product.destroy_descriptors()
+            descriptors.destroy_descriptors()
             raise
-        arguments = product.make_launch_arguments(found[self.rank], alpha, workspace.data_ptr())
+        arguments = descriptors.make_launch_arguments(found[self.rank], alpha, workspace.data_ptr())
         multiply, raw_stream = library.call["cublasLtMatmul"], _torch_c._cuda_getCurrentRawStream
 
         def launch() -> None:
             multiply(*arguments, raw_stream(device))
 
-        weakref.finalize(launch, _release_descriptors, product, (c, workspace, kept_alive)).atexit = False
+        weakref.finalize(launch, _release_descriptors, descriptors, (c, workspace, kept_alive)).atexit = False
         return launch
 
 
@@ -203,9 +203,9 @@ def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     return known
 
 
-def _release_descriptors(product: MatmulDescriptors, kept_alive: object) -> None:
+def _release_descriptors(descriptors: MatmulDescriptors, kept_alive: object) -> None:
     """Destroy cuBLASLt's descriptors of a launch that is no longer referenced.
 
     ``kept_alive``: the memory that the launch used. This parameter refers to it, so that it is not freed before.
     """
-    product.destroy_descriptors()
+    descriptors.destroy_descriptors()

@@ -65,7 +65,7 @@ _STATUS_NAMES = {
 }
 
 
-class Algorithm(ctypes.Structure):
+class AlgorithmStructure(ctypes.Structure):
     """The C structure cublasLtMatmulAlgo_t: an algorithm, whose contents only the library reads."""
 
     _fields_ = (("data", c_uint64 * 8),)
@@ -75,7 +75,7 @@ class Proposal(ctypes.Structure):
     """The C structure cublasLtMatmulHeuristicResult_t: an algorithm that the heuristic proposes."""
 
     _fields_ = (
-        ("algorithm", Algorithm),
+        ("algorithm", AlgorithmStructure),
         ("workspace_bytes", c_size_t),
         ("status", c_int),
         ("waves", c_float),
@@ -126,11 +126,11 @@ class CublasLtLibrary:
     The functions raise CublasLtError if they return another status than success.
     """
 
-    def __init__(self, loaded: Any) -> None:
-        loaded.cublasLtGetVersion.restype = c_size_t
-        number = int(loaded.cublasLtGetVersion())
+    def __init__(self, cdll: Any) -> None:
+        cdll.cublasLtGetVersion.restype = c_size_t
+        number = int(cdll.cublasLtGetVersion())
         self.version = number // 10000, number // 100 % 100, number % 100
-        self.call = {name: _declare_function(loaded, name) for name in PARAMETER_TYPES}
+        self.call = {name: _declare_function(cdll, name) for name in PARAMETER_TYPES}
 
     def create_object(self, object_type: str, *arguments: object) -> c_void_p:
         """Create an object of the library, and return a pointer to it.
@@ -138,33 +138,33 @@ class CublasLtLibrary:
         ``object_type``: ``MatmulDesc``, ``MatrixLayout`` or ``MatmulPreference``; empty for a handle of the library.
         ``arguments``: further arguments of the C function that creates it.
         """
-        made = c_void_p()
-        self.call[f"cublasLt{object_type}Create"](byref(made), *arguments)
-        return made
+        created = c_void_p()
+        self.call[f"cublasLt{object_type}Create"](byref(created), *arguments)
+        return created
 
     def set_attribute(self, object_type: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
         """Set an attribute of a descriptor to a ctypes value. ``object_type``: as in ``create_object``."""
         self.call[f"cublasLt{object_type}SetAttribute"](descriptor, attribute, byref(value), sizeof(value))
 
 
-def _declare_function(loaded: Any, name: str) -> Any:
-    def check(status: int, function: object, arguments: object) -> None:
+def _declare_function(cdll: Any, name: str) -> Any:
+    def raise_if_failed(status: int, function: object, arguments: object) -> None:
         if status:
             raise CublasLtError(name, status)
 
-    function = getattr(loaded, name)
-    function.argtypes, function.restype, function.errcheck = PARAMETER_TYPES[name], c_int, check
+    function = getattr(cdll, name)
+    function.argtypes, function.restype, function.errcheck = PARAMETER_TYPES[name], c_int, raise_if_failed
     return function
 
 
 @functools.cache
 def load_cublaslt() -> CublasLtLibrary | Unavailable:
     """Load the libcublasLt that torch uses, and return it, or the reason why it cannot be used."""
-    loaded = next(_yield_loaded_libraries(), None)
-    if loaded is None:
+    cdll = next(_yield_loaded_libraries(), None)
+    if cdll is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
-        library = CublasLtLibrary(loaded)
+        library = CublasLtLibrary(cdll)
     except AttributeError as error:  # The text of ctypes' error names the missing function.
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _SUPPORTED_MAJOR_VERSIONS:
@@ -249,9 +249,9 @@ class MatmulDescriptors:
             raise
 
     def _create_object(self, object_type: str, *arguments: object) -> c_void_p:
-        made = self._library.create_object(object_type, *arguments)
-        self._created_objects.append((object_type, made))
-        return made
+        created = self._library.create_object(object_type, *arguments)
+        self._created_objects.append((object_type, created))
+        return created
 
     def _set_matmul_attribute(self, attribute: int, value: Any) -> None:
         self._library.set_attribute("MatmulDesc", self._matmul_descriptor, attribute, value)
@@ -286,5 +286,5 @@ class MatmulDescriptors:
     def destroy_descriptors(self) -> None:
         """Destroy all descriptors that this object has created in the library."""
         while self._created_objects:
-            object_type, made = self._created_objects.pop()
-            self._library.call[f"cublasLt{object_type}Destroy"](made)
+            object_type, created = self._created_objects.pop()
+            self._library.call[f"cublasLt{object_type}Destroy"](created)

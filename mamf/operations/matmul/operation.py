@@ -184,10 +184,12 @@ def choose_search_kernels(
     UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
     if names is None:
-        usable = _find_available_kernels(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
-        others = [each for each, reason in usable if reason is None and each.is_tried_unasked]
-        has_default = any(each.is_default and reason is None for each, reason in usable)
-        default = others[0] if others and not has_default else _choose_default_kernel(backend, usable)
+        kernels_with_reasons = _find_available_kernels(
+            backend, problem, lambda each: each.is_default or each.is_tried_unasked
+        )
+        others = [each for each, reason in kernels_with_reasons if reason is None and each.is_tried_unasked]
+        has_default = any(each.is_default and reason is None for each, reason in kernels_with_reasons)
+        default = others[0] if others and not has_default else _choose_default_kernel(backend, kernels_with_reasons)
         return [default, *(other for other in others if other.name != default.name)]
     require_values("kernels", names, str)
     chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
@@ -214,9 +216,11 @@ def _find_available_kernels(
     return found
 
 
-def _choose_default_kernel(backend: Backend, usable: Sequence[tuple[MatmulKernel, str | None]]) -> MatmulKernel:
+def _choose_default_kernel(
+    backend: Backend, kernels_with_reasons: Sequence[tuple[MatmulKernel, str | None]]
+) -> MatmulKernel:
     reasons = []
-    for each, reason in usable:
+    for each, reason in kernels_with_reasons:
         if each.is_default:
             if reason is None:
                 return each

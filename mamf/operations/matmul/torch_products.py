@@ -64,7 +64,7 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
         )
 
 
-def describe_idle_units(programs: int, units: int | None) -> dict[str, str]:
+def describe_busy_units(programs: int, units: int | None) -> dict[str, str]:
     """Return a detail that says how many of the device's compute units are busy, if a launch cannot use all of them.
 
     ``programs``: the number of Triton programs of the launch. ``units``: the number of compute units, if known.

@@ -21,7 +21,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import check_triton_backend
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul, describe_idle_units
+from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
 #: The way in which programs share the tiles of C. ``tile``: one program per tile. ``persistent``: as many programs as
 #: the device runs at once, and each computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
@@ -116,7 +116,7 @@ _OTHER_CONFIGURATIONS = {
 }
 
 
-def list_configurations(runtime: str, dtype: str) -> list[TritonConfiguration]:
+def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfiguration]:
     """Return the configurations that are worth trying for a dtype, most promising first.
 
     ``runtime``: the runtime of the backend, such as ``cuda``.
@@ -191,7 +191,7 @@ class TritonMatmul(TorchMatmul):
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
         if self.configuration is not None:
             return (self,)
-        found = (TritonMatmul(str(each)) for each in list_configurations(backend.runtime, problem.dtype))
+        found = (TritonMatmul(str(each)) for each in list_triton_configurations(backend.runtime, problem.dtype))
         return [
             each
             for each in found
@@ -211,7 +211,7 @@ class TritonMatmul(TorchMatmul):
         regularly.
         """
         assert self.configuration is not None, "the kernel that is prepared has one"
-        idle = describe_idle_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
+        idle = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
         details = {"configuration": str(self.configuration), **idle}
         if problem.dtype not in _FLOAT8_DTYPES:
             return details
@@ -219,41 +219,41 @@ class TritonMatmul(TorchMatmul):
         return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
-        chosen = self.variants(backend, problem, shape)[0].configuration
-        return TritonMatmul(str(chosen), backend.info.compute_units)
+        configuration = self.variants(backend, problem, shape)[0].configuration
+        return TritonMatmul(str(configuration), backend.info.compute_units)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         from mamf.operations.matmul import triton_kernels as kernels
 
-        chosen = self.configuration
-        assert chosen is not None, "the kernel that is prepared has one"
+        configuration = self.configuration
+        assert configuration is not None, "the kernel that is prepared has one"
         (m, k), n = a.shape, b.shape[1]
-        program_count = chosen.count_tiles(m, n)
-        if chosen.schedule != "tile":
+        program_count = configuration.count_tiles(m, n)
+        if configuration.schedule != "tile":
             program_count = min(
                 program_count,
-                (self._compute_units or _ASSUMED_COMPUTE_UNITS) * max(1, _MAX_WARPS_PER_UNIT // chosen.warps),
+                (self._compute_units or _ASSUMED_COMPUTE_UNITS) * max(1, _MAX_WARPS_PER_UNIT // configuration.warps),
             )
         options: dict[str, Any] = {
-            "BLOCK_M": chosen.block_m,
-            "BLOCK_N": chosen.block_n,
-            "BLOCK_K": chosen.block_k,
+            "BLOCK_M": configuration.block_m,
+            "BLOCK_N": configuration.block_n,
+            "BLOCK_K": configuration.block_k,
             "GROUP_M": _TILE_ROWS_PER_GROUP,
-            **_choose_arithmetic_options(problem, chosen),
-            "num_warps": chosen.warps,
-            "num_stages": chosen.stages,
+            **_choose_arithmetic_options(problem, configuration),
+            "num_warps": configuration.warps,
+            "num_stages": configuration.stages,
         }
         arguments: tuple[Any, ...]
-        if chosen.schedule == "tma":
+        if configuration.schedule == "tma":
             kernel = kernels.multiply_by_descriptors[(program_count,)]
-            arguments = (*_make_tensor_descriptors(a, b, c, problem.layout, chosen), m, n, k)
+            arguments = (*_make_tensor_descriptors(a, b, c, problem.layout, configuration), m, n, k)
             options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
             kernel = kernels.multiply_by_pointers[(program_count,)]
             arguments = (a, b, c, m, n, k, *a.stride(), *b.stride())
-            options["IS_K_WHOLE_BLOCKS"] = k % chosen.block_k == 0
+            options["IS_K_WHOLE_BLOCKS"] = k % configuration.block_k == 0
 
         def launch() -> None:
             kernel(*arguments, **options)
@@ -270,7 +270,7 @@ def supports_tensor_descriptors(backend: Backend) -> bool:
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
-def _choose_arithmetic_options(problem: MatmulProblem, chosen: TritonConfiguration) -> dict[str, Any]:
+def _choose_arithmetic_options(problem: MatmulProblem, configuration: TritonConfiguration) -> dict[str, Any]:
     """Return the options of the Triton kernel that decide in which precision operands are multiplied and summed."""
     import triton.language as tl
 
@@ -279,12 +279,12 @@ def _choose_arithmetic_options(problem: MatmulProblem, chosen: TritonConfigurati
         "SUM_DTYPE": tl.int32 if problem.dtype == "int8" else tl.float32,
         "INPUT_PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
         # Only Hopper uses this option: None keeps sums in the precision of its tensor cores.
-        "MAX_IMPRECISE_STEPS": chosen.block_k if is_precise_float8 else None,
+        "MAX_IMPRECISE_STEPS": configuration.block_k if is_precise_float8 else None,
     }
 
 
 def _make_tensor_descriptors(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, chosen: TritonConfiguration
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, layout: str, configuration: TritonConfiguration
 ) -> list[Any]:
     """Make tensor descriptors of A, B and C in their memory layouts.
 
@@ -292,12 +292,12 @@ def _make_tensor_descriptors(
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    a_block, b_block = [chosen.block_m, chosen.block_k], [chosen.block_k, chosen.block_n]
+    a_block, b_block = [configuration.block_m, configuration.block_k], [configuration.block_k, configuration.block_n]
     if layout[0] == "t":
         a, a_block = a.t(), a_block[::-1]
     if layout[1] == "t":
         b, b_block = b.t(), b_block[::-1]
-    blocks = ((a, a_block), (b, b_block), (c, [chosen.block_m, chosen.block_n // 2]))
+    blocks = ((a, a_block), (b, b_block), (c, [configuration.block_m, configuration.block_n // 2]))
     return [TensorDescriptor.from_tensor(operand, block) for operand, block in blocks]
 
 
@@ -347,9 +347,9 @@ class Gluon(TorchMatmul):
         return (self,) if self.is_named else [Gluon(text) for text in _GLUON_TILES]
 
     def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
-        chosen = Gluon(self.text)
-        chosen.program_count = backend.info.compute_units or 1
-        return chosen
+        configured = Gluon(self.text)
+        configured.program_count = backend.info.compute_units or 1
+        return configured
 
     def refuses(self, error: Exception) -> bool:
         """Return whether an error means that a tile does not compile, or needs more memory or registers than there
@@ -371,7 +371,7 @@ class Gluon(TorchMatmul):
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
-        return {"configuration": self.text, **describe_idle_units(tiles, self.program_count)}
+        return {"configuration": self.text, **describe_busy_units(tiles, self.program_count)}
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

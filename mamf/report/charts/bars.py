@@ -1,4 +1,6 @@
-"""Bars of stacked parts (StackedChart), and figures in rows on a common axis, each with its interval (RangeChart)."""
+"""Charts of stacked bars (StackedChart), and of figures in rows on a common axis, each with its interval (RangeChart):
+their data, and how matplotlib draws them.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,21 @@ if TYPE_CHECKING:
 
 _ROW_HEIGHT_INCHES, _PAGE_HEIGHT_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
 _HEADROOM_FACTOR = 1.12
-# A part that is lower than this share of the highest bar has no room for its figure.
+# Smallest height, as a share of the highest bar, at which a part has room for its figure.
 _MIN_FIGURE_SHARE = 0.045
 _FAINT_OPACITY = 0.3
-# Characters of all labels that fit below the bars of a file, and the minimum for a line of a label.
+# Characters of labels that fit side by side below the bars of an image file, and the minimum length of a label line.
 _LABELS_LENGTH, _MIN_LETTERS = 110, 10
 
 
 @dataclass(frozen=True)
 class StackedBar:
-    """A bar: ``parts`` from the bottom to the top, each with its name; ``label`` stands below it, ``note`` above it
-    (by default its height). ``interval``: drawn over the bar.
+    """A bar of stacked parts.
+
+    - ``label``: the text below the bar.
+    - ``parts``: name and height of each part, from the bottom to the top.
+    - ``note``: the text above the bar; if empty, the height of the bar.
+    - ``interval``: lower and upper end of a line over the bar; None for no line.
     """
 
     label: str
@@ -58,7 +64,12 @@ class StackedPanel:
 
 @dataclass(frozen=True)
 class StackedChart(Picture):
-    """``unit``: of the bars' heights; ``below``: what their labels are; ``faint``: names of parts in a pale color."""
+    """A chart with panels of stacked bars.
+
+    - ``unit``: the unit of the heights.
+    - ``below``: the label of the horizontal axis, which says what the labels of the bars are.
+    - ``faint``: the names of parts in a pale color.
+    """
 
     unit: str
     below: str
@@ -67,7 +78,7 @@ class StackedChart(Picture):
 
     @property
     def names(self) -> list[str]:
-        """Names of all parts, in order of appearance."""
+        """The distinct names of the parts of all bars, in order of appearance."""
         return list(dict.fromkeys(name for panel in self.panels for bar in panel.bars for name, _ in bar.parts))
 
     @property
@@ -87,7 +98,7 @@ class StackedChart(Picture):
         return DrawnPanel(described, draw, self.unit, size, max(count, 2), has_own_labels=True)
 
     def get_part_look(self, name: str) -> tuple[str, float]:
-        """Give the color and the opacity of a part."""
+        """Return the color and opacity of the parts with a name."""
         return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint else 1.0
 
     def make_legend(self) -> LegendEntries:
@@ -136,7 +147,10 @@ _MAX_NAME_CHARACTERS = 34
 
 @dataclass(frozen=True)
 class RangePoint:
-    """``text``: what the page shows in addition to the figure, such as card and log."""
+    """A figure with its interval from ``low`` to ``high``.
+
+    ``text``: what the hint of the point adds to the figure, such as card and date.
+    """
 
     value: float
     low: float
@@ -146,8 +160,11 @@ class RangePoint:
 
 @dataclass(frozen=True)
 class RangeRow:
-    """``group``: rows of one group stand under its name. ``style_name``: decides the color in place of ``name``.
-    ``peak``: the datasheet's.
+    """A row of a RangeChart: a name at the left and points on the common axis.
+
+    - ``group``: the heading above consecutive rows with the same group.
+    - ``peak``: the peak of the datasheet, drawn as a tick; None for no tick.
+    - ``style_name``: decides the color instead of ``name``, unless it is empty.
     """
 
     group: str
@@ -163,7 +180,11 @@ class RangeRow:
 
 @dataclass(frozen=True)
 class RangeChart(Picture):
-    """``unit``: of all values. ``is_bars``: each value is a bar from 0, with its figure."""
+    """A chart with one row of points for each name.
+
+    - ``unit``: the unit of all values.
+    - ``is_bars``: whether each value is a bar that begins at 0, with its figure at the end.
+    """
 
     unit: str
     rows: tuple[RangeRow, ...]
@@ -186,7 +207,7 @@ class RangeChart(Picture):
 
 
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
-    """Draw a line for each row, below the name of its group."""
+    """Draw the rows of a RangeChart from top to bottom, each group of rows below its heading."""
     style_axes(axes, grid="x")
     styles, names, y = choose_styles(row.style for row in chart.rows), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():

@@ -1,4 +1,6 @@
-"""The two factors of a rate as a picture: rows as points of cycles used against clock, with lines of equal TFLOPS."""
+"""Draw why a rate is what it is: each row as a point of the cycles that its kernel used against the clock of the
+device, with lines of equal TFLOPS, because their product is the rate.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _HEIGHT_INCHES, _MARGIN_MHZ, _MARGIN_PERCENT, _MARKER_POINTS = 6.5, 25.0, 6.0, 10
-#: TFLOPS of the lines that may be drawn; those within the picture are.
+#: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
 
 @dataclass(frozen=True)
 class ClockMark:
-    """A row: cycles used in percent of all, clock in MHz, rate in TFLOPS. ``label``: its shape in short."""
+    """A point of the chart: share of the compute units' cycles that the kernel used in percent, clock in MHz, and rate
+    in TFLOPS of a row. ``label``: the shape of the row in short.
+    """
 
     kernel: str
     label: str
@@ -35,7 +39,9 @@ class ClockMark:
 
 @dataclass(frozen=True)
 class ClockChart(Picture):
-    """``tflops_per_mhz``: of all compute units if they use every cycle, for the lines of equal TFLOPS."""
+    """A chart of cycles used against clock. ``tflops_per_mhz``: the rate of all compute units for each MHz if they use
+    every cycle, which places the lines of equal TFLOPS.
+    """
 
     marks: tuple[ClockMark, ...]
     tflops_per_mhz: float
@@ -54,8 +60,8 @@ class ClockChart(Picture):
 
 
 def make_clock_chart(log: RunLog) -> ClockChart:
-    """Draw the rows of a log whose true clock is known. Raises UsageError without such a row, or if their dtypes
-    differ.
+    """Draw the rows of a log whose clock was measured. Raises UsageError if there is no such row or if the rows have
+    several dtypes.
     """
     measured = (row for row in log.measurements if row.ok and not row.is_reference)
     rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
@@ -81,15 +87,17 @@ def make_clock_chart(log: RunLog) -> ClockChart:
 
 
 def _make_mark(row: Measurement, words: Sequence[str]) -> ClockMark:
-    """``words``: what sets the row's problem apart."""
+    """Make the point of a row. ``words``: the values of the fields in which the problems of the rows differ."""
     conditions = row.conditions
-    assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, "only such rows are drawn"
+    assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, (
+        "make_clock_chart selects rows with a measured clock"
+    )
     label = " ".join([_format_size(row), *words])
     return ClockMark(row.kernel, label, conditions.true_clock_hz / 1e6, 100 * conditions.cycles_used, row.best_rate)
 
 
 def _format_size(row: Measurement) -> str:
-    """Return the head dimension of attention, else the shape."""
+    """Return the head dimension of an attention shape, such as ``d128``, or any other shape unchanged."""
     width = getattr(row.shape, "head_dim", None)
     return f"d{width}" if width else str(row.shape)
 

@@ -1,4 +1,6 @@
-"""The chart of decode: rates over the cache length, under the measured read bandwidth. Pure."""
+"""Draw runs of decode attention (few new tokens over a long cache of keys and values): rates against the cache length,
+below the measured read bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,18 @@ from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_in_kibi, m
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
 from mamf.report.document import format_count
 
-# More panels side by side would be too narrow to read.
+# Maximum number of panels side by side: more would be too narrow to read.
 _MAX_PANELS_ACROSS = 4
 
 
 def make_decode_chart(
     rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw one regime of a run, by default the first of the log, under the read bandwidth (the share of it is MBU). If
-    compute limits all rows, as in chunks of a prompt, draw TFLOPS under the compute ceiling.
+    """Draw one regime of a run below the measured read bandwidth, of which each rate is a share (MBU). If computing
+    bounds all rows, as it does for long chunks of a prompt, draw TFLOPS below the compute ceiling instead.
 
-    Rows that differ only in the cache length are joined, or in the queries if all caches are equally long.
+    Lines join rows that differ only in the cache length, or only in the number of queries if all caches are equally
+    long. ``regime``: by default the first regime of the log.
     """
     regime = choose_regimes(rows, regime)[0]
     kept = [row for row in rows if row.regime == regime and not row.is_reference]
@@ -34,7 +37,7 @@ def make_decode_chart(
         return float(row.shape.queries if by_queries else row.shape.cache_len)
 
     def make_panel_title(row: Measurement) -> str:
-        """Return what the rows of a panel have in common."""
+        """Return what all rows of the panel of a row have in common, as the title of the panel."""
         shape, of = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"

@@ -1,4 +1,4 @@
-"""Panels of lines of points, as data (Chart) and as matplotlib draws them."""
+"""Charts of panels with lines of points, as data (Chart), and how matplotlib draws them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,25 @@ if TYPE_CHECKING:
 
 _MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
-# By power of a thousand, or of 1024.
+# Prefixes of units; the index is the power of 1000 or 1024.
 _PREFIXES = ("", "k", "M", "G", "T")
-# Characters of labels that fit a horizontal axis as wide as a file.
+# Characters of labels that fit a horizontal axis across the whole width of an image file.
 _MAX_AXIS_CHARACTERS = 140
-# A line through more points than this is thin, with small markers.
+# Maximum number of points of a line with large markers. Longer lines are thin, with small markers.
 _MAX_MARKED = 100
-# A datasheet that is this many times what was measured is not drawn: the figures would be a line at the bottom.
+# The peak of the datasheet is drawn only if it is less than this many times the highest measured rate. Otherwise the
+# measured lines would be flat at the bottom of the panel.
 _MAX_PEAK_RATIO = 2.5
-# An axis that does not begin at 0 spans at least this share of the figures: smaller differences are noise.
+# Minimum span of a vertical axis that does not begin at 0, as a share of the highest rate. Smaller differences are
+# noise, which a narrower axis would magnify.
 _MIN_SPAN_SHARE = 0.02
 
 
 @dataclass(frozen=True)
 class Point:
-    """``low``, ``high``: the interval of the median; ``y`` itself where another statistic is shown."""
+    """A point with the interval of its median from ``low`` to ``high``. Both ends are ``y`` if the figure is another
+    statistic.
+    """
 
     x: float
     y: float
@@ -52,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """``name`` decides the color, in every panel."""
+    """The points of one kernel or regime. ``name``: decides the color, which is the same in every panel."""
 
     name: str
     points: tuple[Point, ...]
@@ -60,8 +64,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """``unit``: of the rate. ``ceiling``, ``peak``: in this unit; the peak is the datasheet's, without sparsity.
-    ``best``: the point to mark, one of the lines'.
+    """A panel of a chart.
+
+    - ``unit``: the unit of all rates in the panel.
+    - ``ceiling``: the measured ceiling, drawn as a horizontal line; None for no line.
+    - ``peak``: the dense peak of the datasheet, drawn as a dashed line; None for no line.
+    - ``best``: the point of a line that gets a star; None for no star.
     """
 
     title: str
@@ -78,7 +86,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Axis:
-    """The horizontal axis of all panels, to one scale if ``is_shared``. No ``ticks``: wherever they fall."""
+    """The horizontal axis of all panels.
+
+    - ``ticks``: places and labels of ticks; matplotlib chooses the ticks if it is empty.
+    - ``is_shared``: whether all panels have the same range.
+    """
 
     label: str
     is_log: bool = False
@@ -88,10 +100,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart(Picture):
-    """``grid``: rows of panels, None where nothing was measured. ``is_connected``: points are joined by lines.
-    ``has_intervals``: of points that are not joined.
-    ``palette``: all names of the run, so that a name has one color in every picture of it. ``has_own_scales``: each
-    panel has its own vertical scale.
+    """A chart of panels with lines.
+
+    - ``grid``: rows of panels; None for a place where nothing was measured.
+    - ``is_connected``: whether lines join the points.
+    - ``has_intervals``: whether points have vertical lines for their intervals.
+    - ``palette``: all names of the run, so that each name has the same color in every picture of the run.
+    - ``has_own_scales``: whether each panel has its own vertical scale.
     """
 
     axis: Axis
@@ -107,7 +122,7 @@ class Chart(Picture):
 
     @property
     def names(self) -> list[str]:
-        """Names of all lines: the highest figures first, or in order of appearance if points are not joined."""
+        """The names of all lines, highest rate first, or in order of appearance if lines do not join the points."""
         best: dict[str, float] = {}
         for panel in self.panels:
             for line in panel.lines:
@@ -143,7 +158,7 @@ class Chart(Picture):
 
 
 def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
-    """Give the ends of an axis for all positions, with a margin."""
+    """Return the lower and upper end of an axis that shows all positions with a margin."""
     low, high = min(positions), max(positions)
     if is_log:
         margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
@@ -153,12 +168,14 @@ def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float
 
 
 def make_labeled_ticks(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
-    """Make each size a tick."""
+    """Return a tick for each distinct size, in increasing order. ``text``: returns the label of a size."""
     return tuple((size, text(size)) for size in sorted(set(sizes)))
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
-    """Make ticks at multiples of a power of two, few enough to read."""
+    """Return ticks at multiples of a power of two, the smallest one that divides the range of sizes into at most ten
+    steps.
+    """
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
         step *= 2
@@ -167,13 +184,15 @@ def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def format_in_kibi(size: float) -> str:
-    """Write 16384 as ``16k`` and 1073741824 as ``1G``, as people say lengths and sizes."""
+    """Format a length or size with a binary prefix if it is a multiple of it: 16384 as ``16k``,
+    1073741824 as ``1G``.
+    """
     power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
     return f"{size / 1024**power:.0f}{_PREFIXES[power]}"
 
 
 def format_in_giga(work: float) -> str:
-    """Write 3.76e12 as ``3.76T``."""
+    """Format an amount of work with a decimal prefix and three significant digits: 3.76e12 as ``3.76T``."""
     power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
     return f"{work / 1000**power:.3g}{_PREFIXES[power]}"
 
@@ -194,7 +213,7 @@ def _scale_x(axes: Axes, chart: Chart) -> None:
 
 
 def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
-    """Give the labels of an axis, without those that would touch the label before."""
+    """Return the labels of all ticks, with an empty text for each label that would touch the one before it."""
     places = [math.log(place) if axis.is_log else place for place, _ in axis.ticks]
     letter = (places[-1] - places[0]) / (_MAX_AXIS_CHARACTERS * compute_width_share(axes))
     labels, end = [], -math.inf
@@ -206,8 +225,8 @@ def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
 
 
 def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """Give all panels the same scale, unless each has its own. It begins at 0 if lines are below a ceiling, or if the
-    rates differ by more than a factor of two.
+    """Give all panels the same vertical scale, unless each has its own. The scale begins at 0 if lines are below a
+    ceiling, or if the highest rate is more than twice the lowest.
     """
     alike = [panel] if chart.has_own_scales else chart.panels
     points = [point for each in alike for point in each.points]
@@ -223,7 +242,9 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 
 def _add_share_axis(axes: Axes, panel: Panel) -> None:
-    """Add a vertical axis in percent of the datasheet or of the ceiling, if that is within the panel."""
+    """Add a vertical axis at the right in percent of the peak of the datasheet, or else of the ceiling. Add none if
+    that peak or ceiling is unknown or above the panel.
+    """
     from matplotlib.ticker import MaxNLocator
 
     whole = panel.peak or panel.ceiling
@@ -292,7 +313,7 @@ def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
 
 
 def _draw_references(axes: Axes, panel: Panel) -> None:
-    """Draw the datasheet's peak and the ceiling, with their figures and the share."""
+    """Draw horizontal lines for the peak of the datasheet and for the ceiling, with their figures."""
     (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
     share = ""
     if panel.peak is not None and panel.peak < top:
@@ -305,7 +326,9 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
 
 
 def _write_text(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]) -> None:
-    """Write a text at ``offset`` points from a place: it begins there if that is to the right, else it ends there."""
+    """Write a text at a distance of ``offset`` (in points) from the place ``at``: to the right of it if the horizontal
+    offset is positive, or else to the left.
+    """
     axes.annotate(
         text,
         at,

@@ -1,5 +1,5 @@
-"""Charts of run logs as data: sweeps and finds of products, kernels of any operation, steps of a model, and attention
-against the sequence length. Pure.
+"""Make charts of run logs as data: sweeps and finds of matmuls, kernels of any operation, steps of a
+model, attention.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _MAX_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
-    """Give a row's figure in the statistic of its regime, with its interval if it has one. Figures of several devices
-    are corrected to the first device of the run. ``share`` scales the figure.
+    """Return the point of a row at position ``x``: its rate in the statistic of its regime, with the interval if it is
+    of that statistic. Rates of several devices are scaled to the first device of the run. ``share``: a factor on the
+    rate.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -47,7 +48,9 @@ def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
 
 
 def choose_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
-    """Choose the regimes to draw, in the order of the log. Raises UsageError if the wanted one has no figure."""
+    """Return the regimes to draw, in the order of the log: the wanted one, or all that have figures. Raises UsageError
+    if the wanted regime, or every regime, has no figures.
+    """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
         raise UsageError("nothing to draw: the log has no measured row")
@@ -57,8 +60,8 @@ def choose_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]
 
 
 def select_rows_to_draw(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
-    """Choose the regimes to draw and their measured rows, without references and trials of algorithms. Raises
-    UsageError likewise.
+    """Return the regimes to draw and their rows with figures, without references (rows that a run repeats to see drift)
+    and trials that rank algorithms. Raises UsageError if the wanted regime, or every regime, has no figures.
     """
     regimes = choose_regimes(rows, wanted)
     kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
@@ -66,7 +69,7 @@ def select_rows_to_draw(rows: Sequence[Measurement], wanted: str | None) -> tupl
 
 
 def describe_machine_briefly(header: Mapping[str, Any]) -> str:
-    """Describe device and software in a line."""
+    """Return a line with the device and the versions of torch and driver, for the subtitle of a chart."""
     device = header["device"]
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
@@ -76,13 +79,15 @@ def describe_machine_briefly(header: Mapping[str, Any]) -> str:
 
 
 def find_peak_rate(problem: Any, header: Mapping[str, Any]) -> float | None:
-    """Look up the datasheet's rate for a problem in 1e12/s; None if it is unknown."""
+    """Return the rate that the datasheet states for a problem in 1e12 per second, or None if it states none."""
     peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
 def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
-    """Count the rows without a figure by kernel and status: they explain gaps in lines."""
+    """Return a note that explains gaps in lines: the number of rows without a figure, by kernel and status. Return an
+    empty list if the kernels ``drawn`` have no such rows.
+    """
     names = set(drawn)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
     reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MAX_FAILURES)]
@@ -94,7 +99,9 @@ def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> 
 
 
 def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """Draw a sweep against the dimension that varies, or by rank if several do, with a line for each regime."""
+    """Draw a line for each regime of a sweep against the dimension (M, N or K) that varies between shapes, or against
+    the rank if several dimensions vary.
+    """
     regimes, measured = select_rows_to_draw(rows, regime)
     first = measured[0]
     axis, position, shape = _choose_matmul_axis(measured)
@@ -114,7 +121,9 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
 
 
 def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """Give the axis, the position of a row with its rank, and what the shapes have in common."""
+    """Return the axis of a sweep, a function that gives the position of a row (from its rank and the row), and the
+    dimensions that all shapes have in common, such as ``Mx4096x4096``.
+    """
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
     is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
@@ -135,7 +144,9 @@ def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[in
 def make_find_chart(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw a find in the order of its measurements, with a color for each phase and a panel for each regime."""
+    """Draw the rows of a find (a search for the fastest matmul) in the order of measurement, with a color for each
+    phase of the search and a panel for each regime.
+    """
     regimes = choose_regimes(rows, regime)
     confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
     peak = find_peak_rate(rows[0].problem, header)
@@ -156,13 +167,13 @@ def make_find_chart(
 
 # -- kernels of any operation ------------------------------------------------------------------------------------------
 
-#: The axis label of work, which is counted in thousands and not in multiples of 1024.
+#: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
 _FLOP_LABEL = "FLOP"
 
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes have
-    the same position, the best of them counts.
+    """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes of a
+    kernel have the same position on the axis, the best of them is drawn.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
     axis, position = _choose_axis(measured)
@@ -194,7 +205,9 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
 
 
 def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
-    """Give the operation's axis, or the shapes in log order if it has no axis or is not installed."""
+    """Return the axis of an operation, and a function from a row to its position. If the operation has no axis or is
+    not installed, number the shapes in the order of the log.
+    """
     of = get_operation(rows[0].operation)
     try:
         at = {row.shape: float(of.axis(row.shape)) for row in rows}
@@ -209,7 +222,7 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
 
 
 def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
-    """Name the fields in which a problem differs from the others."""
+    """Return the fields, with their values, in which a problem differs from any of ``problems``."""
     of = get_operation(problem.operation)
     records = [of.problem_record(each) for each in problems]
     own = of.problem_record(problem)
@@ -218,13 +231,13 @@ def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
 
 # -- steps of a model --------------------------------------------------------------------------------------------------
 
-#: The parts of each phase, in the order in which they run.
+#: The parts of a training step that each measured phase runs, in their order.
 _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "forward-backward": ("forward", "backward"),
     "step": ("forward", "backward", "optimizer step"),
 }
-#: Rows of the phases of one step: regime, problem without its phase, kernel and batch.
+#: Identifies a training step, of which several phases are measured: regime, problem of the first phase, kernel, batch.
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
@@ -235,9 +248,11 @@ _DIFFERENCES_NOTE = (
 def make_model_chart(
     rows: Sequence[Measurement], known: Rates, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
-    """Draw bars of the phases by context length, with a panel for each kernel and model. Each label has the MAMFU of
-    the longest phase (TFLOPS if no ceiling is known). With one context length all bars are in one panel. Raises
-    UsageError if nothing was measured.
+    """Draw stacked bars of the parts of a training step against the context length, with a panel for each kernel and
+    model, or all bars in one panel if there is one context length. Labels have the MAMFU (share of the highest
+    measured matmul rate) of the longest phase, or its TFLOPS if no ceiling is known.
+
+    ``known``: the ceilings to refer to. Raises UsageError if the log has no figures.
     """
     regimes = choose_regimes(rows, regime)
     steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}
@@ -285,7 +300,7 @@ def _describe_step(key: _StepKey) -> list[str]:
 
 
 def _make_step_bar(label: str, by_phase: _RowsByPhase, known: Rates) -> StackedBar:
-    """Make the bar of a step, labeled with the share of its longest phase."""
+    """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
     ceiling = find_row_ceiling(longest, known)
     rate = longest.comparable_rate
@@ -294,8 +309,8 @@ def _make_step_bar(label: str, by_phase: _RowsByPhase, known: Rates) -> StackedB
 
 
 def split_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
-    """Split a step into parts, in milliseconds: the shortest phase, then what each longer phase takes in addition. A
-    difference below zero counts as zero.
+    """Split a training step into parts with their milliseconds: the shortest phase, and what each longer phase takes in
+    addition to the phase before it. A negative difference counts as zero.
     """
     parts, count, before = [], 0, 0.0
     for phase in (each for each in PHASES if each in by_phase):
@@ -306,14 +321,14 @@ def split_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
 
 
 def _find_faster_phases(title: str, by_context: Mapping[int, _RowsByPhase]) -> Iterator[str]:
-    """Name the steps in which a phase took no longer than a phase that it contains."""
+    """Yield the title of each step in which a phase took no longer than a shorter phase that it contains."""
     for context, by_phase in by_context.items():
         if any(height == 0 for _, height in split_into_parts(by_phase)):
             yield f"{title}, {format_in_kibi(context)}"
 
 
 def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Iterator[str]:
-    """Say which ceilings the shares refer to."""
+    """Yield a note for each dtype and regime: the ceiling that MAMFU refers to, or that no ceiling is known."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known, *key):
             yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
@@ -323,15 +338,18 @@ def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Ite
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
-# Every field with several values splits the rows into panels. Sizes that follow from the others (batch from a constant
-# number of tokens, heads from a constant width) do not, unless points would otherwise overlap.
+# Rows of attention are split into panels by every field that has several values. Batch and heads are exceptions: sweeps
+# often vary them with the length or the head dimension to keep the total size constant. They split rows only if points
+# would otherwise overlap.
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
 
 @dataclass(frozen=True)
 class Facet:
-    """A field that splits rows into panels: ``of`` gives a sortable value, ``text`` its name in a title."""
+    """A field that splits attention rows into panels. ``of`` returns its value in a row, which can be sorted; ``text``
+    returns this value in words for the title of a panel.
+    """
 
     of: Callable[[Measurement], Any]
     text: Callable[[Measurement], str]
@@ -353,11 +371,11 @@ LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_k
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads)
 BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Values of these always get separate panels.
+#: Facets whose values always get separate panels.
 _ALWAYS_SPLIT = (HEAD_DIM, MASK, DIRECTION, DTYPE)
-#: Values of these do only where points would otherwise overlap.
+#: Facets whose values get separate panels only if points would otherwise overlap.
 _SPLIT_IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
-# More panels side by side would be too narrow to read.
+# Maximum number of panels side by side: more would be too narrow to read.
 _MAX_PANELS_ACROSS = 4
 Grid = tuple[tuple[Panel | None, ...], ...]
 
@@ -369,10 +387,11 @@ def make_attention_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Chart | StackedChart:
-    """Draw one regime of a run of attention kernels, by default the first of the log: lines against the sequence
-    length, or bars if there is one length.
+    """Draw attention kernels in one regime, by default the first of the log: lines against the sequence length (or the
+    number of queries, if only that varies), or bars if there is one length. ``directions``: those to draw, None for
+    all.
 
-    Raises UsageError where nothing is left to draw.
+    Raises UsageError if there is no figure to draw.
     """
     rows = [row for row in rows if isinstance(row.shape, AttentionShape) and not row.is_reference]
     regime = choose_regimes(rows, regime)[0]
@@ -411,7 +430,7 @@ def make_attention_chart(
 
 
 def _make_bars(panel: Panel) -> StackedPanel:
-    """Make a bar for each kernel, the fastest first, with its MAMFU if the ceiling is known."""
+    """Return the lines of a panel, which have one point each, as bars with their MAMFU, fastest first."""
     bars = []
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
         (only,) = line.points
@@ -425,7 +444,7 @@ def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
 
 
 def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
-    """Choose the facets so that each kernel has one row at each place of a panel."""
+    """Return the facets that split rows into panels in which each kernel has one row at each position."""
     facets = list(_ALWAYS_SPLIT)
 
     def places(chosen: Sequence[Facet]) -> int:
@@ -444,7 +463,9 @@ def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, .
 def _arrange_panels(
     rows: Sequence[Measurement], varying: Sequence[Facet], panel: Callable[[Sequence[Measurement]], Panel]
 ) -> Grid:
-    """Arrange the panels: the first facets that fit go across, the others down."""
+    """Return the panels as a grid. The first facets that need at most four columns together go across, and the
+    remaining facets go down. ``panel``: makes the panel of rows.
+    """
     across: tuple[Facet, ...] = ()
     for facet in varying:
         if len({read_facet_values((*across, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
@@ -457,7 +478,7 @@ def _arrange_panels(
 
 
 def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
-    """Name products of sizes that are constant over all rows, though their factors may not be."""
+    """Return the products of sizes that are equal in all rows: ``; heads x head dimension = 4096``."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
@@ -466,7 +487,7 @@ def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """Say which ceiling the shares refer to, and what counts as FLOP."""
+    """Return notes that name the ceilings which MAMFU refers to, and say which FLOP of attention count."""
     found = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [
         f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "

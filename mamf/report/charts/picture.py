@@ -1,7 +1,8 @@
-"""The base of all pictures: panels in rows, a title above, a legend and notes below; drawn with matplotlib.
+"""Lay out and draw all pictures with matplotlib: rows of panels with a title above, and a legend and notes below.
 
-A file is as wide as a README, however many panels it has; a page shows each panel as a separate picture.
-matplotlib is imported when something is drawn, and pyplot never: a separate Figure leaves the caller's figures alone.
+An image file is as wide as a README on GitHub, however many panels it has. A web page shows each panel as a separate
+SVG. matplotlib is imported only when a picture is drawn. pyplot is never imported, because it would add figures to the
+global state of the caller.
 """
 
 from __future__ import annotations
@@ -30,27 +31,33 @@ if TYPE_CHECKING:
 
 FILE_TYPES = ("png", "svg")
 DPI = 100
-WIDTH = 16.0  # inches: 1600 pixels, which GitHub shows at about 60 %
-PAGE_WIDTH = 6.4  # of a panel on a page, in inches: narrow enough for a phone
-_GAP_INCHES = 0.12  # inches between the parts of the figure
+WIDTH = 16.0  # width of image files in inches: 1600 pixels, which GitHub shows at about 60 % of their size
+PAGE_WIDTH = 6.4  # width of a panel on a web page in inches: narrow enough for a phone
+_GAP_INCHES = 0.12  # vertical space between title, panels, legend and notes
 _MARGIN_INCHES = 0.2
 _TITLE_POINTS, _SUBTITLE_POINTS, TEXT, SMALL = 20, 14, 14, 12  # points
 GREY = "#555555"
-# Characters that fit the width at these sizes; the last is for the titles of all panels in a row together.
+# Characters that fit the width of an image file: of the title, the subtitle, a note, and all panel titles of a row.
 _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 170, 132
 _MAX_LEGEND_COLUMNS = 8
-#: Entries of a legend: what they say, and how the line beside it is drawn.
+#: Entries of a legend: the name, and the keyword arguments of the matplotlib line next to it.
 LegendEntries = list[tuple[str, dict[str, Any]]]
-#: What pages show while the pointer is on a bar, or on the points of a line: by what is drawn, a text for each.
+#: Texts that web pages show while the pointer is on a bar or a point, by the drawn bar or line, one for each point.
 HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
 PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True)
 class DrawnPanel:
-    """``described``: for a screen reader. ``scale``: panels side by side with an equal scale share the labels of their
-    vertical axes; None for a panel that keeps its labels. ``size``: on a page, in inches. ``share``: of the width of a
-    file, relative to the panels beside it. ``has_own_labels``: below it, unlike those of the panel under it.
+    """A panel that is ready to be drawn.
+
+    - ``described``: a description for screen readers.
+    - ``draw``: draws the panel on axes.
+    - ``scale``: identifies the vertical scale. Neighboring panels with equal scales show its labels only once; a panel
+      with None keeps its labels.
+    - ``size``: width and height on a web page, in inches.
+    - ``share``: the width in an image file, relative to other panels of its row.
+    - ``has_own_labels``: whether the labels below the panel differ from those of the panel under it.
     """
 
     described: str
@@ -70,19 +77,19 @@ class Picture(ABC):
     @property
     @abstractmethod
     def inches(self) -> float:
-        """The height of all panels in a file."""
+        """The height of all panels together in an image file."""
 
     @abstractmethod
     def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
-        """Panels in rows of equal length; None for an empty place."""
+        """Return the panels in rows of equal length, with None for an empty place."""
 
     @abstractmethod
     def make_legend(self) -> LegendEntries:
-        """Return the names in the picture, and how each looks."""
+        """Return the entries of the legend: each name with the style of its line or marker."""
 
 
 def draw_figure(picture: Picture) -> Figure:
-    """Draw the picture as a Figure. Raises UnavailableError without matplotlib."""
+    """Draw a picture as a matplotlib Figure. Raises UnavailableError if matplotlib is not installed."""
     figure, picture = new_figure(WIDTH, 9), escape_invisible_texts(picture)
     with disable_math_text():
         rows = picture.make_panel_rows()
@@ -100,7 +107,9 @@ def draw_figure(picture: Picture) -> Figure:
 
 
 def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], line: int, column: int) -> None:
-    """Remove labels that an outer panel has too."""
+    """Remove labels of a panel that an outer panel of its row or column shows too. ``line`` and ``column``: the place
+    of the panel.
+    """
     panel, before, after = rows[line][column], rows[line][:column], rows[line][column + 1 :]
     scale = panel and panel.scale
     if scale is not None and before and before[-1] and before[-1].scale == scale:
@@ -115,7 +124,7 @@ def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make a white figure with this size in inches. Raises UnavailableError without matplotlib."""
+    """Return an empty white figure of a size in inches. Raises UnavailableError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -124,14 +133,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def disable_math_text() -> AbstractContextManager[None]:
-    """Make a context in which a dollar sign in a name does not begin a formula."""
+    """Return a context in which matplotlib does not take dollar signs in names for the start of a formula."""
     from matplotlib import rc_context
 
     return rc_context({"text.parse_math": False})
 
 
 def escape_invisible_texts(part: PartT) -> PartT:
-    """Copy a picture, or a part of one, with invisible characters of its texts escaped."""
+    """Return a copy of a picture, or of a part of one, in which the invisible characters of all texts are escaped."""
     shown: Any = part
     if isinstance(part, str):
         shown = escape_invisible(part)
@@ -172,12 +181,12 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
     if legend:
         legend.set_bbox_to_anchor((0.5, foot / height))
     engine = figure.get_layout_engine()
-    assert engine is not None, "asked for when the figure was made"
+    assert engine is not None, "new_figure sets the layout engine"
     engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
 
 
 def _draw_legend(figure: Figure, named: LegendEntries) -> Any:
-    """Draw the legend in as many columns as fit."""
+    """Draw the legend below the panels in as many columns as fit the width."""
     from matplotlib.lines import Line2D
 
     handles, labels = [Line2D([], [], **style) for _, style in named], [name for name, _ in named]
@@ -192,12 +201,14 @@ def _draw_legend(figure: Figure, named: LegendEntries) -> Any:
 
 
 def _measure_height(part: Text | Any) -> float:
-    """Measure the height of a text or a legend in inches."""
+    """Return the height of a text or a legend in inches."""
     return float(part.get_window_extent().height) / DPI
 
 
 def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
-    """Set what all panels share: grid, colors and title. ``grid``: the axis whose ticks have lines."""
+    """Set the grid, colors and title of a panel, which all charts share. ``grid``: the axis whose ticks get
+    grid lines.
+    """
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
     axes.tick_params(labelsize=SMALL, color="#999999")
@@ -209,7 +220,7 @@ def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
 
 
 def compute_width_share(axes: Axes) -> float:
-    """Give the width of the axes as a share of a file's width."""
+    """Return the width of a panel as a share of the width of an image file."""
     spec, figure = axes.get_subplotspec(), axes.figure
     assert spec is not None, "every panel is a subplot"
     ratios: Any = spec.get_gridspec().get_width_ratios()
@@ -218,14 +229,15 @@ def compute_width_share(axes: Axes) -> float:
 
 # -- colors and markers by name: a kernel looks the same in every picture and on every page ----------------------------
 
-#: Color-blind readers can tell them apart (Okabe and Ito, extended); each has a contrast of 3 to 1 on white.
+#: Colors that color-blind readers can tell apart (Okabe and Ito, extended), each with a contrast of 3 to 1 on white.
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#b8578f", "#b07c00", "#2c8ec9", "#7b3fa0"),
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-#: Names in groups: a place in a group is a color with a marker. Kernels are one group, longer than COLORS: attention
-#: first, then products, then rare ones, so that kernels that share a color seldom share a picture.
+#: Names that share pictures, in groups. The index in a group decides color and marker. The group of kernels is longer
+#: than COLORS. It lists kernels of attention, then of matmuls, then rare ones, so that two kernels with the same color
+#: are seldom in the same picture.
 _NAME_GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),
@@ -243,25 +255,29 @@ _NAME_GROUPS = (
     tuple(f"device {number}" for number in range(12)),
 )
 _STYLE_NUMBERS = {name: place for group in _NAME_GROUPS for place, name in enumerate(group)}
-# Works that overlap, and steps down from a datasheet, where computed figures are grey.
+# Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are grey.
 _STYLE_NUMBERS |= {"other work": 1}
 _STYLE_NUMBERS |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
-#: How lines of ceilings and of datasheets look, as matplotlib says it: behind what was measured.
+#: Keyword arguments of matplotlib for the lines of ceilings and of datasheet peaks, which are behind measured lines.
 CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
 PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
 
 
 @dataclass(frozen=True)
 class Style:
-    """``color``: #rrggbb. ``marker``: as matplotlib names it, also of names that share a color."""
+    """The look of a name in all pictures.
+
+    - ``color``: as #rrggbb.
+    - ``marker``: a marker of matplotlib; names with the same color have different markers.
+    """
 
     color: str
     marker: str
 
 
 def choose_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Choose a style for each name. A known name always has the same one. Any other starts at a hash of its text and
-    takes the next color that is free, or the next free style if all colors are taken.
+    """Choose a style for each name. Names of well-known kernels, regimes and parts always have the same style. For any
+    other name, a hash of the name selects a color, or the next free color or style if a name has it already.
     """
     wanted = sorted(set(names))
     places = {name: _STYLE_NUMBERS[name] for name in wanted if name in _STYLE_NUMBERS}
@@ -279,8 +295,8 @@ def choose_styles(names: Iterable[str]) -> dict[str, Style]:
 
 
 def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
-    """Write the figure; its type is the file's ending. Raises UsageError when the file exists or cannot be written,
-    RunLogWriteError when the disk is full; then an older figure is still there.
+    """Write a figure to an image file, in the format of the file's suffix. Raises UsageError if the file exists or
+    cannot be written, and RunLogWriteError if the disk is full; an existing file then stays unchanged.
     """
     image = io.BytesIO()
     kind = get_file_type(path)
@@ -294,11 +310,15 @@ def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
 
 @contextmanager
 def freeze_layout(figure: Figure) -> Iterator[None]:
-    """Lay the figure out now, because matplotlib would otherwise draw everything twice."""
+    """Return a context in which the layout of a figure is computed already, because matplotlib would otherwise draw
+    everything twice to compute it.
+    """
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
-        figure.set_layout_engine(None)  # "none" leaves one in its place, for which all would be drawn once more
+        figure.set_layout_engine(
+            None
+        )  # the string "none" would leave a placeholder engine, for which matplotlib draws everything again
     try:
         yield
     finally:
@@ -310,7 +330,7 @@ def make_exists_error(path: Path) -> UsageError:
 
 
 def get_file_type(path: Path) -> str:
-    """Give the type of an image file by its ending. Raises UsageError for an unknown one."""
+    """Return the type of an image file from its suffix. Raises UsageError for a suffix other than .png and .svg."""
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FILE_TYPES:
         raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")

@@ -1,1 +1,1 @@
-"""Memory bandwidth: copy, read, write and triad over arrays."""
+"""Measure memory bandwidth with passes over arrays: copy, read, write and triad."""

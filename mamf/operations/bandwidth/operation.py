@@ -1,4 +1,4 @@
-"""The operation ``bandwidth``: array sizes, access patterns and their exact byte counts. Pure.
+"""Define the operation ``bandwidth``, passes over arrays: array sizes, access patterns and their exact byte counts.
 
 Bytes are counted as in STREAM: reads plus writes, each array once per pass. Cache lines that are fetched before a write
 (write allocate) are not counted. Compared with other tools, on the same arrays and device:
@@ -29,26 +29,29 @@ from mamf.peaks import find_bandwidth
 
 Pattern = Literal["copy", "read", "write", "triad"]
 PATTERNS: tuple[str, ...] = get_args(Pattern)
-#: The arrays that a pattern reads and writes, by STREAM's names.
+#: For each pattern, the arrays that a pass reads, and those that it writes, with the names that STREAM gives them.
 READ_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
 WRITTEN_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
-#: The maximum number of arrays of a pattern.
+#: Number of arrays of the pattern with the most arrays (triad).
 MAX_ARRAYS = 3
-#: Arrays of this many bytes need only one operand set: after a launch, even the largest cache (1.1 GB on an EPYC 9684X)
-#: contains almost no data that the next launch can use.
+#: Total size of the arrays, in bytes, from which launches use a single operand set: after a launch, even the largest
+#: cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
-#: The assumed last-level cache of a device that does not report it.
+#: Assumed size of the last-level cache, in bytes, of a device that does not report it.
 DEFAULT_CACHE_BYTES = 32 * 2**20
-#: A pass over at least this many times the cache size measures memory. The cache can then save at most a sixteenth of
-#: the traffic; it saved 1 % on an H200 (1 GiB written).
+#: A pass measures memory if its arrays are at least this many times as large as the last-level cache. The cache can
+#: then save at most a sixteenth of the memory traffic; it saved 1 % on an H200 (1 GiB written).
 MEMORY_CACHE_MULTIPLE = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
 def parse_byte_size(text: str) -> int:
-    """Read a size such as ``256MiB``, ``1GiB``, ``4096KiB`` or bytes without a unit. Raises UsageError otherwise."""
+    """Return the number of bytes that a text says, such as ``256MiB``, ``1GiB``, ``4096KiB`` or ``1000``.
+
+    Raises UsageError for any other text.
+    """
     match = _SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
@@ -58,9 +61,9 @@ def parse_byte_size(text: str) -> int:
 
 @dataclass(frozen=True, order=True)
 class BandwidthShape:
-    """The size of each array, ``nbytes``. A copy at 1 GiB has two arrays and moves 2 GiB.
+    """The size of each array of a pass, in bytes. A copy at 1 GiB has two arrays, so it moves 2 GiB.
 
-    Printed in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
+    A shape is written in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
     """
 
     nbytes: int = field(
@@ -84,16 +87,16 @@ class BandwidthShape:
 
     @classmethod
     def parse(cls, text: str) -> BandwidthShape:
-        """Read ``256MiB``, ``1GiB``, ``4096KiB`` or bytes. Raises UsageError for anything else."""
+        """Return the shape that a text such as ``256MiB`` or ``1000`` (bytes) says. Raises UsageError otherwise."""
         return cls(parse_byte_size(text))
 
 
 @dataclass(frozen=True)
 class BandwidthProblem(DeclaredProblem):
-    """All parameters of a pass over arrays except their size.
+    """All parameters of a launch that passes over arrays, except their size.
 
-    ``warm``: the number of passes over the same arrays within one launch, all of them counted. Several passes measure
-    the caches: arrays that fit in a cache come from memory in the first pass only.
+    ``warm``: the number of passes over the same arrays within one launch. The rate counts the bytes of all passes.
+    Several passes measure a cache: arrays that fit in the cache come from memory in the first pass only.
     """
 
     operation: ClassVar[str] = "bandwidth"
@@ -109,19 +112,22 @@ class BandwidthProblem(DeclaredProblem):
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The arrays of the pattern, the written one first."""
+        """Names of the arrays of the pattern: first the array that a pass writes, if any, then those that it reads."""
         return (*WRITTEN_ARRAYS[self.pattern], *READ_ARRAYS[self.pattern])
 
     def elements(self, shape: BandwidthShape) -> int:
-        """Return the number of elements of each array."""
+        """Return the number of elements in each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
     def is_served_by_memory(self, shape: BandwidthShape, cache_bytes: int | None) -> bool:
-        """Return whether memory, not a cache, serves passes over such arrays. ``cache_bytes``: the last-level cache."""
+        """Return whether arrays of this size are so large that memory, not a cache, serves passes over them.
+
+        ``cache_bytes``: the size of the device's last-level cache; None if unknown.
+        """
         return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def unsupported_shape(self, shape: BandwidthShape) -> str | None:
-        """Return why arrays of this size are invalid, or None."""
+        """Return why arrays cannot have this size, or None if they can."""
         if shape.nbytes % DTYPES[self.dtype].itemsize:
             return f"{shape.nbytes} bytes are not a whole number of {self.dtype} elements"
         return None
@@ -132,26 +138,26 @@ class BandwidthProblem(DeclaredProblem):
         return Work(self.flop(shape), self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
 
     def flop(self, shape: BandwidthShape) -> float:
-        """Return the FLOP of one launch: one add per element for a sum, one add and one multiply for a triad."""
+        """Return the FLOP of one launch: 1 per element for a sum, and 2 (add and multiply) for a triad."""
         per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
         return float(self.warm * per_element * self.elements(shape))
 
-    def limit_operand_sets(self, shape: BandwidthShape, asked: int) -> int:
-        """Return the number of operand sets: ``asked``, or 1 if one set is many times larger than any cache."""
-        return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else asked
+    def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
+        """Return the number of operand sets to use: ``sets``, or 1 if a set is several times larger than any cache."""
+        return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the device buffers of the arrays, ``sets`` of each."""
+        """Return one device buffer for each array. It contains the array of each operand set, one after another."""
         elements = aligned(self.elements(shape)) * self.limit_operand_sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of all arrays."""
+        """Return the bytes of the arrays of all operand sets together."""
         return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
 
 
 class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
-    """One implementation. ``dtypes`` and ``patterns``: those that it supports."""
+    """A kernel that passes over arrays. ``dtypes``, ``patterns``: the dtypes and patterns that it supports."""
 
     operation = "bandwidth"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
@@ -166,11 +172,12 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
         return problem.unsupported_shape(shape)
 
 
-# The allowed excess over the datasheet's bandwidth is small: by default no board raises its memory clock.
+# Factor by which a rate may exceed the datasheet's bandwidth. It is small, because no board raises its memory clock by
+# default.
 _DATASHEET_HEADROOM = 1.02
-# If all arrays together are this many times as large as the cache, memory serves at least half of their bytes.
+# If a launch moves at least this many times the cache's size, memory serves at least half of its bytes.
 _MIN_CACHE_MULTIPLE = 2
-# The memory of a device that does not report it.
+# Assumed size of the memory, in bytes, of a device that does not report it.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
 
@@ -184,7 +191,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     own_command = "bandwidth"
 
     def default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
-        """Return powers of two: from a size at which all arrays of any pattern fit in the cache, to half the memory."""
+        """Return powers of two, from arrays that all fit in the cache to arrays that together fill half the memory."""
         info = backend.info
         memory = min(info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.free_memory() or _DEFAULT_MEMORY_BYTES)
         smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
@@ -193,29 +200,32 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return [BandwidthShape(size) for size in sizes]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> BandwidthProblem:
-        """Return the problem, as in Operation. The dtype defaults to float32, which every device supports."""
+        """Return the problem, as Operation does. The dtype is float32 by default, because every device supports it."""
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or "float32"})
 
     def fastest_possible(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None
     ) -> float | None:
-        """Return the datasheet's bytes per second if memory must serve most bytes of a launch, or else None.
+        """Return the highest possible rate in bytes per second, or None if a cache may serve most of the bytes.
 
-        The limit allows for operands that are in the cache when the launch begins and writes that are still in it when
-        the launch ends, because these bytes need not be moved within the launch.
+        The limit is above the datasheet's bandwidth, because some bytes are not moved within the launch: operands that
+        are in the cache when the launch begins, and results that are still in the cache when it ends.
         """
         return None if shape is None or problem.warm > 1 else get_max_memory_rate(info, problem.work(shape).nbytes)
 
     def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
-        """Return the datasheet's bytes per second, reads plus writes."""
+        """Return the memory bandwidth in the datasheet, reads plus writes, in bytes per second; None if unknown."""
         return find_bandwidth(info.name, info.compute_units)
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
-        """Return whether memory serves a single pass. Several passes measure a cache, so any shape may be a ceiling."""
+        """Return whether a row of this shape may become a bandwidth ceiling.
+
+        A single pass must be served by memory. Several passes measure a cache, whose ceiling may have any shape.
+        """
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return the number of passes if there are several, and the share of the datasheet's bandwidth."""
+        """Return columns with the number of passes, if above 1, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.peak(info, row.problem)
         if peak and row.ok:
@@ -223,12 +233,15 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         return columns
 
     def axis(self, shape: BandwidthShape) -> float:
-        """Return the bytes of each array."""
+        """Return the position of a shape on the horizontal axis of charts: the bytes of each array."""
         return float(shape.nbytes)
 
 
 def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
-    """Return the highest rate of a launch that moves ``nbytes``, from the datasheet; None if a cache may serve most."""
+    """Return the highest rate, in bytes per second, of a launch that moves ``nbytes`` bytes, from the datasheet.
+
+    None if the datasheet or the cache is unknown, or if a cache may serve most of these bytes.
+    """
     peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
     if peak is None or not info.cache_bytes or nbytes < _MIN_CACHE_MULTIPLE * info.cache_bytes:
         return None
@@ -236,5 +249,5 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
 
 def floor_to_power_of_two(limit: int) -> int:
-    """Return the largest power of two up to ``limit``, but at least 1 KiB."""
+    """Return the largest power of two that is not above ``limit``, but at least 1024."""
     return 1 << max(limit.bit_length() - 1, 10)

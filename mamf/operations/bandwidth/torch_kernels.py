@@ -1,7 +1,7 @@
-"""Bandwidth kernels on torch tensors: torch's functions, as models call them, and passes in Triton.
+"""Measure memory bandwidth with torch tensors: with torch's functions, as models call them, and with Triton kernels.
 
-Their base class verifies all elements on the device, because an array fills much of its memory, and sampled elements
-again on the host in float64, so that the device is not its only judge.
+The base class of these kernels verifies all elements on the device, because the arrays are too large to copy to the
+host. The host verifies sampled elements again in float64, so that the device does not only check itself.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from mamf.operations.compilation import check_triton_backend
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 from mamf.torch_backend import to_torch_dtype
 
-#: The scalar to write, or the factor of a triad: exact in every dtype, so a triad rounds at most twice.
+#: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
+#: a triad is rounded at most twice.
 SCALAR = 3.0
-# Elements to compare at once: this takes a few times 64 MiB of temporary memory.
+# Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
 _CHUNK_ELEMENTS = 2**24
 _SAMPLE_COUNT = 256
-# Errors are divided by at least this value, because float16 is too coarse for relative errors of smaller operands.
+# Smallest value by which verification divides an error, because float16 is too coarse for relative errors of smaller
+# values.
 _MIN_SCALE = 1e-3
-# A sum is assumed to be at most this many standard deviations from its mean.
+# Number of standard deviations from its mean up to which a sum must fit in the range of its dtype.
 _MAX_DEVIATIONS = 6
 
 
 class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """A bandwidth kernel on torch tensors. Derived classes define the launch."""
+    """A kernel that passes over torch tensors. Derived classes define the launch."""
 
     def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        """Return the number and the dtype of the sums (over parts of the array) that a ``read`` writes."""
+        """Return how many sums the pattern ``read`` writes, each over a part of the array, and the sums' dtype."""
         return 1, "float32"
 
     @abstractmethod
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
     ) -> tuple[Callable[[], None], float]:
-        """Return the launch with all its passes, and how many times its sums count the array."""
+        """Return the launch with all its passes, and how many times its sums count each element of the array."""
 
     def prepare(
         self,
@@ -77,11 +79,11 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
 def make_sum_check(
     array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
 ) -> Callable[[object], Verdict]:
-    """Make a check that ``sums`` add up to ``times`` times the sum of the array. The error is relative to the array's
-    norm.
+    """Return a function that checks whether ``sums`` add up to ``times`` times the sum of an array.
 
-    In float32 the check detects any missing element. ``device``: a device that supports float64. Raises
-    UnsupportedError if the sum of the array may exceed the range of the dtype.
+    The error is relative to the norm of the array. In float32 the check detects any missing element. ``device``: a
+    device that supports float64, for the expected sum. Raises UnsupportedError if the sum of the array may exceed the
+    range of its dtype.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total, norm = (times * each for each in compute_sum_and_norm(array, device))
@@ -100,8 +102,8 @@ def make_sum_check(
 def make_element_check(
     problem: BandwidthProblem, operands: Sequence[torch.Tensor], output: torch.Tensor
 ) -> Callable[[object], Verdict]:
-    """Make a check of all elements on the device, and of sampled elements on the host, with the current operands."""
-    # Each element of a triad is rounded twice.
+    """Return a function that checks all elements of the output on the device, and sampled elements on the host."""
+    # An element of a triad may be rounded twice: after the multiply and after the add.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
     sampled = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
     sampled_operands = [copy_samples_to_host(operand, sampled) for operand in operands]
@@ -109,7 +111,11 @@ def make_element_check(
 
     def verify(result: object) -> Verdict:
         chunks = zip(*(tensor.split(_CHUNK_ELEMENTS) for tensor in (output, *operands)), strict=True)
-        worst = torch.stack([compute_max_error(problem.pattern, a, own, wide) for a, *own in chunks]).max().item()
+        worst = (
+            torch.stack([compute_max_error(problem.pattern, a, chunk_operands, wide) for a, *chunk_operands in chunks])
+            .max()
+            .item()
+        )
         by_host = compute_max_error(
             problem.pattern, copy_samples_to_host(output, sampled), sampled_operands, torch.float64
         ).item()
@@ -121,7 +127,7 @@ def make_element_check(
 def compute_max_error(
     pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype
 ) -> torch.Tensor:
-    """Return the share of elements that are not bit-exact (copy, write), or the largest relative error (triad)."""
+    """Return the largest relative error of ``a`` for a triad; for copy and write, the share of elements that differ."""
     if pattern == "copy":
         return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
@@ -132,7 +138,7 @@ def compute_max_error(
 
 
 def compute_sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
-    """Return the sum and the norm of an array in float64, computed on a device that has float64."""
+    """Return the sum and the norm of an array, computed in float64 on ``device``, which must support float64."""
     total = squares = 0.0
     for chunk in array.split(_CHUNK_ELEMENTS):
         wide = chunk.to(device).to(torch.float64)
@@ -149,16 +155,17 @@ def copy_samples_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.T
 
 
 class TorchFunctions(TorchArrays):
-    """``copy_``, ``sum``, ``fill_`` and ``add`` with alpha; several passes are consecutive calls."""
+    """A kernel that calls torch's ``copy_``, ``sum``, ``fill_``, or ``add`` with alpha, once for each pass."""
 
     name = "torch"
     is_default = True
     dtypes = ("float32", "float64", "bfloat16", "float16")
 
     def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        # Accelerators sum 16-bit elements directly into 32 bits; on a CPU torch would copy the array to 32 bits first.
-        widens = backend.is_accelerator and DTYPES[problem.dtype].itemsize < 4
-        return 1, "float32" if widens else problem.dtype
+        # On accelerators torch sums 16-bit elements directly into 32 bits. On a CPU it would first convert the whole
+        # array to 32 bits, so the sum keeps the array's dtype.
+        is_widened = backend.is_accelerator and DTYPES[problem.dtype].itemsize < 4
+        return 1, "float32" if is_widened else problem.dtype
 
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
@@ -178,7 +185,7 @@ def make_pass_call(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch
 
 
 def make_repeated_launch(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """Make a launch that repeats a call. The launch returns None, because the caller has the output array."""
+    """Return a launch that makes a call ``times`` times. It returns None, because the caller has the output array."""
 
     def launch() -> None:
         for _ in range(times):
@@ -190,18 +197,20 @@ def make_repeated_launch(call: Callable[[], object], times: int) -> Callable[[],
 # -- passes in Triton --------------------------------------------------------------------------------------------------
 
 
-# Programs per compute unit: with 8 warps each they fill its 2048 threads.
+# Number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill its 2048 threads.
 _PROGRAMS_PER_UNIT = 8
-# The number of compute units of a device that does not report it.
+# Assumed number of compute units of a device that does not report it.
 _DEFAULT_COMPUTE_UNITS = 64
 _WARPS_PER_PROGRAM = 8
-# The bytes of an array that a program moves at once: two loads of 16 bytes per thread.
+# Bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
 _BLOCK_BYTES = _WARPS_PER_PROGRAM * 32 * 32
 
 
 class TritonPasses(TorchArrays):
-    """A persistent Triton kernel whose programs stride over the arrays. All passes of a launch are one kernel, so that
-    several passes measure the caches without gaps between kernels.
+    """A persistent Triton kernel whose programs stride over the arrays.
+
+    A launch runs all its passes in one kernel on the device, so that several passes measure a cache without gaps
+    between kernels.
     """
 
     name = "triton"
@@ -222,7 +231,7 @@ class TritonPasses(TorchArrays):
         if problem.pattern == "read":
             operands.append(sums)
         count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
-        # Patterns that multiply or fill take the scalar.
+        # Only the Triton kernels of the patterns write and triad have a parameter for the scalar.
         scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         def launch() -> None:
@@ -240,7 +249,7 @@ class TritonPasses(TorchArrays):
         rewrite: bool = False,
     ) -> Prepared:
         prepared = super().prepare(backend, problem, shape, pool, sets, rewrite)
-        prepared.launches[0]()  # compiles
+        prepared.launches[0]()  # Let Triton compile the kernel now, because it does so in the first launch.
         backend.synchronize()
         return prepared
 

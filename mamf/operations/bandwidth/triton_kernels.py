@@ -1,7 +1,8 @@
-"""Triton kernels for the passes; imported only if Triton is installed.
+"""Implement the passes over arrays as Triton kernels. mamf imports this file only if Triton is installed.
 
-In each pass, a program reads or writes other blocks than in the previous pass. So no block comes from the first-level
-cache of its compute unit, which should not be measured, and the compiler cannot merge equal passes.
+In each pass, a program reads or writes other blocks of the arrays than in the previous pass. Otherwise blocks would
+come from the first-level cache of a compute unit, which these kernels should not measure, and the compiler could merge
+equal passes into one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# In each pass, a program takes the blocks that belong to the program this much further on. No device has a number of
-# programs that this divides.
+# In each pass, a program processes the blocks that the program with a number higher by this shift processed in the
+# previous pass.
 _PROGRAM_SHIFT = tl.constexpr(37)
 
 

@@ -1,1 +1,1 @@
-"""A training step of a language model: forward, forward and backward, or with the optimizer."""
+"""Measure training steps of language models: the forward pass, forward and backward, or with the optimizer."""

@@ -1,6 +1,7 @@
-"""GPT-2, Llama and a mixture of experts in plain torch.
+"""Implement GPT-2, Llama and a mixture of experts in plain torch, for the training steps of ``mamf model``.
 
-The caller passes the attention function (q, k, v) -> output. All four are [batch, sequence, heads, head dimension].
+The caller passes the function that computes attention, (q, k, v) -> output. Q, K, V and output have the shape [batch,
+sequence, heads, head dimension].
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from mamf.operations.model.operation import ModelProblem, ModelShape
 
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: The standard deviation of scores before the softmax: so large that attending to wrong keys changes the loss.
+#: Standard deviation of the attention scores before the softmax. It is so large that a kernel which attends to wrong
+#: keys changes the loss.
 _SCORE_DEVIATION = 2.0
 
 
 class Network(nn.Module):
-    """A language model. Maps tokens and targets, [batch, context], to the loss of each token in float32."""
+    """A language model that computes the loss of each token, in float32.
+
+    ``forward`` takes tokens and targets (the next token of each token), both [batch, context].
+    """
 
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = Embedding(problem, shape)
-        #: The blocks as a typed tuple; an nn.ModuleList has no type for its elements.
+        #: The blocks of the network as a tuple, because the elements of an nn.ModuleList have no type.
         self.stack = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.stack)
         self.head = Head(problem)
@@ -44,7 +49,7 @@ class Network(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The embedding of tokens and, in GPT-2, of their positions."""
+    """The first layer of a network: the embedding of tokens and, in GPT-2, of their positions."""
 
     def __init__(self, problem: ModelProblem, shape: ModelShape) -> None:
         super().__init__()
@@ -57,7 +62,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The loss of each token. Logits are in float32, as in training code."""
+    """The last layer of a network, which computes the loss of each token from float32 logits, as training code does."""
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
@@ -83,7 +88,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal attention. One matmul computes queries, keys and values."""
+    """A causal self-attention layer. One matmul computes its queries, keys and values."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -135,27 +140,28 @@ class SwiGluMlp(nn.Module):
 
 
 class ExpertsMlp(nn.Module):
-    """SwiGLU experts of a mixture of experts.
+    """The MLP of a block with several experts, each a SwiGLU MLP.
 
     Tokens go to experts in turn, so that each expert gets the same number of tokens and all launches do the same work.
-    The router does not choose; it only gives the weights with which the experts' outputs are summed.
+    The router does not choose experts; it only computes the weights with which the experts' outputs are summed.
     """
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
-        d, wide, self.experts, self.active = problem.d_model, problem.d_ff, problem.experts, problem.active_experts
+        d, d_ff, self.experts, self.active = problem.d_model, problem.d_ff, problem.experts, problem.active_experts
         self.router = nn.Linear(d, self.experts, bias=False)
-        self.gate = nn.Parameter(torch.empty(self.experts, d, wide))
-        self.up = nn.Parameter(torch.empty(self.experts, d, wide))
-        self.down = nn.Parameter(torch.empty(self.experts, wide, d))
+        self.gate = nn.Parameter(torch.empty(self.experts, d, d_ff))
+        self.up = nn.Parameter(torch.empty(self.experts, d, d_ff))
+        self.down = nn.Parameter(torch.empty(self.experts, d_ff, d))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Group e contains the tokens e, e + experts, ... In turn n it goes to expert (e + n) % experts.
+        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. Each group goes to ``active`` experts
+        # one after another: in turn n, group e goes to expert (e + n) % experts.
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
-        own = torch.arange(self.experts, device=x.device)
-        turns = [(own + turn) % self.experts for turn in range(self.active)]
+        group_indices = torch.arange(self.experts, device=x.device)
+        turns = [(group_indices + turn) % self.experts for turn in range(self.active)]
         routed = self.router(groups)
-        chosen = torch.stack([routed[own, :, expert] for expert in turns], dim=-1).softmax(-1)
+        chosen = torch.stack([routed[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
         mixed = sum(
             self.run_experts(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None]
             for turn in range(self.active)
@@ -164,7 +170,7 @@ class ExpertsMlp(nn.Module):
         return mixed.transpose(0, 1).reshape(x.shape)
 
     def run_experts(self, groups: torch.Tensor) -> torch.Tensor:
-        """Run group i through expert i. ``groups``: [experts, tokens per expert, d_model]."""
+        """Return the outputs of all experts. Expert i processes group i of ``groups``, [experts, tokens, d_model]."""
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
 
@@ -173,7 +179,7 @@ def make_norm(problem: ModelProblem) -> nn.Module:
 
 
 def make_rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines of the rotary positions, each [context, 1, head dimension / 2]."""
+    """Return the cosines and the sines for rotary position embeddings, each [context, 1, head dimension / 2]."""
     pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
     positions = torch.arange(context, device=device, dtype=torch.float32)
     angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / head_dim))[:, None, :]
@@ -187,7 +193,10 @@ def apply_rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> t
 
 @torch.no_grad()
 def initialize_weights(network: Network, generator: torch.Generator) -> None:
-    """Draw normal weights so that activations have a standard deviation of about 1. Norms get 1, biases 0."""
+    """Set all weights of a network to normal random values, the weights of norms to 1, and all biases to 0.
+
+    The standard deviations of the weights give activations a standard deviation of about 1.
+    """
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)

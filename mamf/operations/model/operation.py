@@ -1,7 +1,7 @@
-"""The operation ``model``, training steps of language models: their exact parameters, FLOP and bytes. Pure.
+"""Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
 
-FLOP are those of the model, not those that the device executes: recomputation (activation checkpointing, the scores in
-attention's backward pass) is not counted.
+FLOP are those that the model needs, not those that the device executes: recomputation (activation checkpointing, the
+scores in the backward pass of attention) is not counted. The functions in this file have no side effects.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ Style = Literal["gpt2", "llama", "moe"]
 Phase = Literal["forward", "forward-backward", "step"]
 Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
-#: FLOP of a phase, as a multiple of the forward pass. A backward pass has two matmuls for each one of the forward pass.
+#: FLOP of each phase of a training step, as a multiple of the FLOP of a forward pass. A backward pass has two matmuls
+#: for each matmul of the forward pass.
 FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: The minimum bytes that a phase reads or writes, as a multiple of the parameters' bytes, and in words.
+#: For each phase of a training step: the minimum bytes that it reads or writes, as a multiple of the parameters' bytes,
+#: and the data that these bytes contain, in words.
 _PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -36,7 +38,7 @@ _PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
 
 @dataclass(frozen=True, order=True)
 class ModelShape(Sizes):
-    """``batch`` sequences of ``context`` tokens each, written ``b8s1024``."""
+    """The shape of a training step: ``batch`` sequences of ``context`` tokens each. A shape is written ``b8s1024``."""
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
@@ -57,7 +59,7 @@ class ModelShape(Sizes):
 
 
 def _describe_rare_field(help: str) -> Mapping[str, Any]:
-    """Describe a field that users rarely set themselves, because --size sets it."""
+    """Return the metadata of a field that users rarely set themselves, because the option --size sets it."""
     return describe(help, is_rare=True)
 
 
@@ -68,11 +70,12 @@ class ModelProblem(DeclaredProblem):
     - ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
       grouped queries) or ``moe`` (like ``llama``, with ``experts`` MLPs per block, of which each token uses
       ``active_experts``).
-    - ``tied``: the logits use the weights of the embedding.
-    - ``phase``: ``forward``, ``forward-backward`` or ``step``, which includes the optimizer.
-    - ``autocast``: parameters are float32, and torch.autocast runs matmuls in ``dtype``.
-    - ``checkpointing``: each block saves only its input, and runs again in the backward pass.
-    - ``optimizer``: used in the phase ``step`` only.
+    - ``tied``: whether the layer that computes the logits uses the weights of the embedding.
+    - ``phase``: the part of a training step to run: ``forward``, ``forward-backward``, or ``step``, which includes the
+      optimizer.
+    - ``autocast``: whether parameters are float32, while torch.autocast runs matmuls in ``dtype``.
+    - ``checkpointing``: whether each block saves only its input, and runs again in the backward pass.
+    - ``optimizer``: the optimizer, which only the phase ``step`` uses.
 
     Raises UsageError if the sizes contradict one another.
     """
@@ -140,19 +143,19 @@ class ModelProblem(DeclaredProblem):
 
     @property
     def architecture(self) -> str:
-        """A short description such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers and heads."""
+        """The style and sizes of the model in a text such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers, heads."""
         kv = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
         experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
         return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
 
     def unsupported_shape(self, shape: ModelShape) -> str | None:
-        """Return why a training step cannot have this shape, or None."""
+        """Return why a training step of this model cannot have this shape, or None if it can."""
         if shape.context % self.experts:
             return f"a context of {shape.context} tokens must be a multiple of the {self.experts} experts"
         return None
 
-    def attention(self, shape: ModelShape) -> AttentionShape:
-        """Return the attention shape of one layer."""
+    def make_attention_shape(self, shape: ModelShape) -> AttentionShape:
+        """Return the shape of the attention of one layer, as the operation ``attention`` defines it."""
         lengths = (shape.context, shape.context)
         return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
 
@@ -160,20 +163,20 @@ class ModelProblem(DeclaredProblem):
 
     @property
     def _projection_weights(self) -> int:
-        """The number of weights in the attention of one layer."""
+        """Number of weights in the query, key, value and output projections of one layer."""
         return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
 
     @property
     def _expert_weights(self) -> int:
-        """The number of weights in one MLP: two matrices, or three with a gate."""
+        """Number of weights in one MLP, or in one expert: two matrices in GPT-2, three with a gate in other styles."""
         return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
 
     @property
     def _router_weights(self) -> int:
         return self.d_model * self.experts if self.style == "moe" else 0
 
-    def parameters(self, shape: ModelShape) -> int:
-        """Return the number of parameters. It depends on the shape because GPT-2 learns one position per token."""
+    def count_parameters(self, shape: ModelShape) -> int:
+        """Return the number of parameters of the model. GPT-2 learns one position per token, so it needs the shape."""
         d = self.d_model
         layer = self._projection_weights + self._router_weights + self.experts * self._expert_weights
         if self.style == "gpt2":
@@ -182,7 +185,7 @@ class ModelProblem(DeclaredProblem):
         return self._embedding_weights + self.layers * (layer + 2 * d) + d
 
     def count_parameter_bytes(self, shape: ModelShape) -> int:
-        return self.parameters(shape) * DTYPES[self.parameter_dtype].itemsize
+        return self.count_parameters(shape) * DTYPES[self.parameter_dtype].itemsize
 
     @property
     def _embedding_weights(self) -> int:
@@ -199,14 +202,14 @@ class ModelProblem(DeclaredProblem):
         return Work(self.flop(shape), copies * self.count_parameter_bytes(shape), convention)
 
     def flop(self, shape: ModelShape) -> float:
-        """Return the FLOP of one launch, 2 per multiply-add."""
+        """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
         return float(
             FORWARD_PASSES_BY_PHASE[self.phase]
-            * (self.count_matmul_flop(shape) + self.layers * self.attention(shape).flop)
+            * (self.count_matmul_flop(shape) + self.layers * self.make_attention_shape(shape).flop)
         )
 
     def count_matmul_flop(self, shape: ModelShape) -> int:
-        """Return the FLOP of the matmuls with weights in a forward pass, including the logits."""
+        """Return the FLOP of all matmuls with weights in a forward pass, including the logits, without attention."""
         layer = self._projection_weights + self._router_weights + self.active_experts * self._expert_weights
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
 
@@ -221,17 +224,18 @@ class ModelProblem(DeclaredProblem):
 def _make_llama_fields(
     d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True
 ) -> dict[str, Any]:
-    wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
-    return {"style": "llama", **wide, "vocabulary": 128256, "tied": tied}
+    sizes = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
+    return {"style": "llama", **sizes, "vocabulary": 128256, "tied": tied}
 
 
 def _make_gpt2_fields(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
-    wide = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": heads}
-    return {"style": "gpt2", **wide, "vocabulary": 50257, "tied": True}
+    sizes = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": heads}
+    return {"style": "gpt2", **sizes, "vocabulary": 50257, "tied": True}
 
 
-#: Architectures by name: GPT-2, Llama 3, and a mixture of experts with the width of the small GPT-2.
-SIZES: Mapping[str, Mapping[str, Any]] = {
+#: Fields of ModelProblem for each name of the option --size: models of GPT-2 and Llama 3, and a mixture of experts with
+#: the width of the small GPT-2.
+FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
     "small": _make_gpt2_fields(768, 3072, 12, 12),
     "medium": _make_gpt2_fields(1024, 4096, 24, 16),
     "large": _make_gpt2_fields(1280, 5120, 36, 20),
@@ -245,7 +249,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """A way to run a training step. ``dtypes``: the supported dtypes, without float16, which needs loss scaling."""
+    """A kernel that runs a training step. ``dtypes``: its dtypes. They lack float16, which would need loss scaling."""
 
     operation = "model"
     reports_memory = True
@@ -263,9 +267,9 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
 
 _DEFAULT_BATCH, _DEFAULT_CONTEXTS = 8, (256, 512, 1024)
-#: Fields that a title names only if they differ from the defaults.
+#: Fields of ModelProblem that the title of a table names only if they differ from their defaults.
 _RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
-#: Names by style of block.
+#: Names of the model families in titles, by the style of their blocks.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 
@@ -289,12 +293,17 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return [ModelShape(_DEFAULT_BATCH, context) for context in _DEFAULT_CONTEXTS]
 
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
-        """Return the architectures by name."""
-        return {size: Preset(fields={name: (value,) for name, value in parts.items()}) for size, parts in SIZES.items()}
+        """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""
+        return {
+            size: Preset(fields={name: (value,) for name, value in parts.items()})
+            for size, parts in FIELDS_BY_SIZE.items()
+        }
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``given`` with the preset's sizes. Scale ``d_ff`` and ``heads`` with ``d_model``, ``kv_heads`` with
-        ``heads``, unless they are given.
+        """Return the fields that the user gave and, for other fields, the sizes of the preset.
+
+        Fields that the user did not give are scaled with those that the user gave: ``d_ff`` and ``heads`` with
+        ``d_model``, and ``kv_heads`` with ``heads``.
         """
         defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         asked = {**preset, **given}
@@ -308,33 +317,33 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         return asked
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return tokens per second, parameters, GB that a launch needs and GB that the process reserved."""
+        """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
         shape = row.shape
         return {
             "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
-            "parameters": row.problem.parameters(shape),
+            "parameters": row.problem.count_parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
-        """Return the architecture, the phase, and the fields that differ from the defaults."""
+        """Return the words of a title: the architecture, the phase, and fields that differ from their defaults."""
         defaults = {field.name: field.default for field in fields(problem)}
         values = {name: getattr(problem, name) for name in _RARELY_TITLED_FIELDS}
         others = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
         return [problem.architecture, problem.phase, *others]
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
-        """Return the words, with the name of a known model in place of its dimensions: ``Llama 3 1B``."""
-        for size, parts in SIZES.items():
+        """Return the words of a title. The name of a known model, such as ``Llama 3 1B``, replaces its sizes."""
+        for size, parts in FIELDS_BY_SIZE.items():
             if problem.style in _FAMILY_BY_STYLE and all(
                 getattr(problem, name) == value for name, value in parts.items()
             ):
                 name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
-                own = {f"{field} {value}" for field, value in parts.items()}
-                return [name, *(word for word in self.words(problem)[1:] if word not in own)]
+                implied = {f"{field} {value}" for field, value in parts.items()}
+                return [name, *(word for word in self.words(problem)[1:] if word not in implied)]
         return self.words(problem)
 
     def axis(self, shape: ModelShape) -> float:
-        """Return the tokens per sequence."""
+        """Return the position of a shape on the horizontal axis of charts: the tokens per sequence."""
         return float(shape.context)

@@ -1,9 +1,10 @@
-"""Training steps in torch with any registered attention kernel, which is named in brackets: ``torch[sdpa-flash]``.
+"""Run training steps in torch, with any installed attention kernel: ``torch[sdpa-flash]`` names it in brackets.
 
-The reference is the same network in float32 with eager attention, one block at a time. The optimizer has a learning
-rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known. After each
-train of launches, losses and gradients are verified, and the parameters must not have changed. The optimizer's moments
-are cleared before a train and must not be zero after it, which shows that the optimizer ran.
+The reference result comes from the same network in float32 with eager attention, one block at a time. The optimizer has
+a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known.
+After each train (a number of launches back to back), mamf verifies losses and gradients, and that the parameters have
+not changed. mamf clears the optimizer's moments before a train. If they are still zero after the train, the optimizer
+did not run.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
 
-#: The number of batches that launches rotate over. All launches share the parameters, so more batches would not evict
-#: more data from the cache.
+#: Maximum number of batches that consecutive launches rotate over. All launches share the parameters, so more batches
+#: would not evict more data from the cache.
 _MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """A model in eager torch that uses the attention kernel named in brackets."""
+    """A kernel that runs a model in eager torch, with the attention kernel that its name has in brackets."""
 
     takes = "an attention kernel"
     base: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
-        """Load the attention kernel. Raises UnknownNameError, or UsageError if it cannot be loaded."""
+        """Load the attention kernel ``attention``. Raises UnknownNameError, or UsageError if it cannot be loaded."""
         self.attention = make_kernel(get_operation("attention"), attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
@@ -60,7 +61,9 @@ class TorchModel(ModelKernel):
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         reason = super().unsupported_shape(problem, shape)
-        return reason or self.attention.unsupported_shape(make_attention_problem(problem), problem.attention(shape))
+        return reason or self.attention.unsupported_shape(
+            make_attention_problem(problem), problem.make_attention_shape(shape)
+        )
 
     def settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
         return self.attention.settings(backend, make_attention_problem(problem))
@@ -68,11 +71,11 @@ class TorchModel(ModelKernel):
     def refuses(self, error: Exception) -> bool:
         return self.attention.refuses(error)
 
-    def attend(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> AttentionFunction:
-        """Return the attention kernel as a function in the network's layout."""
+    def make_attention_function(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> AttentionFunction:
+        """Return a function that runs the attention kernel on Q, K and V in the layout that Network uses."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
-        call = attention.bind(backend, make_attention_problem(problem), problem.attention(shape))
+        call = attention.bind(backend, make_attention_problem(problem), problem.make_attention_shape(shape))
         recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
         is_sequence_first = attention.layout == "bshd"
 
@@ -85,7 +88,7 @@ class TorchModel(ModelKernel):
         return attend
 
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
-        """Return the function that a launch calls."""
+        """Return the function that a launch calls to compute the losses: the network itself, or its compiled form."""
         return network
 
     def prepare(
@@ -98,9 +101,9 @@ class TorchModel(ModelKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        gc.collect()  # free the previous model, which may be in a reference cycle
+        gc.collect()  # Free the memory of the previous model, which may be in a reference cycle.
         require_memory(backend, problem.nbytes(shape))
-        network = make_network(backend.device, problem, shape, self.attend(backend, problem, shape))
+        network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run = self.make_forward_function(network)
         if problem.autocast:
             run = wrap_in_autocast(run, backend.device, problem)
@@ -108,7 +111,7 @@ class TorchModel(ModelKernel):
 
 
 class CompiledModel(TorchModel):
-    """``TorchModel`` under torch.compile, compiled for each shape."""
+    """A kernel like TorchModel that runs the network under torch.compile, compiled separately for each shape."""
 
     base = "compiled"
 
@@ -116,7 +119,7 @@ class CompiledModel(TorchModel):
         return backend.without_compiler() or super().unavailable(backend)
 
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo compiles a code object at most 8 times. Without the reset, later networks would run uncompiled.
+        # Dynamo compiles a code object at most 8 times. Reset its count, because later networks would run uncompiled.
         torch.compiler.reset()
         compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
         return compiled
@@ -125,7 +128,10 @@ class CompiledModel(TorchModel):
 def wrap_in_autocast(
     run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
 ) -> Callable[..., torch.Tensor]:
-    """Wrap a forward pass in torch.autocast, as training code does. Its backward pass uses the same dtypes."""
+    """Return a function that runs a forward pass under torch.autocast, as training code does.
+
+    The backward pass runs in the dtypes that autocast chose in the forward pass.
+    """
 
     def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, to_torch_dtype(problem.dtype)):
@@ -135,12 +141,12 @@ def wrap_in_autocast(
 
 
 def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
-    """Make the attention problem of a layer."""
+    """Return the problem that the attention of a layer solves, as the operation ``attention`` defines it."""
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
 def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> Network:
-    """Make a network on the device, with random parameters that depend on the seed only."""
+    """Make a network on the device. Its random parameters depend only on the problem, the shape and the seed."""
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
     try:
@@ -156,49 +162,49 @@ def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape,
 
 
 def compute_reference_results(
-    network: Network, tokens: torch.Tensor, targets: torch.Tensor, of: Sequence[nn.Parameter]
+    network: Network, tokens: torch.Tensor, targets: torch.Tensor, parameters: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Compute the loss of each token, and the gradients of the mean loss with respect to the parameters in ``of``.
+    """Return the loss of each token in float32, and the gradients of the mean loss with respect to ``parameters``.
 
-    Uses the network's current parameters. At most one block of them is converted to float32 at a time.
+    They are computed with the network's current parameters, of which at most one block at a time is in float32.
     """
-    losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in of]
-    with use_eager_attention(network), torch.set_grad_enabled(bool(of)):
-        for own, follow in zip(tokens.split(1), targets.split(1), strict=True):
-            x = call_in_float32(network.embedding, own)
+    losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in parameters]
+    with use_eager_attention(network), torch.set_grad_enabled(bool(parameters)):
+        for inputs, next_tokens in zip(tokens.split(1), targets.split(1), strict=True):
+            x = call_in_float32(network.embedding, inputs)
             for block in network.stack:
                 x = checkpoint(call_in_float32, block, x, use_reentrant=False)
-            loss = checkpoint(call_in_float32, network.head, x, follow, use_reentrant=False)
+            loss = checkpoint(call_in_float32, network.head, x, next_tokens, use_reentrant=False)
             losses.append(loss.detach())
-            if of:
-                found = torch.autograd.grad(loss.sum() / targets.numel(), of)
-                sums = [before + own for before, own in zip(sums, found, strict=True)]
+            if parameters:
+                gradients = torch.autograd.grad(loss.sum() / targets.numel(), parameters)
+                sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
     return torch.cat(losses), sums
 
 
 @contextmanager
 def use_eager_attention(network: Network) -> Iterator[None]:
-    """Replace the network's attention kernel by eager attention within the context."""
+    """Replace the attention kernel in all blocks of a network by compute_causal_attention, within the context."""
     attentions = [block.attention for block in network.stack]
-    own = [each.attend for each in attentions]
+    kernels = [each.attend for each in attentions]
     try:
         for each in attentions:
             each.attend = compute_causal_attention
         yield
     finally:
-        for each, attend in zip(attentions, own, strict=True):
+        for each, attend in zip(attentions, kernels, strict=True):
             each.attend = attend
 
 
 def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-    """Compute a module's output with its parameters and buffers in float32."""
+    """Return the output of a module for ``inputs``, computed with its parameters and buffers converted to float32."""
     named = (*module.named_parameters(), *module.named_buffers())
     output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
     return output
 
 
 def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Compute causal attention, softmax(Q K^T / sqrt(d)) V. All scores are in memory at once."""
+    """Return causal attention, softmax(Q K^T / sqrt(d)) V, computed with all scores in memory at once."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -207,7 +213,7 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     return (scores.masked_fill(unseen, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-#: The largest error of the losses, in standard deviations of the reference's losses.
+#: Largest accepted error of the losses by dtype, as a multiple of the standard deviation of the reference losses.
 _LOSS_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
 _GRADIENT_TOLERANCE_FACTOR = 2.0
 _MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
@@ -215,10 +221,10 @@ _ReferenceResult = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class PreparedModel:
-    """A network, and the batches that its launches rotate over.
+    """A network that is ready to launch, and the batches that its launches rotate over.
 
-    A launch returns the loss of each token. With a backward pass it also returns the gradients of the last norm and of
-    the first block's attention, which depend on all other layers.
+    A launch returns the loss of each token. With a backward pass it also returns the gradients of the parameters of the
+    last norm and of the first block's attention. The gradients in the first block depend on all other layers.
     """
 
     def __init__(
@@ -241,8 +247,8 @@ class PreparedModel:
         if problem.phase == "step":
             fused = problem.optimizer == "adamw-fused"
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
-        # Gradients and moments stay in memory between launches. Together they are this many times as large as the
-        # parameters.
+        # Gradients and moments of the optimizer stay in memory between launches. ``copies`` is their size as a multiple
+        # of the size of the parameters.
         copies = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._held_bytes = copies * problem.count_parameter_bytes(shape)
 
@@ -261,7 +267,8 @@ class PreparedModel:
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
-            # Record the autograd graph as in training, so that the other phases add only the backward pass.
+            # Record the autograd graph as in training. The time of the phase forward-backward minus the time of this
+            # phase is then the time of the backward pass.
             return self._run(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
         losses = self._run(tokens, targets)
@@ -273,7 +280,10 @@ class PreparedModel:
     # -- verification ------------------------------------------------------------------------------------------------
 
     def poison(self, returned: Sequence[object]) -> None:
-        """Poison the returned tensors, release all gradients, and clear the moments of the sampled parameters."""
+        """Overwrite the results of earlier launches, so that only a new launch can make them right.
+
+        Poison the returned tensors, release all gradients, and set the moments of the sampled parameters to 0.
+        """
         for result in returned:
             for tensor in list_tensors(result):
                 poison_tensor(tensor)
@@ -282,29 +292,36 @@ class PreparedModel:
             moment.zero_()
 
     def changed_operands(self) -> Sequence[str]:
-        """Return the names of operands that changed. If none did, share the reference results with other kernels."""
+        """Return the names of the operands that launches have changed.
+
+        If none has changed, the reference results are right, so other kernels may use them too.
+        """
         changed = self._unchanged()
         if not changed:
             self._shared_references |= self._references
         return changed
 
     def _get_moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters. The list is empty until it has run once."""
+        """Return the optimizer's moments of the sampled parameters; empty until the optimizer has run once."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled_parameters]
         return [state[name] for state in states for name in _MOMENT_NAMES if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """Verify the losses, relative to the standard deviation of the expected losses, and the gradients, relative to
-        their expected norms.
+        """Compare the result of a launch on batch ``index`` with the reference.
+
+        The error of the losses is relative to the standard deviation of the expected losses, and the error of a
+        gradient is relative to its expected norm.
         """
         losses, gradients = self._get_reference(index)
-        found, *own = list_tensors(result)
+        found, *found_gradients = list_tensors(result)
         error = compute_relative_error(found, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = off = get_max_error(map(compute_relative_error, own, gradients, gradients))
+            details["gradient_error"] = off = get_max_error(
+                map(compute_relative_error, found_gradients, gradients, gradients)
+            )
             error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments are 0"
@@ -322,8 +339,9 @@ class PreparedModel:
 def get_cached_references(
     problem: ModelProblem, shape: ModelShape, device: torch.device
 ) -> dict[int, _ReferenceResult]:
-    """Return the cache of reference results by batch, in host memory. Kernels share it, because computing a result
-    takes longer than measuring a row.
+    """Return the dict in host memory that caches the reference results of a problem and shape, by batch.
+
+    All kernels share it, because computing a reference result takes longer than measuring a kernel.
     """
     return {}
 
@@ -331,12 +349,15 @@ def get_cached_references(
 def draw_batch(
     problem: ModelProblem, shape: ModelShape, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw random tokens. Return them and the targets (the next token of each), both [batch, context]."""
+    """Return random tokens and their targets (the next token of each token), both [batch, context].
+
+    ``index``: the number of the batch. Each batch has other tokens.
+    """
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
 
 
 def compute_relative_error(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
-    """Return ||found - reference|| / ||scale||."""
+    """Return the norm of ``found - reference`` divided by the norm of ``scale``."""
     return float((found.float() - reference.to(found.device)).norm() / scale.norm())

@@ -206,12 +206,12 @@ class Submitters:
 
 def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
-    parts: tuple[list[ResultRate], list[ResultRate]] = ([], [])
+    confirmed_and_unconfirmed: tuple[list[ResultRate], list[ResultRate]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
     for entry in listed:
-        parts[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
-    return parts
+        confirmed_and_unconfirmed[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
+    return confirmed_and_unconfirmed
 
 
 def read_submitters(root: Path) -> Submitters:
@@ -270,31 +270,31 @@ LegacyRun = tuple[FinderRun, Path]
 class ResultsCollection:
     """The contents of a results folder.
 
-    - ``entries``: the rates in its logs. ``legacy``: the imported runs of mamf-finder.
+    - ``rates``: the rates in its logs. ``legacy_runs``: the imported runs of mamf-finder.
     - ``submitters``: who submitted the logs.
     """
 
-    entries: Sequence[ResultRate] = ()
-    legacy: Sequence[LegacyRun] = ()
+    rates: Sequence[ResultRate] = ()
+    legacy_runs: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
     def select_table(self, table: str) -> list[ResultRate]:
-        return [entry for entry in self.entries if entry.table == table]
+        return [entry for entry in self.rates if entry.table == table]
 
 
 def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     """Read the rates of the logs ``paths``, which are in the results folder ``root``. Raises RunLogError for an
     unreadable log.
     """
-    entries: list[ResultRate] = []
-    legacy: list[LegacyRun] = []
+    rates: list[ResultRate] = []
+    legacy_runs: list[LegacyRun] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
-            legacy.append((run, place))
+            legacy_runs.append((run, place))
         else:
-            entries += collect_rates(read_run_log(path), place)
-    return ResultsCollection(entries, legacy, read_submitters(root))
+            rates += collect_rates(read_run_log(path), place)
+    return ResultsCollection(rates, legacy_runs, read_submitters(root))
 
 
 def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:

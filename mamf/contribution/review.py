@@ -204,13 +204,13 @@ def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = N
     If submitters.txt has errors, the last review is of that file.
     """
     reviews: dict[Path, Review] = {}
-    owners: dict[int, Path] = {}
+    place_by_samples: dict[int, Path] = {}
     for path in paths:
         result = review_log(path, on_read)
         place, more = path.relative_to(root), []
         if result.place is not None and not is_at_expected_path(place, result.place):
             more.append(Finding("misplaced", f"move it to {root.name}/{result.place}"))
-        if copied := {owners.setdefault(each, place) for each in result.samples} - {place}:
+        if copied := {place_by_samples.setdefault(each, place) for each in result.samples} - {place}:
             more.append(Finding("duplicate", f"has the same samples as {min(copied)}: remove one of the two logs"))
         reviews[path] = replace(result, findings=(*result.findings, *more))
     for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):

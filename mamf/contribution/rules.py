@@ -438,13 +438,13 @@ def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
 
 def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
-    seen: dict[tuple[float, ...], int] = {}
+    line_by_samples: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
         if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
             continue
         if len(set(row.samples)) == 1:
             yield Finding("equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal", line)
-        if (before := seen.setdefault(row.samples, line)) != line:
+        if (before := line_by_samples.setdefault(row.samples, line)) != line:
             yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 

@@ -1,1 +1,1 @@
-"""The measuring engine: prepares, verifies and times kernels."""
+"""The measuring engine: it prepares, verifies and times kernels, and decides what a run measures next."""

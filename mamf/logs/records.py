@@ -346,10 +346,10 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """
     of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
-    own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
+    rate_fields: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
     if of.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
-        own = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
+        rate_fields = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
     record = CeilingRecord(
         regime=ceiling.regime,
         problem=of.problem_record(ceiling.problem),
@@ -360,7 +360,7 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
         repeatability=ceiling.repeatability,
-        **own,
+        **rate_fields,
         **_make_conditions_fields(ceiling.conditions),
     )
     return make_json_values(record)

@@ -1,1 +1,1 @@
-"""Makes web pages: reports of logs (``mamf report``) and the site of results/ (``mamf results site``)."""
+"""Make web pages: reports of logs (``mamf report``) and the site of results/ (``mamf results site``)."""

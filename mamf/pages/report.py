@@ -1,4 +1,4 @@
-"""Makes the page of ``mamf report`` from run logs, profiles, logs of mamf-finder and folders of runs."""
+"""Make the page of ``mamf report`` from run logs, profiles, logs of mamf-finder, and folders of such logs."""
 
 from __future__ import annotations
 
@@ -67,19 +67,18 @@ from mamf.report.rows import select_ranked_rows
 from mamf.report.shares import WRONG_CEILING, Shares, divide_by_peak, make_ceiling_title, make_described_title
 from mamf.report.studies import compute_kept_ranges
 
-#: Maximum number of figures in large type, and of rows in a table.
+#: Maximum number of headline figures on a page, and of rows in a table.
 _MAX_FACTS, _MAX_ROWS = 6, 500
-#: If a log has more tables or panels of pictures than this, they are hidden until the reader clicks.
+#: Maximum number of tables, and of panels of pictures, in a section that is open. Sections with more open on a click.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
-#: The data of headline figures. Runs with other data show how much the data change the rate.
+#: The operand data of headline figures: random numbers. Rows on other data show how much data change the rate.
 NORMAL_DATA = "normal"
 
 
 @dataclass(frozen=True)
 class HeadlineFigure:
-    """A headline figure with its interval and notes.
-
-    ``unit``: the unit of ``point``. ``share``: the figure as a share of a ceiling, to show in its place.
+    """A headline figure of a log, with its interval and notes. ``unit``: the unit of ``point``. ``share``: the figure
+    as a share of a ceiling, which the page shows in place of the rate; None to show the rate.
     """
 
     label: str
@@ -101,8 +100,9 @@ class HeadlineFigure:
 class LogSource:
     """What a page shows of one log.
 
-    ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the log's report. ``log``:
-    the log itself, if it is a run log. ``run``: the run, if mamf-finder wrote the log.
+    ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the report of the log.
+    ``command``: the command line that repeats the run. ``log``: the run log, None for a profile or a log of
+    mamf-finder. ``facts``: headline figures that are not rates. ``run``: the run of mamf-finder, None for other logs.
     """
 
     name: str
@@ -119,8 +119,8 @@ class LogSource:
 
     @property
     def sections(self) -> list[Section]:
-        """The log's pictures, tables and conditions, and the command that repeats the run."""
-        # Pages have few rows. CSV and JSON have all.
+        """The sections of the log: pictures, tables, conditions, and the command that repeats the run."""
+        # Limit the rows of tables to keep the page small. CSV and JSON of the log have all rows.
         figures = [
             replace(block, top=_MAX_ROWS)
             if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS)
@@ -140,7 +140,7 @@ class LogSource:
 
 
 def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
-    """Join sections into one that is closed until the reader clicks on it."""
+    """Return one section with the parts of several sections, which opens when the reader clicks on it."""
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
@@ -148,7 +148,7 @@ def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
 
 
 def make_report(paths: Sequence[Path]) -> Page:
-    """Make one page from logs and folders. Raises RunLogError for an unreadable log, UsageError for an empty folder."""
+    """Return a page for logs and folders. Raises RunLogError for an unreadable log, UsageError if there is no log."""
     folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
     if len(paths) == len(folders) == 1:
         return _report_folder(paths[0])
@@ -195,7 +195,7 @@ def _report_ranks(path: Path) -> Page:
 
 
 def _report_several(sources: Sequence[LogSource], pages: Sequence[Page]) -> Page:
-    """Make a page that shows all logs side by side, and then each log in a section."""
+    """Return a page with the figures of all logs side by side, and a section for each log and each folder."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _compare_sources(sources)
@@ -220,7 +220,7 @@ def _report_several(sources: Sequence[LogSource], pages: Sequence[Page]) -> Page
 
 
 def _collect_facts(sources: Sequence[LogSource]) -> Iterator[Fact]:
-    """Yield the headline figures of each log, with the name of its device or log if that tells them apart."""
+    """Yield the headline figures of each log, with the name of its device or log if that tells the logs apart."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
@@ -232,7 +232,7 @@ def _collect_facts(sources: Sequence[LogSource]) -> Iterator[Fact]:
 
 
 def _shorten_names(sources: Sequence[LogSource]) -> list[str]:
-    """Return the names of the logs without the words at the beginning that all names share, to fit in a picture."""
+    """Return the file names of the logs without the words at the beginning that all names share."""
     names = [Path(source.name).stem.split("-") for source in sources]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
         names = [name[1:] for name in names]
@@ -240,7 +240,7 @@ def _shorten_names(sources: Sequence[LogSource]) -> list[str]:
 
 
 def _draw_side_by_side(sources: Sequence[LogSource]) -> list[RangeChart]:
-    """Draw the headline figures of all logs that have the same unit as the first figure."""
+    """Draw the headline figures of all logs, without figures whose unit differs from that of the first figure."""
     names = zip(sources, _shorten_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
@@ -258,7 +258,7 @@ def _draw_side_by_side(sources: Sequence[LogSource]) -> list[RangeChart]:
 
 
 def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
-    """Compare two logs of the same operation, or say why they cannot be compared."""
+    """Return the comparison of two logs of one operation, or a line that says why they cannot be compared."""
     logs = [source.log for source in sources if source.log is not None]
     if len(sources) != 2:
         return []
@@ -270,16 +270,16 @@ def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
         document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
-        for log in logs:  # people pass pages on, so they must not show folders of this machine
+        for log in logs:  # readers pass pages on, so a page must not name folders of this machine
             reason = reason.replace(str(log.path), log.path.name)
         return [Lines([f"these logs cannot be compared: {reason}"])]
     return document.visible_blocks
 
 
 def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
-    """Compare two logs if mamf-finder wrote at least one of them. Returns no blocks if they have no row in common."""
+    """Return the comparison of two logs, one or both of mamf-finder, or nothing if they share no row."""
     shown = []
-    with suppress(UsageError):  # the logs have nothing in common
+    with suppress(UsageError):  # raised if the logs have no row in common
         for source in sources:
             if source.run is not None:
                 shown.append(convert_run(source.name, source.run))
@@ -294,7 +294,7 @@ def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
 
 
 def read_source(path: Path) -> LogSource:
-    """Read a log of any kind, or the folder of a shared run. Raises RunLogError for anything else."""
+    """Read a log of any kind, or the folder of a run of several devices. Raises RunLogError for other files."""
     if path.is_dir():
         return make_log_source(read_run(path))
     if (imported := read_legacy_or_none(path)) is not None:
@@ -329,7 +329,7 @@ def make_finder_source(name: str, run: FinderRun) -> LogSource:
 
 
 def make_profile_source(path: Path, script: str, profile: Profile) -> LogSource:
-    """Collect what a page shows of a profile. ``path``: the profile's log. ``script``: the profiled script."""
+    """Return what a page shows of a profile, from the ``path`` of its log and the name of the profiled script."""
     header = parse_record(next(read_lines(path)))
     document = make_profile_document(script, profile, _MAX_ROWS)
     return LogSource(
@@ -390,15 +390,17 @@ def _format_start(header: Mapping[str, Any]) -> str:
 
 
 def _draw_pictures(log: RunLog) -> Iterator[Picture]:
-    """Draw all regimes in one picture, or each in its own if the operation's chart is drawn by length."""
+    """Yield one picture with all regimes of a log, or a picture for each regime if the axis of the chart is
+    the length.
+    """
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if get_operation(log.plan.operation).chart == "lengths" else [None]:
-        with suppress(UsageError):  # the log lacks what would be drawn
+        with suppress(UsageError):  # raised if the log has no figures to draw
             yield make_log_chart(log, regime)
 
 
 def _list_figures(log: RunLog) -> Iterable[HeadlineFigure]:
-    """List the ceilings that the run confirmed, or without ceilings the best row of each problem and regime."""
+    """Return the ceilings that the run confirmed, or else the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
@@ -407,7 +409,7 @@ def _list_figures(log: RunLog) -> Iterable[HeadlineFigure]:
 
 
 def _find_best_rows(log: RunLog) -> list[Measurement]:
-    """Return the best row of each problem and regime, with normal data if there are any such rows."""
+    """Return the best row of each problem and regime, on normal data if any row has normal data."""
     best: dict[tuple[Any, str], Measurement] = {}
     rows = select_ranked_rows(row for row in log.measurements if row.operation == log.plan.operation)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
@@ -425,7 +427,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     interval = ceiling.interval
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
     point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
-    # Without the seed, so that searches with different seeds get the same label and are drawn side by side.
+    # Leave the seed out of the label, so that the ceilings of searches with different seeds are drawn side by side.
     is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"{format_interval(ceiling.interval, factor)} {unit} (95 % repeat interval)",
@@ -453,7 +455,7 @@ def _make_row_figure(row: Measurement, shares: Shares) -> HeadlineFigure:
 
 
 def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
-    """Return a row as a share of its ceiling, or None if its operation has no shares or the ceiling is wrong."""
+    """Return a row as a share of its ceiling, or None if it has no share or if the ceiling must be wrong."""
     share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_CEILING_SHARE:
         return None
@@ -463,7 +465,7 @@ def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequen
 
 
 def list_conditions(header: Mapping[str, Any]) -> list[Block]:
-    """List device, software and settings of a run, and the findings of ``mamf doctor`` with problems first."""
+    """Return a table of device, software and settings, and one of the findings of ``mamf doctor``, problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
     rows = {
@@ -487,5 +489,5 @@ def list_conditions(header: Mapping[str, Any]) -> list[Block]:
 
 
 def _make_name_table(values: Mapping[str, Any]) -> Table[Any]:
-    """Make a table of names and values, without unknown values."""
+    """Return a table with a row for each name and its value. Names with an unknown or empty value are left out."""
     return make_text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

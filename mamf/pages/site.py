@@ -1,7 +1,8 @@
-"""Builds the static site of results/: pages for people, index.json and ceilings.csv for programs.
+"""Build the static site of the contributed logs in results/: pages for people, and index.json and ceilings.csv for
+programs.
 
-docs/site.md describes the fields of these two files. The same logs give the same bytes. The site's folder has a list of
-its files, so that a build replaces or deletes only files of an earlier build.
+docs/site.md describes the fields of index.json and ceilings.csv. The same logs always give the same bytes. A file in
+the folder of the site lists the files of the build, so that the next build replaces or deletes only these.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from mamf.report.document import (
 from mamf.report.page import Command, Fact, Page, Part, Section, render_page
 from mamf.text import Link
 
-#: The file in the site's folder that lists the files of the site, one per line.
+#: Name of the file in the folder of the site that lists the files of the site, one per line.
 FILE_LIST = ".mamf-site"
 _DEVICES = "devices"
 _MAX_NAME_CHARACTERS = 80
@@ -52,10 +53,10 @@ INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
-    """Write the site of the results folder ``root`` to the folder ``output``, and return its data.
+    """Write the site of the results folder ``root`` to the folder ``output``, and return the data of the site.
 
-    ``logs``: the address of the folder with the logs; the default is a relative path. Files of an earlier build that
-    are no longer part of the site are deleted.
+    ``logs``: the address of the folder with the logs, for links; by default the relative path from ``output`` to
+    ``root``. Files of an earlier build that the new site does not have are deleted.
 
     Raises UsageError if ``output`` is inside ``root`` or contains files that no build wrote, RunLogError for an
     unreadable log, and RunLogWriteError if the disk is full.
@@ -69,11 +70,13 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
 
 
 def _make_logs_address(address: str | None, root: Path, output: Path) -> str:
-    """Return the address of the folder with the logs: ``address``, or the relative path from ``output`` to ``root``."""
+    """Return the address of the folder with the logs, with a slash at the end: ``address``, or the relative path from
+    ``output`` to ``root`` if ``address`` is None.
+    """
     if address is None:
         try:
             return quote(Path(os.path.relpath(root.resolve(), output.resolve())).as_posix()) + "/"
-        except ValueError:  # another drive
+        except ValueError:  # Windows has no relative path to another drive
             raise UsageError(f"{output} and {root} are on different drives: give the address with --logs") from None
     if not address.lower().startswith(("https://", "http://")):
         raise UsageError(f"--logs {address} must begin with https:// or http://")
@@ -81,8 +84,8 @@ def _make_logs_address(address: str | None, root: Path, output: Path) -> str:
 
 
 def _list_own_files(output: Path) -> set[str]:
-    """List the files of an earlier build. Raises UsageError if the folder contains other files, except those whose name
-    or folder begins with a dot, such as .git.
+    """Return the files in the folder ``output``, which an earlier build wrote. Raises UsageError if the folder contains
+    files that no build wrote. Files and folders whose name begins with a dot, such as .git, are ignored.
     """
     listed = (output / FILE_LIST).read_text(errors="replace").splitlines() if (output / FILE_LIST).is_file() else []
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
@@ -107,7 +110,9 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
 
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
-    """Choose a file name for each device that every file system accepts. Equal or long names get a hash."""
+    """Return a file name for the page of each device, which every file system accepts. Names that are long, or equal
+    after characters were replaced, get a hash of the device name.
+    """
     slugs = {name: make_folder_name(name) for name in sorted(set(devices))}
     unique = {
         slug for slug in slugs.values() if list(slugs.values()).count(slug) == 1 and len(slug) < _MAX_NAME_CHARACTERS
@@ -122,7 +127,7 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 
 def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
     make_folder(output / _DEVICES)
-    # Write the list first, so that the next build can delete the files of an interrupted one.
+    # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
     write_atomically(output / FILE_LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
         write_atomically(output / name, text)
@@ -134,13 +139,14 @@ def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 # -- for programs ------------------------------------------------------------------------------------------------------
 
 
-#: Version of index.json. It changes if a field is removed, renamed or redefined, but not for new fields.
+#: Version of the format of index.json. It rises if a field is removed, renamed or redefined, but not for new fields.
 SCHEMA = 1
+#: The title in index.json.
 _FEED_TITLE = "Measured matmul ceilings by device, dtype and regime"
 
 
 def make_feed_record(line: CeilingLine) -> dict[str, Any]:
-    """Return a ceiling's entry in index.json."""
+    """Return the entry of a ceiling in index.json."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
     return {
@@ -163,8 +169,9 @@ def make_feed_record(line: CeilingLine) -> dict[str, Any]:
 
 
 _MAX_FACTS = 4
-#: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
+#: Maximum number of devices in a picture, of points in a row, and of points in a picture. They keep pages small.
 MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
+#: Explanations of the words in the tables of the site.
 _WORD_EXPLANATIONS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
     "(MSMF). classic: the rate in the loop of mamf-finder.",
@@ -176,6 +183,7 @@ _WORD_EXPLANATIONS = (
     "tier legacy: figures that mamf-finder printed. It did not check its results.",
     "Figures of different tiers cannot be compared.",
 )
+#: Parts of the section that asks readers for a log of their device.
 _CONTRIBUTION_PARTS: Sequence[Part] = (
     Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
     Command("mamf find --dtype bfloat16"),
@@ -184,7 +192,9 @@ _CONTRIBUTION_PARTS: Sequence[Part] = (
 
 
 def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
-    """Make the front page. ``logs``: the address of the folder with the logs. ``pages``: each device's page."""
+    """Return the front page of the site. ``logs``: the address of the folder with the logs. ``pages``: the address of
+    the page of each device.
+    """
     charts = [_make_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
     leading = next(iter(data.by_dtype.values()), [])
     fastest = [line for line in leading if line.regime == "sustained"] or leading
@@ -227,7 +237,9 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
 
 
 def make_device_page(name: str, data: SiteData, logs: str) -> Page:
-    """Make the page of a device. ``data``: the device's part. ``logs``: the address of the logs from this page."""
+    """Return the page of one device. ``data``: the data of this device. ``logs``: the address of the folder with the
+    logs, as seen from the folder of the device pages.
+    """
     best = [line for line in data.lines if line.tier == data.lines[0].tier]
     best = [line for line in best if line.regime in CEILINGS] or best
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
@@ -280,7 +292,9 @@ def format_device_name(name: str) -> str:
 
 
 def count_cards(runs: Iterable[SiteLog]) -> int:
-    """Count the cards in the logs of one device. If no log identifies its card, they count as one card."""
+    """Return the number of different cards in the logs of one device. Logs that do not identify their card count as one
+    card together if no log of the device identifies its card, and are ignored otherwise.
+    """
     return len({run.card for run in runs if run.card}) or 1
 
 
@@ -296,7 +310,9 @@ def _describe_device(data: SiteData) -> str:
 
 
 def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
-    """Make a headline figure from a ceiling, with notes on interval, datasheet, range over cards and energy."""
+    """Return a ceiling as a headline figure, with notes on its interval, the datasheet, the range over cards, and
+    energy.
+    """
     lines = [
         *notes,
         f"tier {line.tier}" if line.tier != COMPLETE else "",
@@ -309,7 +325,9 @@ def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
 
 
 def _format_joules(line: CeilingLine) -> str | None:
-    """Format the joules per 1e12 FLOP. None if it is not a sustained rate or power is unknown."""
+    """Format the joules per 1e12 FLOP of a ceiling. Return None for a rate that is not sustained, or if the power is
+    unknown.
+    """
     return f"{joules:#.3g}" if line.entry and (joules := line.entry.joules_per_tflop) else None
 
 
@@ -322,12 +340,14 @@ def _format_range(line: CeilingLine) -> str | None:
 
 
 def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """Return a list with one table, or an empty list if there are no rows."""
+    """Return a list with one table, or an empty list if there are no rows, so that the section stays hidden."""
     return [Table(columns, rows, title)] if rows else []
 
 
 def _make_log_column(base: str) -> Column[Any]:
-    """Return a column that links to each row's log. ``base``: the address of results/, which ends with a slash."""
+    """Return a column with links to the log of each row. ``base``: the address of the folder with the logs, which ends
+    with a slash.
+    """
     return Column("", "log", lambda row: _make_log_link(base, row.place))
 
 
@@ -336,7 +356,9 @@ def _make_log_link(base: str, place: Path, text: str = "log") -> Link:
 
 
 def _make_figure_columns() -> list[Column[CeilingLine]]:
-    """Return the columns with a ceiling's figures, which all pages share."""
+    """Return the columns with the rate of a ceiling, its interval and its share of the datasheet, for the tables of all
+    pages.
+    """
     return [
         Column("", "TFLOPS", lambda line: line.tflops, format_significant),
         make_text_column("dtype", lambda line: line.dtype),
@@ -391,6 +413,8 @@ def _make_point(entry: ResultRate) -> RangePoint:
 
 
 def choose_evenly(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """Choose at most ``count`` evenly spaced items, including the first and the last."""
+    """Return at most ``count`` of the items, evenly spaced and including the first and the last. ``count`` is at least
+    2.
+    """
     step = (len(items) - 1) / (count - 1)
     return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

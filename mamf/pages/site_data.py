@@ -1,4 +1,8 @@
-"""Reads the data of the site: all logs in results/, and the best ceilings by device, dtype, regime and tier."""
+"""Read the data of the site from all logs in results/: the logs, and the highest ceilings by device, dtype, regime and
+tier.
+
+The tier says how far a log can be trusted: complete, unconfirmed, interrupted, or legacy (a log of mamf-finder).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
-#: The tier of figures that neither a maintainer nor two submitters measured, even if the run is complete.
+#: The tier of figures of complete runs that neither a maintainer nor two contributors measured.
 UNCONFIRMED = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
 UNKNOWN = "unknown"
@@ -35,10 +39,12 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class SiteLog:
-    """A log with the path ``place`` in results/.
+    """A contributed log.
 
-    ``what``: kind of run, operation and dtypes. ``card``: the hash of the device's identifier, None if unknown.
-    ``info``: the device in the log's header, empty for a log of mamf-finder.
+    - ``place``: the path of the log in results/.
+    - ``what``: the kind of run, the operation and the dtypes, in words.
+    - ``card``: the hash of the identifier of the card, None if the log does not identify it.
+    - ``info``: the device in the header of the log; empty for a log of mamf-finder.
     """
 
     place: Path
@@ -54,10 +60,12 @@ class SiteLog:
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingLine(Rate):
-    """The highest rate of a device for a dtype and a regime, within a tier.
+    """The highest rate of a device for a dtype and a regime, among the logs of one tier.
 
-    ``entry``: the rate with its log, None for a figure of mamf-finder. ``cards``: the best entry of each card, highest
-    first.
+    - ``place``: the path of the log in results/.
+    - ``peak``: the peak of the datasheet, None if it is unknown.
+    - ``entry``: the rate with the header of its log; None for a figure of mamf-finder.
+    - ``cards``: the highest rate of each card of the device, the fastest card first.
     """
 
     regime: str
@@ -70,13 +78,19 @@ class CeilingLine(Rate):
 
     @property
     def share(self) -> float | None:
-        """The rate as a share of the datasheet's dense peak, None if that is unknown."""
+        """The rate as a share of the dense peak of the datasheet, or None if that peak is unknown."""
         return self.rate / self.peak.rate if self.peak else None
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """Everything that the site shows. ``attention``, ``kernels``: confirmed rows of complete logs."""
+    """The data that the site, or the page of one device, shows.
+
+    - ``runs``: all logs.
+    - ``lines``: the ceilings.
+    - ``attention``, ``kernels``: confirmed rows of complete logs, of attention and of other operations.
+    - ``unconfirmed``: rows of all operations that only one contributor measured.
+    """
 
     runs: Sequence[SiteLog] = ()
     lines: Sequence[CeilingLine] = ()
@@ -86,15 +100,15 @@ class SiteData:
 
     @property
     def by_dtype(self) -> dict[str, list[CeilingLine]]:
-        """The ceilings by dtype; dtypes with the most cards come first. If a dtype has ceilings of complete, confirmed
-        logs, its other ceilings are left out.
+        """The ceilings by dtype, with the dtypes that most cards measured first. If a dtype has ceilings of tier
+        complete, its ceilings of other tiers are left out.
         """
         groups = group_pairs((line.dtype, line) for line in self.lines if line.entry)
         kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in groups.items()]
         return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
 
     def split_by_device(self) -> dict[str, SiteData]:
-        """Return the data of each device that has a log, by its name."""
+        """Return a SiteData for each device that has a log, by the name of the device."""
         kinds = ("runs", "lines", "attention", "kernels", "unconfirmed")
         parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
         return {
@@ -104,7 +118,9 @@ class SiteData:
 
 
 def read_site_data(root: Path) -> SiteData:
-    """Read the logs in ``root``, which has a folder per accelerator. Raises RunLogError for an unreadable log."""
+    """Read all logs in the folder ``root``, which has a folder for each accelerator. Raises RunLogError for an
+    unreadable log.
+    """
     runs: list[SiteLog] = []
     entries: list[ResultRate] = []
     finders: list[tuple[SiteLog, FinderRun]] = []
@@ -156,9 +172,10 @@ def _rank_entries(entries: Sequence[ResultRate], submitters: Submitters) -> Site
 
 
 def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
-    """Make the line of a device, dtype and regime from its best entry and all of its entries (``alike``).
+    """Return the ceiling of a device, dtype and regime. ``best``: the highest rate. ``alike``: all rates of this
+    device, dtype and regime, from which the highest rate of each card is selected.
 
-    Logs without a card's hash count as one card.
+    All logs that do not identify their card count as one card.
     """
     ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
     cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
@@ -180,7 +197,9 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
 
 
 def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
-    """Make a line for each device, dtype and statistic of mamf-finder. The statistic takes the place of the regime."""
+    """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The name of the
+    statistic takes the place of the regime.
+    """
     best_lines: dict[tuple[str, str, str], CeilingLine] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):

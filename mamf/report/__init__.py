@@ -1,1 +1,1 @@
-"""Measurements as documents, and documents as text. Returns strings; the command line prints them."""
+"""Turn measurements into documents and charts, and documents into text that the command line prints."""

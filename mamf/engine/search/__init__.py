@@ -1,1 +1,1 @@
-"""The search for ceilings: which shape to measure next, and how the best one is confirmed."""
+"""The search for ceilings (highest rates of a device): which shape to measure next, and how its rate is confirmed."""

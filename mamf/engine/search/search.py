@@ -1,8 +1,10 @@
-"""Finds the best shape of a grid with few measurements. Pure: it calls a function and knows no device and no clock.
+"""Find the fastest shape of a grid of matmul shapes with few measurements. The search calls a function to measure a
+shape; it uses no device and no clock itself.
 
-A surrogate predicts the log TFLOPS of every shape and the uncertainty of each prediction. The search measures next the
-shape with the highest expected improvement over the best so far per second of measuring. With several kernels it
-chooses shape and kernel together, and each kernel learns from the others' measurements.
+A surrogate (a statistical model of the rate) predicts the log TFLOPS of every shape and the uncertainty of each
+prediction. The search next measures the shape with the highest expected improvement over the best shape so far, per
+second of measuring. With several kernels it chooses shape and kernel together (a *candidate*), and the measurements of
+one kernel also improve the predictions for the others.
 """
 
 from __future__ import annotations
@@ -20,43 +22,51 @@ from mamf.engine.search.shape_features import Array, compute_features, compute_s
 from mamf.engine.search.surrogate import Surrogate, estimate_compute_units, limit_to_one_thread
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
+#: A function that measures a shape and returns its TFLOPS; NaN if the shape cannot be measured.
 Measure = Callable[[MatmulShape], float]
+#: A shape and the name of a kernel.
 Candidate = tuple[MatmulShape, str]
 
-#: Random shapes that a search always begins with.
+#: The number of random shapes that a search begins with.
 FIRST_SHAPES = 12
-# Shapes on which a kernel that joins later is measured first.
-_FIRST_SHAPES_OF_LATER_KERNELS = 4
-_MIN_TO_JUDGE = 4
-_MIN_TO_GIVE_UP = 40
-# A kernel other than the first is not tried again after this many failures without a success.
-_HOPELESS_FAILURES = 3
-#: The maximum K of a short shape, the minimum number of its waves, the elements of a common tile, and the assumed
-#: number of compute units of a device that does not report it.
-_SHORT_K, _MANY_WAVES, _TILE, _COMPUTE_UNITS = 1536, 8, 128 * 256, 128
-# Shapes with a short K and many waves that a search begins with.
+# The number of shapes on which a kernel that joins the search later is measured first.
+_FIRST_SHAPES_OF_LATER_KERNEL = 4
+# The minimum number of successful measurements before predictions choose the next shape.
+_MIN_MEASUREMENTS_TO_PREDICT = 4
+# The minimum number of measurements before a search ends because no shape is promising.
+_MIN_MEASUREMENTS_TO_END = 40
+# A kernel other than the first one is not tried again after this many failures without a success.
+_MAX_FAILURES_OF_LATER_KERNEL = 3
+#: A short shape is one with a small K and a large C: these are its maximum K, its minimum number of waves (of tiles
+#: over the compute units), the elements of a common tile, and the number of compute units of a device that does not
+#: report it.
+_MAX_SHORT_K, _MIN_MANY_WAVES, _TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
+# The number of shapes with a small K and a large C that a search begins with.
 _SHORT_SHAPES = 2
-# The most shapes that the surrogate predicts. In a larger grid it predicts a sample and the neighbors of the leaders.
-_MAX_CANDIDATES = 8192
+# The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
+# neighbors of the fastest shapes so far ("leaders").
+_MAX_PREDICTED_SHAPES = 8192
+# The hyperparameters of the surrogate are fitted anew after this many measurements.
 _MEASUREMENTS_PER_FIT = 12
-# Fit more often at first, because the first measurements change the predictions most.
+# During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
-# The search ends if no shape's prediction plus this many standard deviations exceeds the best.
+# The search ends if no shape's prediction plus this many standard deviations exceeds the best measurement.
 _DOUBT_DEVIATIONS = 6.0
-# The overhead of a measurement, as a share of the time of the largest shape.
-_OVERHEAD = 0.1
-# Predicted gains below this share of the best are ignored: measurements do not repeat that well.
-_MIN_GAIN = 0.001
-_LEADERS = 8
+# The time of a measurement that does not depend on the shape, as a share of the time of the largest shape.
+_OVERHEAD_SHARE = 0.1
+# Predicted gains below this share of the best rate do not count, because measurements do not repeat more closely.
+_MIN_LOG_GAIN = 0.001
+_LEADER_COUNT = 8
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of ``find_best``.
+    """The result of a search for the fastest shape of a grid.
 
-    - ``best``: the best shape. Its measured rate is biased upward, so measure it again.
-    - ``measured``: TFLOPS by shape, in the order of measurement; NaN if a shape could not be measured.
-    - ``exhausted``: whether the search ended because it had measured all promising shapes.
+    - ``best``: the fastest shape. Its measured rate is biased upward, so measure it again.
+    - ``measured``: the TFLOPS of the measured shapes, in the order of measurement; NaN if a shape could not be
+      measured.
+    - ``exhausted``: True if the search ended because it had measured all promising shapes.
     """
 
     best: MatmulShape
@@ -83,8 +93,8 @@ def find_best(
     if max_measurements < 1:
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
-    is_large = len(grid) > _MAX_CANDIDATES
-    shapes = list_candidates(grid, chooser)
+    is_large = len(grid) > _MAX_PREDICTED_SHAPES
+    shapes = list_shapes_to_predict(grid, chooser)
     first = draw_short_shapes(shapes, compute_units, chooser)
     search = Search(shapes, compute_units=compute_units, seed=seed, first=first)
     while len(search.measured) < max_measurements:
@@ -93,36 +103,44 @@ def find_best(
             break
         search.record(proposed, measure(proposed[0]))
         if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
-            search.set_shapes(list_candidates(grid, chooser, [shape for shape, _ in search.find_leaders(_LEADERS)]))
+            search.set_shapes(
+                list_shapes_to_predict(grid, chooser, [shape for shape, _ in search.find_leaders(_LEADER_COUNT)])
+            )
     return search.make_result()
 
 
-def list_candidates(grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()) -> list[MatmulShape]:
-    """Return all shapes of a small grid; for a large one, the neighbors of the leaders and a random sample."""
-    if len(grid) <= _MAX_CANDIDATES:
+def list_shapes_to_predict(
+    grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()
+) -> list[MatmulShape]:
+    """Return the shapes whose rates are predicted: all shapes of a small grid; of a large grid, the neighbors of
+    ``leaders`` (the fastest shapes so far) and a random sample.
+    """
+    if len(grid) <= _MAX_PREDICTED_SHAPES:
         return grid.shapes()
     near = [shape for leader in leaders for shape in list_neighbors(leader, grid)]
-    drawn = [MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_CANDIDATES - len(near))]
+    drawn = [
+        MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_PREDICTED_SHAPES - len(near))
+    ]
     return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
 
 
 def draw_short_shapes(
     shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes with a short K and so large a C that its tiles take many waves. The best shape may be one of them,
-    and a random sample would miss them because they are few.
+    """Draw shapes with a small K and so large a C that its tiles take many waves over the compute units. The fastest
+    shape may be one of these, and a random sample of the grid would miss them because they are few.
     """
-    min_size = _MANY_WAVES * _TILE * (compute_units or _COMPUTE_UNITS)
-    short = [shape for shape in shapes if shape.k <= _SHORT_K and shape.m * shape.n >= min_size]
+    min_size = _MIN_MANY_WAVES * _TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
+    short = [shape for shape in shapes if shape.k <= _MAX_SHORT_K and shape.m * shape.n >= min_size]
     return chooser.sample(short, min(_SHORT_SHAPES, len(short)))
 
 
 class Search:
-    """A search that advances by one measurement at a time: call ``propose``, measure, then ``record``. The caller may
-    stop at any moment.
+    """A search for the fastest shape that advances by one measurement at a time: the caller calls ``propose``, measures
+    the proposed candidate, and calls ``record``. It may stop at any moment.
 
-    ``add_kernel`` adds a kernel; from then on the search is over shapes and ``kernels``. ``set_shapes`` replaces the
-    shapes and keeps what was learned, for example to continue on finer steps around the leaders of a coarse grid.
+    ``add_kernel`` adds a kernel, so that the search is over shapes and kernels. ``set_shapes`` replaces the shapes and
+    keeps the measurements, for example to continue with finer steps around the fastest shapes of a coarse grid.
     """
 
     def __init__(
@@ -134,26 +152,26 @@ class Search:
         seed: int = 0,
         first: Sequence[MatmulShape] = (),
     ) -> None:
-        """``first``: shapes to measure first, before random ones."""
+        """Begin a search among ``shapes`` with one kernel. ``first``: shapes to measure before random ones."""
         self.compute_units = compute_units
         self._learns_units = compute_units is None
         self.measured: dict[Candidate, float] = {}
         self.kernels = [kernel]
         self._random = np.random.default_rng(seed)
         self._surrogate = Surrogate()
-        self._rows: list[int] = []
-        self._exhausted = False
+        self._observed_rows: list[int] = []
+        self._is_exhausted = False
         self.set_shapes([*shapes, *first])
         order = self._random.permutation(len(shapes))[:FIRST_SHAPES]
-        self._first: list[Candidate] = [
+        self._first_candidates: list[Candidate] = [
             *((shape, kernel) for shape in first),
             *(self._candidates[row] for row in order),
         ]
-        self._scouts = len(self._first)
+        self._first_count = len(self._first_candidates)
 
     @limit_to_one_thread
     def set_shapes(self, shapes: Sequence[MatmulShape]) -> None:
-        """Search among these shapes from now on. Raises ValueError if there are none."""
+        """Search among these shapes and the measured ones from now on. Raise ValueError if ``shapes`` is empty."""
         if not shapes:
             raise ValueError("the grid is empty")
         self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
@@ -161,100 +179,113 @@ class Search:
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
         self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
         flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
-        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD)
+        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD_SHARE)
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
         self._update_features()
         if self._surrogate.is_fitted:
             self._refit_surrogate()
 
     def add_kernel(self, kernel: str) -> None:
-        """Search with this kernel too from now on, first on a spread of the other kernels' best shapes."""
-        self._first += [
+        """Search with this kernel too from now on. Its first measurements are on some of the other kernels' fastest
+        shapes.
+        """
+        self._first_candidates += [
             (shape, kernel)
-            for shape, _ in self.find_leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_SHAPES_OF_LATER_KERNELS]
+            for shape, _ in self.find_leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_SHAPES_OF_LATER_KERNEL]
         ]
         self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
         self.set_shapes(self._shapes)
 
     @limit_to_one_thread
     def propose(self) -> Candidate | None:
-        """Return the next candidate to measure, or None if none is promising."""
-        first = next((each for each in self._first if each in self._position and each not in self.measured), None)
+        """Return the next shape and kernel to measure, or None if no other one may be faster than the best so far."""
+        first = next(
+            (each for each in self._first_candidates if each in self._position and each not in self.measured), None
+        )
         if first is not None:
             return first
-        # With only a few measurements, the surrogate cannot tell what the rate depends on, or that no better shape is
+        # With few measurements, the surrogate knows neither what the rate depends on nor whether a faster shape is
         # left.
-        if not self._surrogate.is_fitted or len(self._rows) < _MIN_TO_JUDGE:
+        if not self._surrogate.is_fitted or len(self._observed_rows) < _MIN_MEASUREMENTS_TO_PREDICT:
             return self._draw_unmeasured_candidate()
         doubtful = self._mask_tried(self._surrogate.compute_upper_bound(_DOUBT_DEVIATIONS)).max()
-        is_sure = len(self.measured) >= _MIN_TO_GIVE_UP and doubtful < self._surrogate.highest + _MIN_GAIN
+        is_sure = (
+            len(self.measured) >= _MIN_MEASUREMENTS_TO_END
+            and doubtful < self._surrogate.highest_observed + _MIN_LOG_GAIN
+        )
         if is_sure or doubtful == -math.inf:
-            self._exhausted = True
+            self._is_exhausted = True
             return None
         gain = self._surrogate.compute_log_improvement() - self._log_seconds
         return self._candidates[int(np.argmax(self._mask_tried(gain)))]
 
     @limit_to_one_thread
     def record(self, candidate: Candidate, tflops: float) -> None:
-        """Record the TFLOPS of ``candidate``; NaN if it could not be measured."""
-        if candidate not in self._position:  # the row comes from an interrupted run
+        """Record the measured TFLOPS of a shape and kernel (NaN: it could not be measured), and update predictions."""
+        if candidate not in self._position:  # The measurement comes from an interrupted run with other shapes.
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.set_shapes([*self._shapes, candidate[0]])
         self.measured[candidate] = tflops
-        if len(self.measured) < self._scouts or not any(each > 0 for each in self.measured.values()):
+        if len(self.measured) < self._first_count or not any(each > 0 for each in self.measured.values()):
             return
         is_early = len(self.measured) < _EARLY_MEASUREMENTS
         often = _MEASUREMENTS_PER_EARLY_FIT if is_early else _MEASUREMENTS_PER_FIT
-        is_due = len(self.measured) % often == 0 or candidate in self._first[self._scouts :]
+        is_due = len(self.measured) % often == 0 or candidate in self._first_candidates[self._first_count :]
         if is_due or not self._surrogate.is_fitted:
             self._refit_surrogate()
-        elif not tflops > 0:  # nothing to fit
+        elif not tflops > 0:  # The measurement failed, so there is no rate to fit.
             self._update_hopeless_mask()
         else:
-            self._rows.append(self._position[candidate])
-            self._surrogate.add(self._rows[-1], math.log(tflops))
+            self._observed_rows.append(self._position[candidate])
+            self._surrogate.add_observation(self._observed_rows[-1], math.log(tflops))
 
     def find_leaders(self, count: int) -> list[Candidate]:
-        """Return the best shapes, each with its best kernel, best first. The score is the mean of measurement and
-        prediction, because the highest of many noisy measurements is too high.
+        """Return the ``count`` fastest shapes, each with its fastest kernel, fastest first. They are ranked by the mean
+        of measurement and prediction, because the highest of many noisy measurements is too high.
         """
-        known = self._select_successes()
-        score = {candidate: math.log(tflops) for candidate, tflops in known.items()}
+        successes = self._select_successes()
+        score = {candidate: math.log(tflops) for candidate, tflops in successes.items()}
         if self._surrogate.is_fitted:
-            means = self._surrogate.mean[[self._position[candidate] for candidate in known]]
-            warped = map(self._surrogate.warp, score.values())
-            score = {each: (own + mean) / 2 for each, own, mean in zip(known, warped, means, strict=True)}
+            means = self._surrogate.mean[[self._position[candidate] for candidate in successes]]
+            warped = map(self._surrogate.compress_slow_value, score.values())
+            score = {each: (measured + mean) / 2 for each, measured, mean in zip(successes, warped, means, strict=True)}
         best: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
             best.setdefault(candidate[0], candidate)
         return list(best.values())[:count]
 
     def make_result(self) -> SearchResult:
-        """Return the result of a search with one kernel. Raises ValueError if no shape could be measured."""
+        """Return the fastest shape and the measurements of a search with one kernel. Raise ValueError if no shape could
+        be measured.
+        """
         leaders = self.find_leaders(1)
         if not leaders:
             raise ValueError("no shape of the grid could be measured")
         measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
-        return SearchResult(leaders[0][0], measured, self._exhausted)
+        return SearchResult(leaders[0][0], measured, self._is_exhausted)
 
     def _draw_unmeasured_candidate(self) -> Candidate | None:
-        """Return a random candidate that is not measured yet and not hopeless."""
+        """Return a random shape and kernel that is neither measured yet nor hopeless (near failed ones); None if there
+        is none.
+        """
         left = [
             candidate
             for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
             if not is_hopeless and candidate not in self.measured
         ]
-        self._exhausted = not left
+        self._is_exhausted = not left
         return left[int(self._random.integers(len(left)))] if left else None
 
     def _select_successes(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
-    def _mask_tried(self, worth: Array) -> Array:
-        """Set the worth of candidates that were measured or are hopeless to minus infinity, in place."""
-        worth[self._rows] = -math.inf
-        worth[self._hopeless] = -math.inf
-        return worth
+    def _mask_tried(self, candidate_values: Array) -> Array:
+        """Set the values of candidates that were measured, or that are near failed ones (hopeless), to minus infinity.
+        The array ``candidate_values`` has one value per candidate; it is changed and returned.
+        """
+        candidate_values[self._observed_rows] = -math.inf
+        candidate_values[self._hopeless] = -math.inf
+        return candidate_values
 
     def _update_features(self) -> None:
         self._surrogate.features = compute_features(self._shapes, self.compute_units).repeat_for_kernels(
@@ -262,48 +293,49 @@ class Search:
         )
 
     def _refit_surrogate(self) -> None:
-        known = self._select_successes()
+        successes = self._select_successes()
         if self._learns_units:
-            first = {shape: tflops for (shape, kernel), tflops in known.items() if kernel == self.kernels[0]}
-            self.compute_units = estimate_compute_units(first, self._surrogate.scales)
+            first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
+            self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
             self._update_features()
-        self._rows = [self._position[candidate] for candidate in known]
-        self._surrogate.fit(self._rows, [math.log(tflops) for tflops in known.values()])
+        self._observed_rows = [self._position[candidate] for candidate in successes]
+        self._surrogate.fit_observations(self._observed_rows, [math.log(tflops) for tflops in successes.values()])
         self._update_hopeless_mask()
 
     def _update_hopeless_mask(self) -> None:
         self._hopeless = np.concatenate([self._find_hopeless_shapes(number) for number in range(len(self.kernels))])
 
     def _find_hopeless_shapes(self, number: int) -> NDArray[np.bool_]:
-        """Return which shapes are hopeless with the kernel of this number, as a mask over shapes."""
+        """Return a mask of the shapes that are hopeless (near failed ones) with the kernel of this number."""
         kernel, before = self.kernels[number], number * len(self._shapes)
-        own = [
+        rows_and_successes = [
             (self._position[each] - before, tflops > 0) for each, tflops in self.measured.items() if each[1] == kernel
         ]
-        known = [row for row, is_known in own if is_known]
-        failed = [row for row, is_known in own if not is_known]
-        if number and not known and len(failed) >= _HOPELESS_FAILURES:
+        successful_rows = [row for row, is_known in rows_and_successes if is_known]
+        failed_rows = [row for row, is_known in rows_and_successes if not is_known]
+        if number and not successful_rows and len(failed_rows) >= _MAX_FAILURES_OF_LATER_KERNEL:
             return np.ones(len(self._shapes), dtype=bool)
-        return find_hopeless_candidates(self._logarithms, known, failed)
+        return find_hopeless_candidates(self._logarithms, successful_rows, failed_rows)
 
 
-def find_hopeless_candidates(sizes: Array, known: list[int], failed: list[int]) -> NDArray[np.bool_]:
-    """Return a mask of the candidates that failed, or have at least two failures and hardly any success nearby.
+def find_hopeless_candidates(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
+    """Return a mask of the shapes that failed, or that have at least two failures and hardly any success nearby. A
+    single failure says nothing about its neighbors, but a region of failures does (memory, alignment).
 
-    A single failure says nothing about its neighbors, but a region of failures does (memory, alignment). ``sizes``: the
-    logarithms of M, N and K, one row per candidate.
+    ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows of shapes
+    that were measured, or that could not be measured.
     """
-    if not failed:
+    if not failed_rows:
         return np.zeros(len(sizes), dtype=bool)
-    near_known = np.exp(-2 * compute_squared_distances(sizes, known, None)).sum(axis=0)
-    near_failed = np.exp(-2 * compute_squared_distances(sizes, failed, None)).sum(axis=0)
+    near_known = np.exp(-2 * compute_squared_distances(sizes, successful_rows, None)).sum(axis=0)
+    near_failed = np.exp(-2 * compute_squared_distances(sizes, failed_rows, None)).sum(axis=0)
     hopeless = np.asarray(near_failed > 1.5 + near_known)
-    hopeless[failed] = True
+    hopeless[failed_rows] = True
     return hopeless
 
 
 def list_neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
-    """Return the grid's shapes up to ``reach`` steps from ``shape`` in each dimension, also with M and N exchanged."""
+    """Return the shapes of a grid up to ``reach`` steps from ``shape`` in M, N and K, also with M and N exchanged."""
     found: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
         near = [

@@ -1,11 +1,12 @@
-"""Predicts the rate of shapes that are not measured yet, with a Gaussian process over features of the shape.
+"""Predict the rate of matmul shapes that are not measured yet, with a Gaussian process over features of the shape.
 
-The method follows Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. Matmul is hard
-to predict because of quantization: it is divided into tiles, and tiles into waves over the compute units, so
-neighboring shapes can differ more than distant ones with equal quantization. The features are therefore sizes, and how
-full the last wave and the edge tiles are. The effect of each tile is learned separately (an additive kernel: Duvenaud
-et al., Additive Gaussian Processes, 2011). What the features do not explain is shared by shapes with equal M and N. The
-only thing known in advance about a device is its number of compute units, and some devices do not report even that.
+The method follows Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. The rate of a
+matmul is hard to predict because of quantization: C is divided into tiles, and the tiles into waves over the compute
+units, so neighboring shapes can differ more than distant shapes with equal quantization. The features are therefore
+sizes, and how full the last wave and the edge tiles are. The effect of each tile size is learned separately (an
+additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011). What the features do not explain is assumed to be
+equal for shapes with equal M and N. In advance, only the number of compute units of a device is known, and some devices
+do not report even that.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from mamf.operations.matmul.shapes import MatmulShape
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_FIT_STEPS = 6
-# Values of log TFLOPS that are further than about this below the best one are compressed, so that differences among
-# slow shapes count less. Otherwise these would dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
+_MAX_FIT_STEPS = 6
+# Values of log TFLOPS that are further than about this below the best value are compressed, so that differences among
+# slow shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
 _COMPRESSION_START = 0.1
-# The smallest standard deviation that a measurement may have, unless all are equal. With few measurements the likeliest
-# noise may be 0.
+# The smallest standard deviation that is assumed for a measurement, unless all values are equal, because with few
+# measurements the likeliest noise may be 0.
 _MIN_NOISE = 0.001
 
 
@@ -51,7 +52,9 @@ def _get_blas() -> ThreadpoolController:
 
 
 def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Run a method with single-threaded BLAS: with matrices this small, waking other threads takes most of the time."""
+    """Return the method, changed so that BLAS uses one thread in it. With matrices as small as those of the search,
+    waking other threads takes most of the time.
+    """
 
     @functools.wraps(method)
     def run_limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -61,58 +64,66 @@ def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parame
     return run_limited
 
 
-# Prior variance of a constant offset between kernels, as a share of the variance over shapes.
+# The prior variance of a constant difference between kernels, as a share of the variance over shapes.
 _OFFSET_VARIANCE = 0.5
-# The first guess of the share of variance that is specific to a kernel, before several kernels were measured.
+# The share of variance that is assumed to be specific to a kernel, before several kernels have been measured.
 _INITIAL_KERNEL_SHARE = 0.1
 
 
-_STEPS = {"sizes": 2.0, "waves": 2.0, "lean": 3.0, "pair": 3.0, "noise": 10.0, "kernel_share": 3.0}
+_FACTOR_PER_STEP = {
+    "size_length": 2.0,
+    "wave_length": 2.0,
+    "asymmetry_share": 3.0,
+    "pair_share": 3.0,
+    "noise_share": 10.0,
+    "kernel_share": 3.0,
+}
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters.
+    """The hyperparameters of the Gaussian process over shapes. Shares are relative to the variance over shapes.
 
-    - ``sizes``, ``waves``: the length scales of these features, in standard deviations of a feature.
-    - ``lean``: the share of variance that depends on whether M or N is larger.
-    - ``pair``: the share that is specific to a pair of M and N.
-    - ``noise``: the share of measurement noise.
-    - ``kernel_share``: the share that is specific to a kernel; 0 if there is only one.
+    - ``size_length``, ``wave_length``: the distances, in standard deviations of a feature, over which the rate depends
+      on sizes, and on how full the waves of tiles are.
+    - ``asymmetry_share``: the share of variance that depends on whether M or N is larger.
+    - ``pair_share``: the share of variance that is specific to a pair of M and N.
+    - ``noise_share``: the share of measurement noise.
+    - ``kernel_share``: the share of variance that is specific to a kernel; 0 if there is only one kernel.
     """
 
-    sizes: float = 2.0
-    waves: float = 1.5
-    lean: float = 0.03
-    pair: float = 0.1
-    noise: float = 1e-3
+    size_length: float = 2.0
+    wave_length: float = 1.5
+    asymmetry_share: float = 0.03
+    pair_share: float = 0.1
+    noise_share: float = 1e-3
     kernel_share: float = 0.0
 
-    def list_neighbors(self) -> list[Hyperparameters]:
-        """Return these scales, and the scales with one hyperparameter a step up or down."""
+    def list_adjacent(self) -> list[Hyperparameters]:
+        """Return these hyperparameters, and variants in which one hyperparameter is a step larger or smaller."""
         bounds = {
-            "sizes": (0.5, 8.0),
-            "waves": (0.4, 6.0),
-            "lean": (0.001, 0.3),
-            "pair": (0.003, 3.0),
-            "noise": (1e-5, 1e-1),
+            "size_length": (0.5, 8.0),
+            "wave_length": (0.4, 6.0),
+            "asymmetry_share": (0.001, 0.3),
+            "pair_share": (0.003, 3.0),
+            "noise_share": (1e-5, 1e-1),
             "kernel_share": (0.1, 1.0),
         }
         found = [self]
-        for name, step in _STEPS.items():
+        for name, step in _FACTOR_PER_STEP.items():
             for value in (getattr(self, name) * step, getattr(self, name) / step):
                 if bounds[name][0] <= value <= bounds[name][1]:
                     found.append(replace(self, **{name: value}))
         return found
 
     def compute_log_prior(self) -> float:
-        """Return the log prior, from the number of steps between these scales and the defaults. With only a dozen
-        measurements the likelihood alone is not reliable.
+        """Return the log prior probability of these hyperparameters, from how many steps they differ from the defaults.
+        The prior is necessary because with only a dozen measurements the likelihood alone is not reliable.
         """
         usual = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
             math.log(getattr(self, name) / getattr(usual, name), step)
-            for name, step in _STEPS.items()
+            for name, step in _FACTOR_PER_STEP.items()
             if self.kernel_share or name != "kernel_share"
         )
         return -0.5 * sum(count**2 for count in steps)
@@ -120,81 +131,91 @@ class Hyperparameters:
 
 @dataclass
 class Surrogate:
-    """The Gaussian process over the candidates in ``features``. Call ``fit`` again after replacing these.
+    """The Gaussian process that predicts the log TFLOPS of the candidates (shapes with kernels) in ``features``, with
+    the ``mean`` and ``deviation`` of each prediction. After replacing ``features``, call ``fit_observations`` again.
 
-    Adding an observation costs one row: with K + noise = L L^T over the observed, ``_projected`` is
-    L^-1 K(observed, candidates), and mean and variance follow from it without another solve.
+    To add an observation takes one more row of ``_projected`` = L^-1 K(observed, candidates), where K + noise = L L^T
+    over the observed candidates. The means and variances follow from it without another solve.
     """
 
     features: Features = field(default_factory=lambda: NO_FEATURES)
-    scales: Hyperparameters = field(default_factory=Hyperparameters)
+    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     is_fitted: bool = False
-    highest: float = -math.inf
+    highest_observed: float = -math.inf
 
-    def fit(self, rows: Sequence[int], values: Sequence[float]) -> None:
-        """Fit to these observations (``values``: log TFLOPS), with the likeliest scales near the last ones."""
+    def fit_observations(self, rows: Sequence[int], values: Sequence[float]) -> None:
+        """Fit the process to observations, the log TFLOPS ``values`` of the candidates ``rows``, with the likeliest
+        hyperparameters near the present ones, and update the predictions.
+        """
         observed = list(rows)
-        if self.features.kernels is not None and not self.scales.kernel_share:
-            self.scales = replace(self.scales, kernel_share=_INITIAL_KERNEL_SHARE)
-        self.highest = max(values)
-        self._reference = self.highest
-        self._values = [self.warp(value) for value in values]
-        near = CovarianceParts(compute_distances(self.features, observed, observed))
-        self.scales = find_likeliest_hyperparameters(near, np.array(self._values), self.scales)
-        lower = np.linalg.cholesky(compute_noisy_covariance(near, self.scales))
+        if self.features.kernels is not None and not self.hyperparameters.kernel_share:
+            self.hyperparameters = replace(self.hyperparameters, kernel_share=_INITIAL_KERNEL_SHARE)
+        self.highest_observed = max(values)
+        self._reference = self.highest_observed
+        self._values = [self.compress_slow_value(value) for value in values]
+        parts = CovarianceParts(compute_distances(self.features, observed, observed))
+        self.hyperparameters = find_likeliest_hyperparameters(parts, np.array(self._values), self.hyperparameters)
+        lower = np.linalg.cholesky(compute_noisy_covariance(parts, self.hyperparameters))
         right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
         self._projected = np.linalg.solve(
-            lower, compute_covariance(CovarianceParts(compute_distances(self.features, observed)), self.scales)
+            lower, compute_covariance(CovarianceParts(compute_distances(self.features, observed)), self.hyperparameters)
         )
         self._whitened = np.linalg.solve(lower, right)
         self._rows = observed
-        self._update()
+        self._update_predictions()
 
-    def warp(self, value: float) -> float:
-        """Return the log TFLOPS that the process models: values below the best one at the last fit are compressed."""
+    def compress_slow_value(self, value: float) -> float:
+        """Return a log TFLOPS ``value`` as the process models it: values below the best value of the last fit are
+        compressed, the more the further they are below it.
+        """
         below = self._reference - value
         return value if below <= 0 else self._reference - _COMPRESSION_START * math.log1p(below / _COMPRESSION_START)
 
-    def add(self, row: int, value: float) -> None:
-        """Add an observation (``value``: log TFLOPS)."""
-        self.highest = max(self.highest, value)
-        value = self.warp(value)
+    def add_observation(self, row: int, value: float) -> None:
+        """Add the observation that the candidate ``row`` has the log TFLOPS ``value``, and update the predictions."""
+        self.highest_observed = max(self.highest_observed, value)
+        value = self.compress_slow_value(value)
         column = self._projected[:, row]
-        noise = self.scales.noise
+        noise = self.hyperparameters.noise_share
         diagonal = math.sqrt(max(self._compute_prior_variance() + noise - float(column @ column), noise))
-        prior = compute_covariance(CovarianceParts(compute_distances(self.features, [row])), self.scales)[0]
+        prior = compute_covariance(CovarianceParts(compute_distances(self.features, [row])), self.hyperparameters)[0]
         self._projected = np.vstack([self._projected, (prior - column @ self._projected) / diagonal])
         self._whitened = np.vstack([self._whitened, (np.array([value, 1.0]) - column @ self._whitened) / diagonal])
         self._rows.append(row)
-        self._update()
+        self._update_predictions()
 
     def compute_upper_bound(self, deviations: float) -> Array:
-        """Return the upper confidence bound of every candidate's log TFLOPS."""
+        """Return the predicted log TFLOPS of every candidate plus this many standard deviations of the prediction."""
         return np.asarray(self.mean + deviations * self.deviation)
 
     def compute_log_improvement(self) -> Array:
-        """Return the log of every candidate's expected improvement (Jones et al., Efficient Global Optimization of
-        Expensive Black-Box Functions, 1998) over the observed candidate with the best prediction. The highest
-        measurement is not used, because it is partly luck.
+        """Return the logarithm of every candidate's expected improvement (Jones et al., Efficient Global Optimization
+        of Expensive Black-Box Functions, 1998) over the best prediction of an observed candidate. It does not refer to
+        the highest measurement, because that is partly luck.
         """
         above = (self.mean - self.mean[self._rows].max()) / self.deviation
         below = np.array(list(map(math.erfc, (-above / math.sqrt(2)).tolist()))) / 2
         expected = above * below + np.exp(-(above**2) / 2) / math.sqrt(2 * math.pi)
         return np.asarray(np.log(np.maximum(expected, 1e-300)) + np.log(self.deviation))
 
-    def _update(self) -> None:
+    def _update_predictions(self) -> None:
         values, ones = self._whitened.T
         centre = (ones @ values) / (ones @ ones)
         residual = values - centre * ones
         scale = float(residual @ residual) / max(len(residual) - 1, 1)
         self.mean = centre + residual @ self._projected
         variance = self._compute_prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
-        noise = max(self.scales.noise * scale, min(_MIN_NOISE**2, scale), 1e-12)
+        noise = max(self.hyperparameters.noise_share * scale, min(_MIN_NOISE**2, scale), 1e-12)
         self.deviation = np.sqrt(np.maximum(variance, 0.0) * scale + noise)
         self.is_fitted = True
 
     def _compute_prior_variance(self) -> float:
-        return 1.0 + self.scales.lean + self.scales.pair + (0.0 if self.features.kernels is None else _OFFSET_VARIANCE)
+        return (
+            1.0
+            + self.hyperparameters.asymmetry_share
+            + self.hyperparameters.pair_share
+            + (0.0 if self.features.kernels is None else _OFFSET_VARIANCE)
+        )
 
 
 class CovarianceParts:
@@ -202,78 +223,91 @@ class CovarianceParts:
     the arithmetic. Hyperparameters that differ in one hyperparameter share all parts except the one that depends on it.
     """
 
-    def __init__(self, apart: Distances) -> None:
-        self.apart = apart
-        self.lean = np.exp(-2 * apart.lean)
-        self._waves: dict[float, Array] = {}
-        self._sizes: dict[float, Array] = {}
+    def __init__(self, distances: Distances) -> None:
+        self.distances = distances
+        self.aspect_correlation = np.exp(-2 * distances.log_aspect)
+        self._wave_correlations: dict[float, Array] = {}
+        self._size_correlations: dict[float, Array] = {}
 
     def correlate_by_waves(self, reach: float) -> Array:
-        """Return the mean correlation over the waves of each tile, C x P."""
-        if reach not in self._waves:
-            self._waves[reach] = np.exp(self.apart.waves * (-2 / reach**2)).mean(axis=0)
-        return self._waves[reach]
+        """Return the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
+        sizes. ``reach``: the hyperparameter ``wave_length``.
+        """
+        if reach not in self._wave_correlations:
+            self._wave_correlations[reach] = np.exp(self.distances.waves * (-2 / reach**2)).mean(axis=0)
+        return self._wave_correlations[reach]
 
     def correlate_by_sizes(self, reach: float) -> Array:
-        """Return the correlation by sizes, C x D."""
-        if reach not in self._sizes:
-            found = self.apart.sizes * (-0.125 / reach**2)
-            self._sizes[reach] = np.exp(found, out=found)
-        return self._sizes[reach]
+        """Return the correlations (C x D candidates) by sizes. ``reach``: the hyperparameter ``size_length``."""
+        if reach not in self._size_correlations:
+            found = self.distances.sizes * (-0.125 / reach**2)
+            self._size_correlations[reach] = np.exp(found, out=found)
+        return self._size_correlations[reach]
 
     def replace_waves(self, waves: Array) -> CovarianceParts:
-        """Return a copy with ``waves`` as its distances by waves."""
+        """Return a copy with other distances by how full the waves are (``waves``: tiles x C x P)."""
         other = copy.copy(self)
-        other.apart, other._waves = self.apart._replace(waves=waves), {}
+        other.distances, other._wave_correlations = self.distances._replace(waves=waves), {}
         return other
 
 
-def compute_covariance(near: CovarianceParts, scales: Hyperparameters) -> Array:
-    """Return the prior covariance of candidates, C x D. It has four terms: sizes; sizes times the waves of each tile; a
-    term that is asymmetric in M and N; and one for equal M and N. Shapes with different kernels have a smaller
-    covariance, and kernels differ by a constant offset.
+def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
+    """Return the prior covariance of C candidates with D candidates. It has four terms: one by sizes, one by sizes and
+    by how full the waves of each tile size are, one that is asymmetric in M and N, and one for equal M and N.
+    Candidates with different kernels have a smaller covariance, and kernels differ by a constant.
 
-    For speed it works in place, because with thousands of candidates allocating memory takes as long as the arithmetic;
-    it works on pairs of M and N where possible, of which there are far fewer; and it frees arrays early.
+    For speed, the code works in place, because with thousands of candidates allocating memory takes as long as the
+    arithmetic. Where possible it works on pairs of M and N, of which there are far fewer than shapes.
     """
-    apart, correlate_by_sizes = near.apart, near.correlate_by_sizes(scales.sizes)
+    distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length)
     sizes = correlate_by_sizes**2
     sizes *= sizes
-    sizes *= (0.5 + scales.pair * apart.is_pair)[:, apart.pairs]
-    together = (near.correlate_by_waves(scales.waves) * (0.5 + scales.lean * near.lean))[:, apart.pairs]
+    sizes *= (0.5 + hyperparameters.pair_share * distances.is_pair)[:, distances.pairs]
+    together = (
+        parts.correlate_by_waves(hyperparameters.wave_length)
+        * (0.5 + hyperparameters.asymmetry_share * parts.aspect_correlation)
+    )[:, distances.pairs]
     together *= correlate_by_sizes
     sizes += together
     del together
-    if apart.is_same_kernel is not None:
-        sizes *= 1 - scales.kernel_share + scales.kernel_share * apart.is_same_kernel
-        sizes += _OFFSET_VARIANCE * apart.is_same_kernel
+    if distances.is_same_kernel is not None:
+        sizes *= 1 - hyperparameters.kernel_share + hyperparameters.kernel_share * distances.is_same_kernel
+        sizes += _OFFSET_VARIANCE * distances.is_same_kernel
     return sizes
 
 
-def compute_noisy_covariance(near: CovarianceParts, scales: Hyperparameters) -> Array:
-    """Return the covariance of observations: the prior covariance plus measurement noise."""
-    found = compute_covariance(near, scales)
-    found.flat[:: len(found) + 1] += scales.noise
+def compute_noisy_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
+    """Return the covariance of measured candidates: the prior covariance plus measurement noise."""
+    found = compute_covariance(parts, hyperparameters)
+    found.flat[:: len(found) + 1] += hyperparameters.noise_share
     return found
 
 
-def find_likeliest_hyperparameters(near: CovarianceParts, values: Array, scales: Hyperparameters) -> Hyperparameters:
-    """Climb from these scales to the likeliest ones, a step at a time, by likelihood and prior."""
+def find_likeliest_hyperparameters(
+    parts: CovarianceParts, values: Array, hyperparameters: Hyperparameters
+) -> Hyperparameters:
+    """Return the likeliest hyperparameters for the observed log TFLOPS ``values``, according to likelihood and prior.
+    Climb to them from ``hyperparameters``, one step in one hyperparameter at a time.
+    """
     likelihood = functools.cache(
-        lambda scales: compute_log_likelihood(near, values, scales) + scales.compute_log_prior()
+        lambda hyperparameters: (
+            compute_log_likelihood(parts, values, hyperparameters) + hyperparameters.compute_log_prior()
+        )
     )
-    best = scales
-    for _ in range(_FIT_STEPS):
-        uphill = max(best.list_neighbors(), key=likelihood)
+    best = hyperparameters
+    for _ in range(_MAX_FIT_STEPS):
+        uphill = max(best.list_adjacent(), key=likelihood)
         if uphill == best:
             break
         best = uphill
     return best
 
 
-def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Hyperparameters) -> float:
-    """Return the log marginal likelihood at the likeliest mean and variance, up to a constant."""
-    lower = np.linalg.cholesky(compute_noisy_covariance(near, scales))
+def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameters: Hyperparameters) -> float:
+    """Return the log marginal likelihood of the observed log TFLOPS ``values``, up to a constant, if the process has
+    its likeliest mean and variance.
+    """
+    lower = np.linalg.cholesky(compute_noisy_covariance(parts, hyperparameters))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
     residual = whitened - (ones @ whitened) / (ones @ ones) * ones
     count = len(values)
@@ -283,18 +317,18 @@ def compute_log_likelihood(near: CovarianceParts, values: Array, scales: Hyperpa
 # -- the number of compute units, for devices that do not report it ----------------------------------------------------
 
 _UNITS = range(8, 322, 2)
-# Use only shapes that reach this share of the best rate: in slower ones, other limits hide the waves.
+# Only shapes that reach this share of the best rate count, because in slower shapes other limits hide the waves.
 _MIN_FAST_SHARE = 0.7
-# The maximum number of these shapes to use (the fastest ones), and the minimum number for an estimate.
+# The maximum number of shapes that an estimate uses (the fastest ones), and the minimum number that it needs.
 _MAX_SHAPES, _MIN_SHAPES = 64, 16
-# The log likelihood by which waves over some number of units must beat no waves at all. By chance alone, the best of N
-# numbers of units gains about log(N), which is 5.
+# The log likelihood by which waves over a certain number of compute units must explain the rates better than no waves
+# do. By chance alone, the best of N numbers of units gains about log(N), which is 5.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 
-def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Hyperparameters) -> int | None:
-    """Return the number of compute units that best explains the TFLOPS of shapes; None if no number is convincing. Half
-    or twice the true number explains them equally well.
+def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameters: Hyperparameters) -> int | None:
+    """Return the number of compute units of a device that best explains the ``measured`` TFLOPS of shapes; None if no
+    number explains them convincingly. Half or twice the true number may result, because it explains them equally well.
     """
     best = max(measured.values(), default=0.0)
     fast = sorted((shape for shape in measured if measured[shape] >= _MIN_FAST_SHARE * best), key=measured.__getitem__)
@@ -304,12 +338,12 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], scales: Hyperp
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    cut, near = cut_into_tiles(m, n), CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
+    cut, parts = cut_into_tiles(m, n), CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
-        # Use all tiles together: a separate effect per tile would take several times as long for all these numbers.
+        # Add up the distances of all tile sizes: a separate effect of each would take several times as long.
         waves = compute_squared_distances(compute_wave_features(cut, units), rows, rows)[None] / 4
-        return compute_log_likelihood(near.replace_waves(waves), values, scales)
+        return compute_log_likelihood(parts.replace_waves(waves), values, hyperparameters)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

@@ -1,1 +1,1 @@
-"""Strategies: which step of a run is measured next."""
+"""The strategies of runs: each decides which kernel and shape a run measures next."""

@@ -1,1 +1,1 @@
-"""Pictures: what they show, as data, and how matplotlib draws them."""
+"""Represent charts of measurements as data, and draw them with matplotlib."""

@@ -43,7 +43,7 @@ _CHUNK_ELEMENTS = (2**24, 2**16)
 _HOST_CHUNK_ELEMENTS = 2**17
 # The probability that a test rejects a correct result is e^-20 = 2e-9 for each of the facts above.
 _FALSE_ALARM_EXPONENT = 20.0
-# float32 sums so many products of two int8 values exactly, because such a sum is at most 2^24.
+# The number of products of two int8 values that float32 sums exactly, because their sum is at most 2^24.
 _MAX_EXACT_TERMS = 1024
 # An exact value may be rounded to any integer at this distance or less. The limit is above 0.5, because mamf scales the
 # exact sums in float32.

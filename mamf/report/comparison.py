@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
-from mamf.logs.compare import Comparison, Difference, Pair, Verdict
+from mamf.logs.compare import Comparison, Difference, RowPair, Verdict
 from mamf.logs.compared_rows import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
 from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
@@ -48,7 +48,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
     shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
     different = sum(verdict != "SAME" for verdict in verdicts.values())
-    table: Table[Pair] = Table(
+    table: Table[RowPair] = Table(
         make_pair_columns(comparison, tolerance),
         comparison.pairs,
         shown=shown,
@@ -69,7 +69,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     return Document("Comparison", blocks, make_comparison_data(comparison, tolerance))
 
 
-def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
+def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[RowPair]]:
     """Return the columns of a comparison. Tables for people show the fields that differ between pairs, both rates and
     the verdict; CSV and JSON have the keys of ``Comparison.rows``.
     """
@@ -91,11 +91,11 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[P
     ]
 
 
-def _read_field(name: str, pair: Pair) -> object:
+def _read_field(name: str, pair: RowPair) -> object:
     return pair.fields[name]
 
 
-def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
+def find_varying_fields(pairs: Sequence[RowPair]) -> list[str]:
     """Return the names of the fields that have several values among the pairs. The shape is left out, because tables
     always show it.
     """
@@ -103,7 +103,7 @@ def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
     return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
 
 
-def format_shapes(pair: Pair) -> str:
+def format_shapes(pair: RowPair) -> str:
     return pair.a.shape if pair.a.shape == pair.b.shape else f"{pair.a.shape} / {pair.b.shape}"
 
 
@@ -122,18 +122,18 @@ def format_change_interval(interval: Interval) -> str:
     return "of unknown accuracy"
 
 
-def choose_rate_unit(pairs: Sequence[Pair]) -> tuple[str, float]:
+def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
     """Choose the unit in which the rates of all pairs read well. Return it with the factor from TFLOPS (or TB/s) to
     this unit.
     """
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
-def label_pair(pair: Pair) -> str:
+def label_pair(pair: RowPair) -> str:
     return f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip()
 
 
-def yield_pair_remarks(pair: Pair, tolerance: float) -> Iterator[str]:
+def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"too short to decide: the interval is wider than +-{format_share(tolerance)}"
     if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:

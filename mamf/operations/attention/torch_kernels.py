@@ -147,7 +147,7 @@ class Eager(TorchAttention):
         """
         assert isinstance(backend, TorchBackend)
         (flat,) = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, 1)), 1)
-        q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
+        q, k, v = (self.view_operands(problem, shape, flat)[name] for name in "qkv")
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
@@ -210,7 +210,8 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: For at most so many pairs of a query and a key, a block mask is made from a dense mask of some bytes per pair.
+#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which has some
+#: bytes per pair.
 _MAX_DENSE_PAIRS = 2**28
 
 

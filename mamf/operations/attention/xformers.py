@@ -47,7 +47,7 @@ class XFormers(LibraryAttention):
             return f"{self.name} has no backward pass with fewer kv heads than heads"
         return super().unsupported_shape(problem, shape)
 
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,

@@ -83,7 +83,7 @@ class MeteredCallback:
         self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
 
-    def start(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
+    def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
         self.close()
         self.training = MeteredTraining(model, module, defaults | self.options, self.tokens_and_samples, is_compiled)
@@ -304,9 +304,9 @@ class GradientWatch:
                 if is_compiled:
                     self._had_gradient[each] = True
                 else:
-                    self._hooks.append(each.register_forward_pre_hook(self._record_input, with_kwargs=True))
+                    self._hooks.append(each.register_forward_pre_hook(self._record_input_gradient, with_kwargs=True))
 
-    def _record_input(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_input_gradient(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
         self._had_gradient[layer] = self._had_gradient.get(layer, False) or has_gradient
 

@@ -108,10 +108,10 @@ def classify_kernel_name(kernel: str) -> str | None:
 
 
 @functools.cache
-def _classify_kernel_in_wrappers(kernel: str, wrappers: int) -> str | None:
+def _classify_kernel_in_wrappers(kernel: str, max_depth: int) -> str | None:
     name = split_kernel_name(kernel)
-    if wrappers and (wrapper_class := _find_class_by_rules("wrapper", name.qualified_function)) is not None:
-        known = (_classify_kernel_in_wrappers(each, wrappers - 1) for each in name.template_arguments)
+    if max_depth and (wrapper_class := _find_class_by_rules("wrapper", name.qualified_function)) is not None:
+        known = (_classify_kernel_in_wrappers(each, max_depth - 1) for each in name.template_arguments)
         return next(filter(None, known), None) or wrapper_class or None
     by_words = (_find_class_by_rules("word", underscored_names) for underscored_names in name.underscored_names)
     return _find_class_by_rules("kernel", name.qualified_function) or next(filter(None, by_words), None)

@@ -235,7 +235,7 @@ class StepProfiler:
         elif self._step_count == self._warmup + self._steps:
             wait_for_device()
             self.unprofiled_step_seconds = (time.perf_counter() - self._unprofiled_start_seconds) / self._steps
-            self._start()
+            self._start_profiler()
         elif self._is_running:
             self._profiled_steps += 1
             if self.is_complete:
@@ -282,7 +282,7 @@ class StepProfiler:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _start(self) -> None:
+    def _start_profiler(self) -> None:
         self._profiler = make_torch_profiler(record_shapes=True)
         self._is_starting = True
         self._profiler.start()
@@ -315,7 +315,7 @@ class StepProfiler:
         several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
-    def explain_no_profile(self, function: str | None) -> str:
+    def explain_missing_profile(self, function: str | None) -> str:
         """Return one line that says why no step was profiled. ``function``: the function that ends steps, if given."""
         if self.failure:
             return self.failure
@@ -369,7 +369,7 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
         for watch in profiler.watches:
             # Register the watches before the hook that ends the step, because torch calls hooks in this order.
             if not isinstance(watch, ModuleRanges):
-                stack.callback(_call_after_optimizer_step(watch.record_step).remove)
+                stack.callback(_call_after_optimizer_step(watch.record_optimizer_step).remove)
         if function is None:
             stack.callback(_call_after_optimizer_step(_make_optimizer_hook(profiler)).remove)
         elif not function.startswith(_MAIN_PREFIX):

@@ -346,7 +346,7 @@ def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
     return round(sum(lasted * watts for lasted, watts in metered) / seconds, 1) if seconds else None
 
 
-# -- shares ------------------------------------------------------------------------------------------------------------
+# -- shares of a ceiling that rows reach -------------------------------------------------------------------------------
 
 
 def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:

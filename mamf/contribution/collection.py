@@ -27,7 +27,8 @@ from mamf.report.document import label_kernel
 from mamf.report.rows import find_best_rows
 from mamf.report.shares import make_problem_title
 
-#: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
+#: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
+#: of other operations.
 TABLES = MATMUL_TABLE, SHARES_TABLE, OTHERS_TABLE = "products", "shares", "other operations"
 #: The names of two files in results/: one has the path and the submitter of each log, the other the accounts of the
 #: maintainers. Each has one entry per line.
@@ -36,7 +37,7 @@ SUBMITTERS_FILE, MAINTAINERS_FILE = "submitters.txt", "maintainers.txt"
 _MAX_CARD_SPREAD = 0.05
 
 
-# -- the rates of a log ------------------------------------------------------------------------------------------------
+# -- collecting the rates of one log -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> li
     return [(rows[key], ceiling) for key, ceiling in keyed if key in rows]
 
 
-# -- who confirmed them ------------------------------------------------------------------------------------------------
+# -- deciding which rates are confirmed --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
     return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
 
 
-# -- all of results/ ---------------------------------------------------------------------------------------------------
+# -- reading all logs of results/ and choosing the best rates ----------------------------------------------------------
 
 
 #: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.

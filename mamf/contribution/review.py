@@ -44,7 +44,7 @@ from mamf.report.document import Answer, Block, Column, Document, Lines, Table, 
 # No folder can have these names, because Windows reserves them.
 _RESERVED_NAMES = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
-# -- where a log belongs -----------------------------------------------------------------------------------------------
+# -- the path in results/ where a log belongs --------------------------------------------------------------------------
 
 
 def make_folder_name(device_name: str) -> str:
@@ -102,7 +102,7 @@ def make_slug(parts: Iterable[str]) -> str:
     return "-".join(text for text in texts if text)
 
 
-# -- the review --------------------------------------------------------------------------------------------------------
+# -- reviewing logs by the rules ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def find_free_place(review: Review, root: Path) -> Path:
     return target
 
 
-# -- as a report -------------------------------------------------------------------------------------------------------
+# -- reporting reviews -------------------------------------------------------------------------------------------------
 
 
 def format_findings(review: Review, with_warnings: bool = True) -> list[str]:

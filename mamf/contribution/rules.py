@@ -130,7 +130,7 @@ def has_exact_kernel(row: Measurement) -> bool:
     return row.kernel.partition("[")[0] not in get_operation(row.operation).approximate_kernels
 
 
-# -- fields and the device ---------------------------------------------------------------------------------------------
+# -- rules for fields, device, data and dates --------------------------------------------------------------------------
 
 
 def check_field_names(evidence: Evidence) -> Iterator[Finding]:
@@ -274,7 +274,7 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
                 yield Finding("implausible", f"{tflops:g} TFLOPS is more than {run.device} can reach", line)
 
 
-# -- figures follow from samples ---------------------------------------------------------------------------------------
+# -- rules that compute figures again from samples ---------------------------------------------------------------------
 
 
 def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
@@ -380,7 +380,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("best-mismatch", message)
 
 
-# -- samples are possible ----------------------------------------------------------------------------------------------
+# -- rules for possible samples, errors and sensor readings ------------------------------------------------------------
 
 
 def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:

@@ -292,7 +292,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
 ]
 
 
-# -- the ceilings that the package ships -------------------------------------------------------------------------------
+# -- the file of ceilings that the package ships -----------------------------------------------------------------------
 
 
 _MAX_SHIPPED_SHAPES = 6

@@ -39,7 +39,7 @@ class ReportOptions:
     """The options that the user gives to the report of a log.
 
     - ``top``: the maximum number of rows per table; None: no limit.
-    - ``roofs``: ceilings that rows are shown as shares of; None: the ceilings in the log.
+    - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
     - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
     """
 

@@ -337,7 +337,7 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     return f"{log.path} has {len(measured)}, for example {example.shape} with {example.kernel}"
 
 
-# -- what may be compared, and by which fields -------------------------------------------------------------------------
+# -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------
 
 _UNKNOWN_VALUE = "unknown"
 # A field that may differ between the logs without a remark. Pairing uses it if the logs have kernels in common.

@@ -136,7 +136,7 @@ class PooledRows(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """The interval of the ratio B/A. Each end of it is wrong with probability ``chance``."""
+        """The interval of the ratio B/A. The true ratio is beyond each end with probability ``chance``."""
         half_width = (
             compute_student_t_quantile(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
         )

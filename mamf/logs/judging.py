@@ -46,7 +46,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
 
-# -- guards -----------------------------------------------------------------------------------------------------------
+# -- judging the rows of a guard ---------------------------------------------------------------------------------------
 
 DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
@@ -206,7 +206,7 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
     return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
 
 
-# -- reproductions ----------------------------------------------------------------------------------------------------
+# -- making and judging claims -----------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of a comparison on the same pair.

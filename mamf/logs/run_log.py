@@ -174,7 +174,7 @@ class RunLog(Tabular):
       written.
     - ``all_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime.
     - ``own_ceilings``: ceilings of other operations, by problem and regime.
-    - ``known_ceilings``: ceilings that the run did not measure and that its rows are shares of, by dtype and regime.
+    - ``known_ceilings``: ceilings that the run did not measure and that reports compare rows with, by dtype and regime.
     - ``counter_records``: records of hardware counters, which mamf.profiling.counters.log reads.
     - ``summary``: the last summary record; None if the run was killed before it wrote one.
     - ``valid_bytes``: the length of the file in bytes up to the end of the last complete line.
@@ -376,7 +376,7 @@ def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | N
     return header | {"device": device | {"name": add_sharing_to_name(device["name"], summary["shared_after"])}}
 
 
-# -- several devices --------------------------------------------------------------------------------------------------
+# -- relative speeds of the devices that shared a run ------------------------------------------------------------------
 # Cards of one model differ by several percent, so the rows of different cards are scaled to the speed of one card
 # before they are ranked.
 

@@ -64,7 +64,7 @@ class DType:
     - ``peak_name``: the name of this dtype in mamf's table of datasheet peaks.
     - ``tolerance``: the largest ||C - reference|| / ||reference|| of a correct C in the default output dtype.
     - ``scaled_format``: the scales of quantized 8-bit or 4-bit values; None for values without scales. Each format is a
-      dtype of its own, because devices multiply formats with the same values at different speeds.
+      separate dtype, because devices multiply formats with the same values at different speeds.
 
     The table below derives each tolerance from rounding. "Largest seen" is the largest error in mamf's folder results/.
     u is the unit roundoff, half the distance from 1 to the next number.
@@ -125,7 +125,7 @@ OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8")
 #: The names of the dtypes whose operands are quantized and have scales.
 SCALED_FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
 
-#: The full name (or ``fp8``) of each short name that users may write.
+#: The full name of a dtype (or ``fp8``, which the backend resolves), by each other name that users may write.
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",

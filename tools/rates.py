@@ -50,7 +50,14 @@ from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
 from mamf.errors import IncomparableError
-from mamf.logs.compare import Comparison, Pair, add_design_and_pooled_rows, compare, find_noted_differences, pair_rows
+from mamf.logs.compare import (
+    Comparison,
+    RowPair,
+    add_design_and_pooled_rows,
+    compare,
+    find_noted_differences,
+    pair_rows,
+)
 from mamf.logs.compared_rows import (
     SEPARATE_RUNS,
     ComparedRow,
@@ -208,7 +215,7 @@ class DrawnRuns:
     def comparison(self, chooser: random.Random, rows: int, design: RunDesign, loss: float) -> Comparison:
         known = [self._row(number) for number in range(rows)]
         odds = [chooser.random() for _ in known]
-        runs = range(design.spare // 2 + 1)
+        runs = range(design.extra_run_count // 2 + 1)
         apart = _APART if design is SEPARATE_RUNS else 1.0
         sides = [
             average_compared_rows([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)
@@ -334,7 +341,7 @@ class Guards:
         before = self._entries(self._visits(chooser, odds, None, {}))
         visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
         now = self._entries(iter(visits))
-        pairs = [Pair(entry.fields, before[key], entry) for key, entry in now.items()]
+        pairs = [RowPair(entry.fields, before[key], entry) for key, entry in now.items()]
         outcomes = {pair.b.shape: judge_pair(pair, self.tolerance) for pair in pairs}
         failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
         return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))

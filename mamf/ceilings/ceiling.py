@@ -143,14 +143,16 @@ def confirm_ceilings(
     interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster (``has_faster_visit``).
     """
     rows = list(rows)
-    found: dict[tuple[Problem, str], Ceiling] = {}
+    ceilings: dict[tuple[Problem, str], Ceiling] = {}
     for problem, regime, default in wanted:
         same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         ceiling = confirm_ceiling(same, device, uuid_hash, default)
         if ceiling is not None:
             unknown = replace(ceiling.interval, low=0.0)
-            found[problem, regime] = replace(ceiling, interval=unknown) if has_faster_visit(ceiling, same) else ceiling
-    return found
+            ceilings[problem, regime] = (
+                replace(ceiling, interval=unknown) if has_faster_visit(ceiling, same) else ceiling
+            )
+    return ceilings
 
 
 def confirm_plan_ceilings(
@@ -289,11 +291,11 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
-    found: dict[Candidate, dict[int, Measurement]] = {}
+    rounds_by_candidate: dict[Candidate, dict[int, Measurement]] = {}
     for row in rows:
         if row.ok:
-            found.setdefault((row.shape, row.kernel), {})[row.round] = row
-    return found
+            rounds_by_candidate.setdefault((row.shape, row.kernel), {})[row.round] = row
+    return rounds_by_candidate
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:
@@ -344,7 +346,7 @@ def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
     return round(sum(lasted * watts for lasted, watts in metered) / seconds, 1) if seconds else None
 
 
-# -- shares ------------------------------------------------------------------------------------------------------------
+# -- shares of a ceiling that rows reach -------------------------------------------------------------------------------
 
 
 def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:

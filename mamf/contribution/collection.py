@@ -27,7 +27,8 @@ from mamf.report.document import label_kernel
 from mamf.report.rows import find_best_rows
 from mamf.report.shares import make_problem_title
 
-#: The tables of results/: matmul rates, shares of the matmul ceiling (attention), and rates of other operations.
+#: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
+#: of other operations.
 TABLES = MATMUL_TABLE, SHARES_TABLE, OTHERS_TABLE = "products", "shares", "other operations"
 #: The names of two files in results/: one has the path and the submitter of each log, the other the accounts of the
 #: maintainers. Each has one entry per line.
@@ -36,7 +37,7 @@ SUBMITTERS_FILE, MAINTAINERS_FILE = "submitters.txt", "maintainers.txt"
 _MAX_CARD_SPREAD = 0.05
 
 
-# -- the rates of a log ------------------------------------------------------------------------------------------------
+# -- collecting the rates of one log -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> li
     return [(rows[key], ceiling) for key, ceiling in keyed if key in rows]
 
 
-# -- who confirmed them ------------------------------------------------------------------------------------------------
+# -- deciding which rates are confirmed --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -206,12 +207,12 @@ class Submitters:
 
 def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
-    parts: tuple[list[ResultRate], list[ResultRate]] = ([], [])
+    confirmed_and_unconfirmed: tuple[list[ResultRate], list[ResultRate]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
     for entry in listed:
-        parts[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
-    return parts
+        confirmed_and_unconfirmed[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
+    return confirmed_and_unconfirmed
 
 
 def read_submitters(root: Path) -> Submitters:
@@ -257,7 +258,7 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
     return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
 
 
-# -- all of results/ ---------------------------------------------------------------------------------------------------
+# -- reading all logs of results/ and choosing the best rates ----------------------------------------------------------
 
 
 #: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.
@@ -270,31 +271,31 @@ LegacyRun = tuple[FinderRun, Path]
 class ResultsCollection:
     """The contents of a results folder.
 
-    - ``entries``: the rates in its logs. ``legacy``: the imported runs of mamf-finder.
+    - ``rates``: the rates in its logs. ``legacy_runs``: the imported runs of mamf-finder.
     - ``submitters``: who submitted the logs.
     """
 
-    entries: Sequence[ResultRate] = ()
-    legacy: Sequence[LegacyRun] = ()
+    rates: Sequence[ResultRate] = ()
+    legacy_runs: Sequence[LegacyRun] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
     def select_table(self, table: str) -> list[ResultRate]:
-        return [entry for entry in self.entries if entry.table == table]
+        return [entry for entry in self.rates if entry.table == table]
 
 
 def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     """Read the rates of the logs ``paths``, which are in the results folder ``root``. Raises RunLogError for an
     unreadable log.
     """
-    entries: list[ResultRate] = []
-    legacy: list[LegacyRun] = []
+    rates: list[ResultRate] = []
+    legacy_runs: list[LegacyRun] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
-            legacy.append((run, place))
+            legacy_runs.append((run, place))
         else:
-            entries += collect_rates(read_run_log(path), place)
-    return ResultsCollection(entries, legacy, read_submitters(root))
+            rates += collect_rates(read_run_log(path), place)
+    return ResultsCollection(rates, legacy_runs, read_submitters(root))
 
 
 def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:

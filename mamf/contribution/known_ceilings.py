@@ -131,8 +131,8 @@ def find_peaks_by_name(
 
 
 def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
-    """Return a device's known rates for a dtype, the best source first. Returns none if no rate is known for this
-    regime and source.
+    """Return the known rates of a device for a dtype, from the best source to the worst. Returns an empty list if no
+    rate is known for this regime and source.
     """
     # Try both fp8 formats, because the name alone does not tell which one the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)

@@ -44,7 +44,7 @@ from mamf.report.document import Answer, Block, Column, Document, Lines, Table, 
 # No folder can have these names, because Windows reserves them.
 _RESERVED_NAMES = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
-# -- where a log belongs -----------------------------------------------------------------------------------------------
+# -- the path in results/ where a log belongs --------------------------------------------------------------------------
 
 
 def make_folder_name(device_name: str) -> str:
@@ -102,7 +102,7 @@ def make_slug(parts: Iterable[str]) -> str:
     return "-".join(text for text in texts if text)
 
 
-# -- the review --------------------------------------------------------------------------------------------------------
+# -- reviewing logs by the rules ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = N
     If submitters.txt has errors, the last review is of that file.
     """
     reviews: dict[Path, Review] = {}
-    owners: dict[int, Path] = {}
+    place_by_samples: dict[int, Path] = {}
     for path in paths:
         result = review_log(path, on_read)
         place, more = path.relative_to(root), []
         if result.place is not None and not is_at_expected_path(place, result.place):
             more.append(Finding("misplaced", f"move it to {root.name}/{result.place}"))
-        if copied := {owners.setdefault(each, place) for each in result.samples} - {place}:
+        if copied := {place_by_samples.setdefault(each, place) for each in result.samples} - {place}:
             more.append(Finding("duplicate", f"has the same samples as {min(copied)}: remove one of the two logs"))
         reviews[path] = replace(result, findings=(*result.findings, *more))
     for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):
@@ -244,7 +244,7 @@ def find_free_place(review: Review, root: Path) -> Path:
     return target
 
 
-# -- as a report -------------------------------------------------------------------------------------------------------
+# -- reporting reviews -------------------------------------------------------------------------------------------------
 
 
 def format_findings(review: Review, with_warnings: bool = True) -> list[str]:

@@ -130,7 +130,7 @@ def has_exact_kernel(row: Measurement) -> bool:
     return row.kernel.partition("[")[0] not in get_operation(row.operation).approximate_kernels
 
 
-# -- fields and the device ---------------------------------------------------------------------------------------------
+# -- rules for fields, device, data and dates --------------------------------------------------------------------------
 
 
 def check_field_names(evidence: Evidence) -> Iterator[Finding]:
@@ -274,7 +274,7 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
                 yield Finding("implausible", f"{tflops:g} TFLOPS is more than {run.device} can reach", line)
 
 
-# -- figures follow from samples ---------------------------------------------------------------------------------------
+# -- rules that compute figures again from samples ---------------------------------------------------------------------
 
 
 def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
@@ -380,7 +380,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("best-mismatch", message)
 
 
-# -- samples are possible ----------------------------------------------------------------------------------------------
+# -- rules for possible samples, errors and sensor readings ------------------------------------------------------------
 
 
 def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
@@ -438,13 +438,13 @@ def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
 
 def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
-    seen: dict[tuple[float, ...], int] = {}
+    line_by_samples: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
         if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
             continue
         if len(set(row.samples)) == 1:
             yield Finding("equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal", line)
-        if (before := seen.setdefault(row.samples, line)) != line:
+        if (before := line_by_samples.setdefault(row.samples, line)) != line:
             yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 

@@ -70,8 +70,8 @@ RowT = TypeVar("RowT")
 
 def make_results_pages(collection: ResultsCollection) -> dict[Path, str]:
     """Make all pages of results/. Returns their Markdown by path in results/."""
-    entries = group_pairs((make_folder_name(each.device), each) for each in collection.entries)
-    legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy)
+    entries = group_pairs((make_folder_name(each.device), each) for each in collection.rates)
+    legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy_runs)
     parts = {
         folder: ResultsCollection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
@@ -117,7 +117,7 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
 
 
 def _get_device_name(part: ResultsCollection) -> str:
-    names = [each.device for each in part.entries] or [run.device or "" for run, _ in part.legacy]
+    names = [each.device for each in part.rates] or [run.device or "" for run, _ in part.legacy_runs]
     return names[0] or "unknown"
 
 
@@ -137,7 +137,7 @@ def _write_device_page(part: ResultsCollection) -> str:
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
     best = group_pairs((entry.row.operation, entry) for entry in select_best_per_problem(ranked[OTHERS_TABLE]))
-    legacy = sorted(part.legacy, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
+    legacy = sorted(part.legacy_runs, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
@@ -292,7 +292,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
 ]
 
 
-# -- the ceilings that the package ships -------------------------------------------------------------------------------
+# -- the file of ceilings that the package ships -----------------------------------------------------------------------
 
 
 _MAX_SHIPPED_SHAPES = 6

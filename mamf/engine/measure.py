@@ -59,12 +59,12 @@ class ClockChoice:
         of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
 
-        def is_wanted(rate: float) -> bool:
+        def is_clock_wanted(rate: float) -> bool:
             is_best = rate > self._best_rates.get(key, 0.0)
             self._best_rates[key] = max(rate, self._best_rates.get(key, 0.0))
             return is_best or self.mode == ALL_CLOCKS
 
-        return is_wanted
+        return is_clock_wanted
 
 
 _ESTIMATE_LAUNCHES = 3

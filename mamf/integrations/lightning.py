@@ -39,7 +39,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
             raise UsageError(f"precision {trainer.precision} does not determine one dtype: give dtype=")
         defaults["dtype"] = get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32"))
-        self.start(configured, pl_module, defaults)
+        self.start_metering(configured, pl_module, defaults)
         self._last_global_step = trainer.global_step
         if len(trainer.optimizers) > 1:
             self.training.warn_once("several optimizers step per batch, so each batch counts as one step")

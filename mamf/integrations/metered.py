@@ -83,7 +83,7 @@ class MeteredCallback:
         self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
 
-    def start(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
+    def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
         self.close()
         self.training = MeteredTraining(model, module, defaults | self.options, self.tokens_and_samples, is_compiled)
@@ -178,7 +178,7 @@ class MeteredTraining:
             return
         try:
             self._formula = model_flops(model)
-        except Exception as error:  # an object that looks like a configuration may raise anything
+        except Exception as error:  # An object that looks like a configuration may raise any error.
             self._switch_to_counting(describe_error(error).partition(":")[0])
         if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
             if self._formula.encoder is None:
@@ -296,7 +296,7 @@ class GradientWatch:
         self._had_gradient: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
         for each in module.modules():
-            if hasattr(each, "base_layer"):  # an adapter of PEFT
+            if hasattr(each, "base_layer"):  # This module is an adapter of PEFT.
                 self._adapters |= set(each.modules()) - set(each.get_submodule("base_layer").modules())
             if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layers and not self._blocks:
                 self._blocks = [set(block.modules()) for block in each]
@@ -304,9 +304,9 @@ class GradientWatch:
                 if is_compiled:
                     self._had_gradient[each] = True
                 else:
-                    self._hooks.append(each.register_forward_pre_hook(self._record_input, with_kwargs=True))
+                    self._hooks.append(each.register_forward_pre_hook(self._record_input_gradient, with_kwargs=True))
 
-    def _record_input(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_input_gradient(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
         self._had_gradient[layer] = self._had_gradient.get(layer, False) or has_gradient
 

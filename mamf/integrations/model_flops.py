@@ -123,7 +123,7 @@ def model_flops(model: Any) -> ModelFlops:
     """
     if isinstance(model, ModelFlops):
         return model
-    if not hasattr(model, "config"):  # a wrapper such as DistributedDataParallel
+    if not hasattr(model, "config"):  # A wrapper such as DistributedDataParallel has the model as ``module``.
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))
@@ -167,24 +167,24 @@ class _ArchitectureReader:
         self.config, self.section = config, _read_architecture_sections()[section]
 
     def make_formula(self, has_head: bool = True) -> ModelFlops:
-        layers, experts = self.evaluate_number("layers"), self.evaluate_number("experts")
+        layers, experts = self.evaluate_term("layers"), self.evaluate_term("experts")
         sparse = self._count_sparse_layers(layers) if experts else 0
-        mlps = (layers - sparse) * (self.evaluate_number("mlp") if layers > sparse else 0)
-        mlps += sparse * (experts + (self.evaluate_number("router") if sparse else 0))
-        encoder, head = self.section["encoder"], self.evaluate_number("head") if has_head else 0
+        mlps = (layers - sparse) * (self.evaluate_term("mlp") if layers > sparse else 0)
+        mlps += sparse * (experts + (self.evaluate_term("router") if sparse else 0))
+        encoder, head = self.section["encoder"], self.evaluate_term("head") if has_head else 0
         return ModelFlops(
-            weights=layers * self.evaluate_number("projections") + mlps + head,
+            weights=layers * self.evaluate_term("projections") + mlps + head,
             layers=layers,
-            attention_width=self.evaluate_number("width"),
+            attention_width=self.evaluate_term("width"),
             windows=tuple(self._find_windows(layers)),
             is_causal=self.section["mask"] == "causal",
-            per_sequence=self.evaluate_number("sequence"),
-            positions=self.evaluate_number("positions"),
+            per_sequence=self.evaluate_term("sequence"),
+            positions=self.evaluate_term("positions"),
             encoder=_ArchitectureReader(self.config, encoder).make_formula() if encoder else None,
             head=head,
         )
 
-    def evaluate_number(self, name: str) -> int:
+    def evaluate_term(self, name: str) -> int:
         """Return the value of a term: a key of the section, a field of the configuration, or a whole number.
 
         A key has alternatives, separated by ``|``. The first alternative counts whose fields the configuration has.
@@ -202,8 +202,8 @@ class _ArchitectureReader:
     def _evaluate_product(self, text: str) -> int:
         """Return the value of a product such as ``a*b/c/d``: a times b, divided by c times d and rounded down."""
         above, _, below = text.partition("/")
-        divisor = math.prod(map(self.evaluate_number, below.split("/"))) if below else 1
-        return math.prod(map(self.evaluate_number, above.split("*"))) // divisor
+        divisor = math.prod(map(self.evaluate_term, below.split("/"))) if below else 1
+        return math.prod(map(self.evaluate_term, above.split("*"))) // divisor
 
     def _read_config_field(self, name: str) -> int:
         found = getattr(self.config, name, None)

@@ -47,7 +47,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
             raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
         defaults = {"dtype": _find_matmul_dtype(args, model), "world_size": args.world_size}
         defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
-        self.start(model, model, defaults, is_compiled=bool(args.torch_compile))
+        self.start_metering(model, model, defaults, is_compiled=bool(args.torch_compile))
         self._batch_hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
 
     @stop_metering_on_error

@@ -39,7 +39,7 @@ class ReportOptions:
     """The options that the user gives to the report of a log.
 
     - ``top``: the maximum number of rows per table; None: no limit.
-    - ``roofs``: ceilings that rows are shown as shares of; None: the ceilings in the log.
+    - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
     - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
     """
 
@@ -263,12 +263,12 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
     It names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
-    best: dict[str, Measurement] = {}
+    best_rows: dict[str, Measurement] = {}
     for row in measured:
         key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
-        if key not in best or row.rank > best[key].rank:
-            best[key] = row
-    shares = {key: compute_mamfu(row, ceilings) for key, row in best.items()}
+        if key not in best_rows or row.rank > best_rows[key].rank:
+            best_rows[key] = row
+    shares = {key: compute_mamfu(row, ceilings) for key, row in best_rows.items()}
     return {
         **end.make_summary(len(measured)),
         "best": {
@@ -279,6 +279,6 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
                 "mamfu": None if (share := shares[key]) is None else round(share, 4),
                 **make_device_record(row),
             }
-            for key, row in best.items()
+            for key, row in best_rows.items()
         },
     }

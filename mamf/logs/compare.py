@@ -62,19 +62,19 @@ _EQUIVALENCE_CONFIDENCE = 0.90
 
 
 @dataclass(frozen=True)
-class Pair:
+class RowPair:
     """A row that both sides measured: ``a`` is from side A, ``b`` from side B.
 
     - ``fields``: the values by which the two rows were paired.
     - ``design``: in which order the runs of the two sides were measured.
-    - ``rows``: the number of rows in the comparison.
+    - ``row_count``: the number of rows in the comparison.
     """
 
     fields: PairingFields
     a: ComparedRow
     b: ComparedRow
     design: RunDesign = SEPARATE_RUNS
-    rows: int = 1
+    row_count: int = 1
 
     @property
     def is_same_device(self) -> bool:
@@ -120,7 +120,7 @@ class Pair:
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
-        deviation = math.hypot(self.design.factor * change.common, change.own)
+        deviation = math.hypot(self.design.shift_factor * change.common, change.own)
         factor = math.exp(
             min(
                 compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature, MAX_EXPONENT
@@ -136,7 +136,7 @@ class Pair:
         """
         interval = self.equivalence_interval
         # At this confidence the intervals of all rows contain the true ratios at the same time.
-        sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.rows)
+        sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
@@ -205,7 +205,7 @@ class Comparison(Tabular):
     a: RunLog
     b: RunLog
     names: tuple[str, str]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RowPair, ...]
     only_a: tuple[tuple[ComparedRow, ComparedRow | None], ...]
     only_b: tuple[tuple[ComparedRow, ComparedRow | None], ...]
     dropped: tuple[Difference, ...] = ()
@@ -237,7 +237,7 @@ class Comparison(Tabular):
         """The geometric mean of the ratio B/A over all pairs."""
         return compute_geometric_mean([pair.ratio for pair in self.pairs])
 
-    def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[Pair]:
+    def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[RowPair]:
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
@@ -299,7 +299,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
     """Return a copy of a comparison with the order of its runs, and with a test of all rows of each regime together."""
-    pairs = tuple(replace(pair, design=design, rows=len(comparison.pairs)) for pair in comparison.pairs)
+    pairs = tuple(replace(pair, design=design, row_count=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
     # If a regime has only one row on the same device, testing all rows together adds nothing.
     pairs_of_one_device = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
@@ -316,7 +316,7 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Seque
     by_a, by_b = ({row.key: row for row in (row.without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b))
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
     of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
-    pairs = [Pair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
+    pairs = [RowPair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
     return Comparison(
         a,
         b,
@@ -337,7 +337,7 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     return f"{log.path} has {len(measured)}, for example {example.shape} with {example.kernel}"
 
 
-# -- what may be compared, and by which fields -------------------------------------------------------------------------
+# -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------
 
 _UNKNOWN_VALUE = "unknown"
 # A field that may differ between the logs without a remark. Pairing uses it if the logs have kernels in common.

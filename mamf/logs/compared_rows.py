@@ -50,7 +50,7 @@ POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# If the pause between two runs is longer than _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
+# If the pause between two runs exceeds _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
 _GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the common shift of a run: 26 pairs in results/, reduced to 20 because of heavy tails. If equal
 # runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
@@ -60,8 +60,7 @@ _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t distribution that match the tails of row errors, by whether the regime is sustained.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# In sustained, the power controller is in one of two states during a visit (one measurement of a row), and the rates in
-# these states differ by 1.1 %. The error is half of that.
+# In sustained, the power controller is in one of two states whose rates differ by 1.1 %. The error is half of that.
 _POWER_STATE_ERROR = 0.0055
 # The common shift of all rows of a sustained run, as a share of the rate.
 _SUSTAINED_RUN_SHIFT = 0.0012
@@ -84,13 +83,13 @@ class RunDesign(NamedTuple):
     """The order in which the runs of two sides were measured, and how much the two sides differ by it.
 
     - ``label``: the order in words, for reports.
-    - ``factor``: the common shift between the two sides, as a multiple of the shift of a single run.
-    - ``spare``: the number of runs beyond the first run of each side.
+    - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
+    - ``extra_run_count``: the number of runs beyond the first run of each side.
     """
 
     label: str
-    factor: float
-    spare: int
+    shift_factor: float
+    extra_run_count: int
 
 
 #: The order of two single runs with a long pause between them, which is the default.
@@ -103,7 +102,7 @@ def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
     """
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_RUN_GAP for (before, _), (after, _) in pairwise(runs)):
-        return SEPARATE_RUNS._replace(spare=len(runs) - 2)
+        return SEPARATE_RUNS._replace(extra_run_count=len(runs) - 2)
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
         return RunDesign(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
@@ -137,7 +136,7 @@ class PooledRows(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """The interval of the ratio B/A. Each end of it is wrong with probability ``chance``."""
+        """The interval of the ratio B/A. The true ratio is beyond each end with probability ``chance``."""
         half_width = (
             compute_student_t_quantile(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
         )
@@ -209,11 +208,13 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
         )
-    prior = 0 if seen > design.spare * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
-    shift = design.factor * math.sqrt((prior * common**2 + seen) / (prior + design.spare))
+    prior = 0 if seen > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
+    shift = design.shift_factor * math.sqrt((prior * common**2 + seen) / (prior + design.extra_run_count))
     deviation = math.hypot(shift, total**-0.5)
     by_temperature = max(each.by_temperature for each in changes)
-    return PooledRows(regime, len(changes), math.exp(mean), deviation, prior + design.spare, chance, by_temperature)
+    return PooledRows(
+        regime, len(changes), math.exp(mean), deviation, prior + design.extra_run_count, chance, by_temperature
+    )
 
 
 # Half the width of a 95 % interval of a normal distribution, in standard deviations.
@@ -343,9 +344,8 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
 
 @functools.lru_cache(1024)  # A log has many rows but only a few problems.
 def get_problem_fields(problem: Any) -> PairingFields:
-    """Return the fields of a problem by which rows are paired: all except the seed of the data.
-
-    A forward pass gets the default of ``backward_count``, which has no effect on it.
+    """Return the fields of a problem by which rows are paired: all except the seed of the data. A forward pass gets the
+    default of ``backward_count``, which does not matter to it.
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)

@@ -99,7 +99,7 @@ def parse_finder_runs(text: str, on_read: OnRead = lambda count: None) -> list[F
     return runs
 
 
-# -- privacy -----------------------------------------------------------------------------------------------------------
+# -- removing private texts from logs of mamf-finder -------------------------------------------------------------------
 
 #: A line that uname printed, which contains the name of the host.
 _UNAME_LINE = re.compile(
@@ -142,7 +142,7 @@ def _make_scrubber(text: str) -> Callable[[str], str]:
     return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda found: names[found[0]], scrub(string)))
 
 
-# -- the summary of mamf-finder-all-gpus -------------------------------------------------------------------------------
+# -- parsing the summary that mamf-finder-all-gpus prints --------------------------------------------------------------
 
 _SHAPE_TEXT = r"[1-9]\d{0,8}x[1-9]\d{0,8}x[1-9]\d{0,8}"
 _GPU_LINE = re.compile(
@@ -192,7 +192,7 @@ def _parse_gpu_rows(gpu: re.Match[str]) -> Iterator[Reported]:
         )
 
 
-# -- the lines of a run ----------------------------------------------------------------------------------------------
+# -- parsing the lines of one run of mamf-finder -----------------------------------------------------------------------
 
 _POWER_AND_CLOCK = r"(?P<watts>\d+|-)\s+(?P<mhz>\d+|-)"
 _NAMED_FIGURE = re.compile(rf"({_FIGURE_TEXT})\((max|median|mean)\)")
@@ -341,7 +341,7 @@ class _RunParser:
             second, third = third, second
         return f"{first}x{second}x{third}" if min(first, second, third) else None
 
-    # -- rows and summary ----------------------------------------------------------------------------------------------
+    # -- parsing rows and the summary ----------------------------------------------------------------------------------
 
     def _read_result_line(self, line: str) -> bool:
         """Parse a line that is a row or belongs to the summary, and collect its figures. Return whether it was such a
@@ -437,7 +437,7 @@ class _RunParser:
             row = Reported({name: value}, **_parse_sensor_readings(_SENSOR_READINGS.search(found["rest"])))
             self._best[name] = found["shape"], row
 
-    # -- header --------------------------------------------------------------------------------------------------------
+    # -- parsing the header --------------------------------------------------------------------------------------------
 
     def _read_header_line(self, line: str) -> bool:
         if started := _START_TIME.search(line):

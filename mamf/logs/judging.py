@@ -28,7 +28,7 @@ from mamf.logs.compare import (
     MIN_COVERAGE,
     Comparison,
     Difference,
-    Pair,
+    RowPair,
     find_value_differences,
     list_run_settings,
     pair_rows,
@@ -46,7 +46,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
 
-# -- guards -----------------------------------------------------------------------------------------------------------
+# -- judging the rows of a guard ---------------------------------------------------------------------------------------
 
 DEFAULT_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
@@ -110,7 +110,7 @@ def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance:
         return False
     if not visits[-1].ok:
         return sum(not row.ok for row in visits) < _MAX_FAILURES
-    seen = Pair(before.fields, before, now)
+    seen = RowPair(before.fields, before, now)
     if not any(row.phase == CONFIRM_PHASE for row in visits):
         return seen.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(seen, tolerance)
     return seen.b.rounds < MIN_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
@@ -125,7 +125,7 @@ class JudgedRow:
 
     entry: ComparedRow
     outcome: Outcome
-    pair: Pair | None = None
+    pair: RowPair | None = None
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPA
     return GuardResult(comparison, tuple(worst_first), tolerance, ended)
 
 
-def judge_pair(pair: Pair, tolerance: float) -> Outcome:
+def judge_pair(pair: RowPair, tolerance: float) -> Outcome:
     """Return the outcome of a row: ``regression`` if it is slower than the baseline with 95 % confidence and by more
     than the tolerance.
 
@@ -186,7 +186,7 @@ def judge_pair(pair: Pair, tolerance: float) -> Outcome:
     return "regression" if pair.b.rounds >= MIN_ROUNDS else "undecided"
 
 
-def is_interval_too_wide(pair: Pair, tolerance: float) -> bool:
+def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
     """Return whether the interval of a ratio is so wide that the row may be a regression or not, at this tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
@@ -206,7 +206,7 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
     return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
 
 
-# -- reproductions ----------------------------------------------------------------------------------------------------
+# -- making and judging claims -----------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of a comparison on the same pair.
@@ -265,7 +265,7 @@ class JudgedClaim:
     claim: Claim
     tolerance: float
     measured_here: ComparedRow | None
-    pair: Pair | None = None
+    pair: RowPair | None = None
     clock_hz: float | None = None
 
     @property
@@ -304,7 +304,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measu
     there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
     if claim.cycles_used and here.cycles_used and here.cycles_error:
         there, here = (each.convert_to_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
-    pair = Pair(here.fields, there, here, rows=max(options.chosen_from, len(options.claims)))
+    pair = RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims)))
     clock_hz = summarize_conditions([row for row in visits if row.ok]).clock_hz
     return replace(judged, pair=pair, clock_hz=clock_hz)
 

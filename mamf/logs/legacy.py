@@ -92,7 +92,7 @@ HEADER_FIELDS = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")
 )
 _ENCODER = json.JSONEncoder(allow_nan=False)
-# The results are cached, because thousands of rows may have the same remark.
+# Cache the scrubbed texts, because thousands of rows may have the same remark.
 _scrub_cached = functools.lru_cache(4096)(scrub)
 _INCOMPLETE_MESSAGE = "the imported log is incomplete"
 

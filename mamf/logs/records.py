@@ -26,7 +26,7 @@ from mamf.statistics import Interval, Repeatability, compute_standard_deviation,
 _RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
 RecordT = TypeVar("RecordT")
 
-# -- types of fields ---------------------------------------------------------------------------------------------------
+# -- types of the fields of records ------------------------------------------------------------------------------------
 
 #: A whole number that fits in 64 bits. JSON itself has no limit.
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -55,7 +55,7 @@ class ToolRecord(Struct, kw_only=True):
     commit: str | Missing | None = UNSET
 
 
-# -- rows and ceilings -------------------------------------------------------------------------------------------------
+# -- records of rows and ceilings --------------------------------------------------------------------------------------
 
 
 class MeasurementRecord(Struct, kw_only=True):
@@ -130,7 +130,7 @@ class CeilingRecord(Struct, kw_only=True):
     cycles_used: CyclesUsed | Missing = UNSET
 
 
-# -- other records -----------------------------------------------------------------------------------------------------
+# -- other records of a log --------------------------------------------------------------------------------------------
 
 
 class KernelCounters(Struct, kw_only=True):
@@ -172,9 +172,9 @@ class SummaryRecord(Struct, kw_only=True):
 
 
 class KnownCeilingRecord(Struct, kw_only=True):
-    """A record of a ceiling that the rows of the run are shares of and that the run did not measure itself.
+    """A record of a ceiling that the run did not measure itself and that its report compares rows with.
 
-    It is read as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
+    mamf reads it as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
     """
 
     dtype: str
@@ -224,7 +224,7 @@ def make_json_values(record: Struct) -> dict[str, Any]:
     }
 
 
-# -- rows and ceilings as records, and back ----------------------------------------------------------------------------
+# -- converting rows and ceilings to records and back ------------------------------------------------------------------
 
 
 def get_utc_time() -> str:
@@ -346,10 +346,10 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """
     of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
     rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
-    own: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
+    rate_fields: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
     if of.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
-        own = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
+        rate_fields = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
     record = CeilingRecord(
         regime=ceiling.regime,
         problem=of.problem_record(ceiling.problem),
@@ -360,7 +360,7 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
         gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
         repeatability=ceiling.repeatability,
-        **own,
+        **rate_fields,
         **_make_conditions_fields(ceiling.conditions),
     )
     return make_json_values(record)

@@ -134,17 +134,17 @@ def find_repeated_fields(line: bytes) -> list[str]:
     """Return the names of the fields that an object in this line has more than once. Returns none if the line is not
     JSON.
     """
-    found: list[str] = []
+    repeated_names: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
         if len(dict(pairs)) < len(pairs):
-            found.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            repeated_names.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
     try:
         json.loads(line, object_pairs_hook=note_repeated)
     except (ValueError, RecursionError):
         return []
-    return found
+    return repeated_names
 
 
 SCHEMA = 5
@@ -174,7 +174,7 @@ class RunLog(Tabular):
       written.
     - ``all_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime.
     - ``own_ceilings``: ceilings of other operations, by problem and regime.
-    - ``known_ceilings``: ceilings that the run did not measure and that its rows are shares of, by dtype and regime.
+    - ``known_ceilings``: ceilings that the run did not measure and that reports compare rows with, by dtype and regime.
     - ``counter_records``: records of hardware counters, which mamf.profiling.counters.log reads.
     - ``summary``: the last summary record; None if the run was killed before it wrote one.
     - ``valid_bytes``: the length of the file in bytes up to the end of the last complete line.
@@ -246,10 +246,10 @@ class RunLog(Tabular):
 def read_run_log(path: str | Path) -> RunLog:
     """Read and check a log. Raises RunLogError that names the invalid line and says what is wrong with it."""
     path = Path(path)
-    sizes: list[int] = []
-    lines = list(read_lines(path, sizes.append))
+    line_sizes: list[int] = []
+    lines = list(read_lines(path, line_sizes.append))
     log = build_run_log(path, parse_records(path, lines))
-    log.valid_bytes, log.is_truncated = sum(sizes[: len(lines)]), len(sizes) > len(lines)
+    log.valid_bytes, log.is_truncated = sum(line_sizes[: len(lines)]), len(line_sizes) > len(lines)
     return log
 
 
@@ -341,13 +341,13 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the fields of a record without nesting, under names such as ``shape.m`` and ``tflops.median``."""
-    found: dict[str, Any] = {}
+    flat_fields: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= flatten_record(value, f"{prefix}{name}.")
+            flat_fields |= flatten_record(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            flat_fields[f"{prefix}{name}"] = value
+    return flat_fields
 
 
 def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -356,13 +356,13 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
     Keeps all rows of the reference matmul, which a run measures again and again on purpose.
     """
-    kept: dict[object, Measurement] = {}
+    latest_rows: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
         device = row.device if row.phase else None  # Rows with a phase are of a search, which each device does itself.
         key = number if row.is_reference else (row.step, row.phase, row.round, device)
-        kept.pop(key, None)
-        kept[key] = row
-    return list(kept.values())
+        latest_rows.pop(key, None)
+        latest_rows[key] = row
+    return list(latest_rows.values())
 
 
 def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | N
     return header | {"device": device | {"name": add_sharing_to_name(device["name"], summary["shared_after"])}}
 
 
-# -- several devices --------------------------------------------------------------------------------------------------
+# -- relative speeds of the devices that shared a run ------------------------------------------------------------------
 # Cards of one model differ by several percent, so the rows of different cards are scaled to the speed of one card
 # before they are ranked.
 
@@ -386,12 +386,12 @@ class DeviceSpeed(NamedTuple):
 
     - ``factor``: the rate of the device divided by the rate of the first device, both on a reference kernel.
     - ``half_width``: half the width of the interval of ``factor``, as a share of it.
-    - ``work``: the FLOP or bytes of one launch of the reference kernel.
+    - ``reference_work``: the FLOP or bytes of one launch of the reference kernel.
     """
 
     factor: float
     half_width: float
-    work: float
+    reference_work: float
 
     def compute_half_width(self, work: float) -> float:
         """Compute the half width for a shape of ``work`` FLOP or bytes, which may be less than the work of the
@@ -400,7 +400,7 @@ class DeviceSpeed(NamedTuple):
         It is larger for less work, because devices may differ less in short launches. Four H200 that differ by 2.5 % at
         343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.
         """
-        return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.work)
+        return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.reference_work)
 
 
 #: A regime and a dtype. The speeds of two devices are compared only within one regime and dtype.
@@ -414,19 +414,21 @@ _ReferenceVisits = dict[Any, dict[int, list[Measurement]]]
 def compute_device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
     """Compute the speed of each device relative to the device with the lowest index, for each regime and dtype.
 
-    If each device searched for its own ceiling, the speed is the ratio of the ceilings. Otherwise it is the ratio of
+    If each device search_rows for its own ceiling, the speed is the ratio of the ceilings. Otherwise it is the ratio of
     the median rates of the reference kernel, which every device measures between its other rows.
     """
-    visits: dict[SpeedContext, _ReferenceVisits] = {}
-    searched: dict[SpeedContext, dict[int, list[Measurement]]] = {}
+    reference_visits: dict[SpeedContext, _ReferenceVisits] = {}
+    search_rows: dict[SpeedContext, dict[int, list[Measurement]]] = {}
     for row in rows:
         if row.device is not None and row.is_reference and row.ok:
-            of = visits.setdefault(get_speed_context(row), {}).setdefault((row.problem, row.shape, row.kernel), {})
+            of = reference_visits.setdefault(get_speed_context(row), {}).setdefault(
+                (row.problem, row.shape, row.kernel), {}
+            )
             of.setdefault(row.device, []).append(row)
         elif row.device is not None and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):
-            searched.setdefault(get_speed_context(row), {}).setdefault(row.device, []).append(row)
-    found = {context: _compute_speeds_by_reference(each) for context, each in visits.items()}
-    for context, by_device in searched.items():
+            search_rows.setdefault(get_speed_context(row), {}).setdefault(row.device, []).append(row)
+    found = {context: _compute_speeds_by_reference(each) for context, each in reference_visits.items()}
+    for context, by_device in search_rows.items():
         ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
         if context in found and ceilings.keys() >= found[context].keys():
             found[context] = _compute_speeds_by_ceilings(ceilings)
@@ -449,12 +451,12 @@ def get_speed_context(row: Measurement) -> SpeedContext:
 
 def _compute_speeds_by_reference(visits: _ReferenceVisits) -> dict[int, DeviceSpeed]:
     first = min(device for of in visits.values() for device in of)
-    found: dict[int, DeviceSpeed] = {}
+    speeds: dict[int, DeviceSpeed] = {}
     for of in visits.values():
         if first in of:
             for device, own in of.items():
-                found.setdefault(device, _compute_speed(own, of[first]))
-    return found
+                speeds.setdefault(device, _compute_speed(own, of[first]))
+    return speeds
 
 
 def _compute_speed(own_visits: Sequence[Measurement], visits_of_first: Sequence[Measurement]) -> DeviceSpeed:

@@ -156,7 +156,7 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
     }
 
 
-# -- shapes of devices that are gone -----------------------------------------------------------------------------------
+# -- giving the shapes of lost devices to other devices ----------------------------------------------------------------
 
 
 def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:

@@ -62,18 +62,18 @@ class TorchDistributed(CollectiveKernel):
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
             raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
-        exchange = Exchange(
+        collective = CheckedCollective(
             problem,
             problem.count_part_elements(shape),
             *buffers,
             make_block_group(problem.blocks, buffers[0].device.type),
         )
         return Prepared(
-            launches=[exchange.launch] * sets,
-            verify=lambda index, result: exchange.verify(),
-            poison=lambda returned: exchange.poison(),
-            changed_operands=exchange.changed_operands,
-            rewrite_output=exchange.poison if rewrite else None,
+            launches=[collective.launch] * sets,
+            verify=lambda index, result: collective.verify(),
+            poison=lambda returned: collective.poison(),
+            changed_operands=collective.changed_operands,
+            rewrite_output=collective.poison if rewrite else None,
         )
 
 
@@ -112,7 +112,7 @@ def gather_objects(local_object: object) -> list[Any]:
     return found
 
 
-class Exchange:
+class CheckedCollective:
     """A collective on given buffers, with its launch and the result that is expected of it.
 
     Each buffer is treated as a number of equal parts: a single part, or one part per rank. ``part``: elements per part.

@@ -43,11 +43,13 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
         b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
         c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
 
-        def parts(output: torch.Tensor) -> list[MatmulPart]:
+        def list_parts(output: torch.Tensor) -> list[MatmulPart]:
             groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
             return [MatmulPart(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
-        return make_matmul_operand_set(problem, self.bind(a, b, c, tokens), c, parts, choose_smaller_operand(a, b.mT))
+        return make_matmul_operand_set(
+            problem, self.bind(a, b, c, tokens), c, list_parts, choose_smaller_operand(a, b.mT)
+        )
 
 
 class GroupedMm(TorchGrouped):
@@ -58,7 +60,7 @@ class GroupedMm(TorchGrouped):
     dtypes = ("bfloat16", "float16", "float32")
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        if grouped_mm() is None:
+        if find_grouped_mm() is None:
             return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
         return super().unavailable(backend)
 
@@ -74,7 +76,7 @@ class GroupedMm(TorchGrouped):
         return super().refuses(error) or is_known
 
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
-        product: Any = grouped_mm()
+        product: Any = find_grouped_mm()
         ends = compute_row_ends(tokens, a.device)
         return lambda: product(a, b, offs=ends)
 
@@ -84,7 +86,7 @@ def compute_row_ends(tokens: Sequence[int], device: torch.device) -> torch.Tenso
     return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
 
 
-def grouped_mm() -> Callable[..., torch.Tensor] | None:
+def find_grouped_mm() -> Callable[..., torch.Tensor] | None:
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
@@ -141,7 +143,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
         expert_ranges = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
-        def parts(output: torch.Tensor) -> list[MatmulPart]:
+        def list_parts(output: torch.Tensor) -> list[MatmulPart]:
             return [
                 MatmulPart(a.slice_rows(m, to), b.slice_rows(of, until), output[None, m:to])
                 for m, to, of, until in expert_ranges
@@ -156,5 +158,5 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
         launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
         changing = choose_smaller_operand(a.elements, b.elements)
         return make_matmul_operand_set(
-            problem, launch, c, parts, changing, split_unquantized=list_exact_parts, find_changed=unchanged
+            problem, launch, c, list_parts, changing, split_unquantized=list_exact_parts, find_changed=unchanged
         )

@@ -44,21 +44,21 @@ class Channel:
     Writes are unbuffered. With buffers, an interrupted process would write the rest of a message when it exits.
     """
 
-    reading: IO[bytes]
-    writing: IO[bytes]
+    input_pipe: IO[bytes]
+    output_pipe: IO[bytes]
 
     def send(self, *parts: bytes, **fields: Any) -> None:
         """Send a message of JSON fields and parts of bytes. Raises OSError if the other process has ended."""
         for part in (json.dumps({**fields, "sizes": list(map(len, parts))}).encode() + b"\n", *parts):
             left = memoryview(part)
             while left:
-                left = left[os.write(self.writing.fileno(), left) :]
+                left = left[os.write(self.output_pipe.fileno(), left) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
         """Wait for the next message and return its JSON fields and its parts of bytes. May raise ChannelError."""
         try:
-            fields = json.loads(self.reading.readline())
-            return fields, [self.reading.read(size) for size in fields.pop("sizes")]
+            fields = json.loads(self.input_pipe.readline())
+            return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ChannelError("the checking process has ended") from None
 

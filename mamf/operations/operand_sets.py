@@ -70,7 +70,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         name. They may be larger than needed; ``view_as`` views their beginning in the shape of an operand.
         """
 
-    def configured(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
+    def configure_for_shape(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
         """Return the kernel that makes the operand sets: this one, or a kernel configured for this shape."""
         return self
 
@@ -83,7 +83,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        kernel, buffers = self.configured(backend, problem, shape), problem.buffers(shape, sets, rewrite)
+        kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.buffers(shape, sets, rewrite)
         whole = take_pool_buffers(pool, buffers)
         source = whole.pop(_REWRITE_BUFFER, None)
         # Create the detector before the kernel sees the operands, because operand_set may already overwrite them.
@@ -168,9 +168,10 @@ def _combine_by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Ca
 # is NaN in all 8-bit float dtypes of torch except the fnuz dtypes, where 0x80 is NaN.
 _POISON_BYTE = 0x7F
 _POISON_INT = -(2**31) + 1
-# So many new tensors are poisoned per output, because the allocator may reuse their memory for the next output.
+# The number of new tensors that are poisoned per output, because the allocator may reuse their memory for the next
+# output.
 _SPARE_TENSORS_PER_OUTPUT = 2
-# Checksums are sums over a table of this width, in words of at most 32 bits.
+# The number of columns of the table in which compute_checksums sums a tensor's words.
 _CHECKSUM_COLUMNS = 4096
 
 
@@ -348,9 +349,9 @@ def view_as_words(flat: torch.Tensor) -> torch.Tensor:
 # -- operands that change between launches -----------------------------------------------------------------------------
 
 
-# The sign bit of an 8-bit float, which is also that of the upper e2m1 value of a byte; and that of the lower value.
+# The sign bit of an 8-bit float, or of the upper one of two e2m1 values in a byte; and the sign bit of the lower value.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
-# SignFlipper draws so many patterns for an operand; join_rows joins at most so many rows.
+# The number of patterns of an operand in SignFlipper, and the largest number of rows that join_rows joins.
 _PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
 
 
@@ -452,7 +453,7 @@ class SignFlipper:
 # -- outputs that repeat -----------------------------------------------------------------------------------------------
 
 
-#: The integer dtype with this number of bytes per element.
+#: The integer dtype for each number of bytes per element.
 _INTEGER_DTYPE_BY_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -46,10 +46,10 @@ from mamf.torch_backend import to_torch_dtype
 #: Texts in the errors of cuBLAS and hipBLAS if they have no algorithm for a shape or layout, and of oneDNN if it does
 #: not support a dtype.
 _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# A quick check compares so many rows and as many columns of C, in so many matmuls of a batch or of groups. They are few
-# enough to be compared in the idle time between two trains (series of launches).
+# The number of rows, and of columns, of C that a quick check compares, and the number of matmuls of a batch or of
+# groups in which it compares them. The check must end in the idle time between two trains (series of launches).
 _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
-# With fewer rows than this, the signs of the smaller operand are not changed, but those of the larger one.
+# If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
 #: A function that splits the output of a launch into batches of matmuls of one shape, with their operands.
 SplitIntoParts = Callable[[torch.Tensor], Sequence[MatmulPart]]
@@ -297,7 +297,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
 
     def refuses(self, error: Exception) -> bool:
-        # Either the library reports that it has no algorithm, or torch knows this and raises an error of its own.
+        # Either the library reports that it has no algorithm, or torch knows this and raises its own error.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 

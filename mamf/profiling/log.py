@@ -338,13 +338,13 @@ def _explain_idle(profile: Profile) -> str:
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
 
-def make_ranks_document(ranks: ProfilesByRank, count: int = 0) -> Document:
+def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Document:
     """Make the report that compares all ranks.
 
-    ``count``: the expected number of ranks, so that the report can name ranks without a profile; 0 if unknown.
+    ``expected_count``: the number of ranks of the job, so that the report names ranks without a profile; 0 if unknown.
     """
     script = next(script for script, _ in ranks.values())
-    missing = sorted(set(range(max(count, max(ranks) + 1))) - ranks.keys())
+    missing = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
     unexposed = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
@@ -395,7 +395,7 @@ def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
     return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
 
 
-def _make_rank_columns(fastest: float) -> list[Column[Any]]:
+def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
     def make_seconds_column(
         name: str, title: str, read: Callable[[Profile], float], importance: int = 0
     ) -> Column[Any]:
@@ -409,7 +409,7 @@ def _make_rank_columns(fastest: float) -> list[Column[Any]]:
             lambda profile: _get_exposed_communication_seconds(profile) + _get_unexposed_step_seconds(profile),
         ),
         make_seconds_column("own", "own", _get_unexposed_step_seconds),
-        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_step_seconds(profile) - fastest),
+        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_step_seconds(profile) - fastest_seconds),
         make_seconds_column("exposed", "exposed communication", _get_exposed_communication_seconds),
         make_seconds_column("hidden", "hidden communication", _get_hidden_communication_seconds, 2),
         make_seconds_column(

@@ -199,9 +199,9 @@ def make_profile(
 
     ``find_ceiling``: returns the ceiling of a dtype, for MAMFU. ``unprofiled_step_seconds``: see Profile.
     """
-    busy = find_busy_intervals(trace)
-    idle = find_gaps(_merge_busy_intervals(busy), trace.start, trace.end)
-    rows = list(_make_class_rows(busy, find_ceiling))
+    busy_intervals = find_busy_intervals(trace)
+    idle = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
+    rows = list(_make_class_rows(busy_intervals, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
         seconds=trace.seconds,
@@ -209,22 +209,22 @@ def make_profile(
         device=trace.device,
         is_of_device=trace.is_of_device,
         classes=(*rows, ClassRow(IDLE, sum_interval_seconds(idle), 0.0, len(idle))),
-        kernels=tuple(_make_kernel_rows(busy)),
+        kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, map(find_ceiling, dtypes))),
-        modules=tuple(_make_module_rows(busy, find_ceiling)),
+        modules=tuple(_make_module_rows(busy_intervals, find_ceiling)),
     )
 
 
-def _merge_busy_intervals(work: Iterable[BusyInterval]) -> Intervals:
-    return merge_intervals((each.start, each.end) for each in work)
+def _merge_busy_intervals(work_intervals: Iterable[BusyInterval]) -> Intervals:
+    return merge_intervals((each.start, each.end) for each in work_intervals)
 
 
-def _make_class_rows(busy: Iterable[BusyInterval], find_ceiling: FindCeiling) -> Iterator[ClassRow]:
-    by_class = group_pairs((classify_event(each.event), each) for each in busy)
+def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindCeiling) -> Iterator[ClassRow]:
+    by_class = group_pairs((classify_event(each.event), each) for each in busy_intervals)
     for name, share in compute_class_seconds(
-        {name: _merge_busy_intervals(work) for name, work in by_class.items()}
+        {name: _merge_busy_intervals(work_intervals) for name, work_intervals in by_class.items()}
     ).items():
         calls = {each.event for each in by_class[name] if not _is_called_by_class(name, each.event)}
         yield _make_class_row(name, *share, len(calls), by_class[name], find_ceiling)
@@ -239,29 +239,38 @@ def _is_called_by_class(name: str, event: Event) -> bool:
     return caller is not None and event.kind == caller.kind == "operation" and classify_event(caller) == name
 
 
-def _make_kernel_rows(busy: Iterable[BusyInterval]) -> list[KernelRow]:
-    by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy)
+def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]:
+    by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy_intervals)
     rows = [
-        KernelRow(*names, len({each.event for each in work}), sum_interval_seconds(_merge_busy_intervals(work)))
-        for names, work in by_name.items()
+        KernelRow(
+            *names,
+            len({each.event for each in work_intervals}),
+            sum_interval_seconds(_merge_busy_intervals(work_intervals)),
+        )
+        for names, work_intervals in by_name.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
-def _make_module_rows(busy: Iterable[BusyInterval], find_ceiling: FindCeiling) -> list[ClassRow]:
+def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindCeiling) -> list[ClassRow]:
     """Make the rows of modules, longest first. Without ranges of modules in the trace the list is empty."""
     by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
-    for each in busy:
+    for each in busy_intervals:
         names = [fold_module_name(name) for name in _list_module_names(each.event)] or [OUTSIDE_MODULES]
         for name in dict.fromkeys(names):
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
-    for (root, name), work in by_module.items():
+    for (root, name), work_intervals in by_module.items():
         # If the script has several models, put the model's name first, because modules of two models may have one name.
         title = f"{root}.{name}" if len(roots) > 1 and root != name else name
         rows.append(
             _make_class_row(
-                title, sum_interval_seconds(_merge_busy_intervals(work)), 0.0, len(work), work, find_ceiling
+                title,
+                sum_interval_seconds(_merge_busy_intervals(work_intervals)),
+                0.0,
+                len(work_intervals),
+                work_intervals,
+                find_ceiling,
             )
         )
     return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE_MODULES} else []
@@ -288,24 +297,34 @@ def fold_module_name(name: str) -> str:
 
 
 def _make_class_row(
-    name: str, visible: float, hidden: float, calls: int, work: Sequence[BusyInterval], find_ceiling: FindCeiling
+    name: str,
+    visible: float,
+    hidden: float,
+    calls: int,
+    work_intervals: Sequence[BusyInterval],
+    find_ceiling: FindCeiling,
 ) -> ClassRow:
-    """Make the row of a class or module from the intervals of its events (``work``), and count their FLOP.
+    """Make the row of a class or module from the intervals of its events, and count their FLOP.
 
     An operation and the operations that it calls count their FLOP once, in the class of the outer operation: a copy
     that a matmul calls counts none of the matmul's FLOP. The FLOP's dtype is that of the innermost operation with a
     formula, because autocast converts the operands before that operation.
     """
-    counting = {each.event: operations for each in work if (operations := _list_operations_with_formula(each.event))}
+    counting = {
+        each.event: operations for each in work_intervals if (operations := _list_operations_with_formula(each.event))
+    }
     counting = {event: each for event, each in counting.items() if classify_event(each[-1]) == classify_event(event)}
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
-    kernels = (each.event for each in work if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name))
-    tf32 = {operation for kernel in kernels for operation in kernel.yield_callers()}  # torch records TF32 as float32
+    kernels = (
+        each.event for each in work_intervals if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name)
+    )
+    # torch records matmuls in TF32 as float32, so only the names of their kernels show that they ran in TF32.
+    tf32 = {operation for kernel in kernels for operation in kernel.yield_callers()}
     for operation, multiplying in innermost.items():
         dtype = find_multiplied_dtype(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_operation_flop(operation) or 0
-    seconds = sum_interval_seconds(_merge_busy_intervals(each for each in work if each.event in counting))
+    seconds = sum_interval_seconds(_merge_busy_intervals(each for each in work_intervals if each.event in counting))
     return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, find_ceiling))
 
 

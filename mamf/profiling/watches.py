@@ -23,7 +23,7 @@ from mamf.errors import UnavailableError, describe_error, get_first_line
 from mamf.profiling.classes import MODULE_PREFIX
 from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module_name
 
-_PARAMETERS, _GRADIENTS, _STATE = "parameters", "gradients", "optimizer state"
+_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
 _MAX_HISTORY_ENTRIES = 1_000_000
 #: Maximum number of modules in the table that says which modules allocated the peak memory.
 _MAX_MODULE_ROWS = 10
@@ -66,7 +66,7 @@ class MemoryWatch:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.memory._record_memory_history(max_entries=_MAX_HISTORY_ENTRIES)
 
-    def record_step(self, optimizer: Any) -> None:
+    def record_optimizer_step(self, optimizer: Any) -> None:
         if self._is_running:
             self._bytes[id(optimizer)] = count_optimizer_bytes(optimizer)
 
@@ -101,7 +101,9 @@ def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
     by_kind = {
         _PARAMETERS: parameters,
         _GRADIENTS: [each.grad for each in parameters if each.grad is not None],
-        _STATE: [each for state in optimizer.state.values() for each in state.values() if hasattr(each, "numel")],
+        _OPTIMIZER_STATE: [
+            each for state in optimizer.state.values() for each in state.values() if hasattr(each, "numel")
+        ],
     }
     total: Counter[tuple[str, str]] = Counter()
     for kind, tensors in by_kind.items():
@@ -121,7 +123,7 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
-    known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _STATE)}
+    known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE)}
     yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
     yield MemoryRow("the rest", max(0, peak - sum(known.values())) if peak else None)
     yield MemoryRow(PEAK_MEMORY, peak or None)
@@ -179,15 +181,15 @@ class DtypeWatch:
             if not any(True for _ in each.children()):
                 self._cleanup.callback(each.register_forward_hook(self._count_output_dtype).remove)
         # The first argument of cross_entropy is the logits, and that of backward is the loss.
-        for owner, name, what in (
+        for owner, name, row_name in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
         ):
             original = getattr(owner, name)
-            setattr(owner, name, self._count_dtype_of_first_argument(original, what))
+            setattr(owner, name, self._count_dtype_of_first_argument(original, row_name))
             self._cleanup.callback(setattr, owner, name, original)
 
-    def record_step(self, optimizer: Any) -> None:
+    def record_optimizer_step(self, optimizer: Any) -> None:
         if self._is_running and id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             for each in (each for group in optimizer.param_groups for each in group["params"]):
@@ -202,20 +204,20 @@ class DtypeWatch:
     def _count_output_dtype(self, module: Any, inputs: Any, output: Any) -> None:
         self._count_dtypes_of_tensors(f"outputs of {type(module).__name__}", output)
 
-    def _count_dtype_of_first_argument(self, original: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def _count_dtype_of_first_argument(self, original: Callable[..., Any], row_name: str) -> Callable[..., Any]:
         @functools.wraps(original)
         def count_and_call(first: Any, *others: Any, **named: Any) -> Any:
-            self._count_dtypes_of_tensors(what, first)
+            self._count_dtypes_of_tensors(row_name, first)
             return original(first, *others, **named)
 
         return count_and_call
 
-    def _count_dtypes_of_tensors(self, what: str, value: Any) -> None:
+    def _count_dtypes_of_tensors(self, row_name: str, value: Any) -> None:
         if hasattr(value, "dtype"):
-            self._counts[what, str(value.dtype).removeprefix("torch.")] += 1
+            self._counts[row_name, str(value.dtype).removeprefix("torch.")] += 1
         elif isinstance(value, (tuple, list)):
             for each in value:
-                self._count_dtypes_of_tensors(what, each)
+                self._count_dtypes_of_tensors(row_name, each)
 
 
 class ModuleRanges:
@@ -262,7 +264,7 @@ class ModuleRanges:
     def _open_range(self, module: Any, *_: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # torch.compile would compile the range into the module's code
+        if torch.compiler.is_compiling():  # Do not let torch.compile put the range into the module's code.
             return
         with self._end_ranges_on_error():
             module_range = self._backend.profiler_range(self._get_module_name(module))

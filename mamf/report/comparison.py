@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
-from mamf.logs.compare import Comparison, Difference, Pair, Verdict
+from mamf.logs.compare import Comparison, Difference, RowPair, Verdict
 from mamf.logs.compared_rows import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
 from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
@@ -48,13 +48,13 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
     shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
     different = sum(verdict != "SAME" for verdict in verdicts.values())
-    table: Table[Pair] = Table(
+    table: Table[RowPair] = Table(
         make_pair_columns(comparison, tolerance),
         comparison.pairs,
         shown=shown,
         top=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
         remarks=lambda pair: yield_pair_remarks(pair, tolerance),
-        label=label_pair,
+        label=format_pair_label,
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
@@ -69,7 +69,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     return Document("Comparison", blocks, make_comparison_data(comparison, tolerance))
 
 
-def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[Pair]]:
+def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[RowPair]]:
     """Return the columns of a comparison. Tables for people show the fields that differ between pairs, both rates and
     the verdict; CSV and JSON have the keys of ``Comparison.rows``.
     """
@@ -91,11 +91,11 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[P
     ]
 
 
-def _read_field(name: str, pair: Pair) -> object:
+def _read_field(name: str, pair: RowPair) -> object:
     return pair.fields[name]
 
 
-def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
+def find_varying_fields(pairs: Sequence[RowPair]) -> list[str]:
     """Return the names of the fields that have several values among the pairs. The shape is left out, because tables
     always show it.
     """
@@ -103,7 +103,7 @@ def find_varying_fields(pairs: Sequence[Pair]) -> list[str]:
     return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
 
 
-def format_shapes(pair: Pair) -> str:
+def format_shapes(pair: RowPair) -> str:
     return pair.a.shape if pair.a.shape == pair.b.shape else f"{pair.a.shape} / {pair.b.shape}"
 
 
@@ -122,18 +122,18 @@ def format_change_interval(interval: Interval) -> str:
     return "of unknown accuracy"
 
 
-def choose_rate_unit(pairs: Sequence[Pair]) -> tuple[str, float]:
+def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
     """Choose the unit in which the rates of all pairs read well. Return it with the factor from TFLOPS (or TB/s) to
     this unit.
     """
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
-def label_pair(pair: Pair) -> str:
+def format_pair_label(pair: RowPair) -> str:
     return f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip()
 
 
-def yield_pair_remarks(pair: Pair, tolerance: float) -> Iterator[str]:
+def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"too short to decide: the interval is wider than +-{format_share(tolerance)}"
     if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
@@ -274,19 +274,19 @@ def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[
 _JUNIT_TAGS = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
-def describe_guard_verdict(found: GuardResult) -> str:
+def describe_guard_verdict(result: GuardResult) -> str:
     """Return the line that says whether a guard passed, failed or is undecided, and why."""
-    counts, rows = found.count_outcomes(), format_count(len(found.rows), "row")
-    slower = f"slower by more than {format_share(found.tolerance)}"
+    counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
+    slower = f"slower by more than {format_share(result.tolerance)}"
     outcomes: dict[Outcome, str] = {
         "regression": f"{slower}, confirmed by fresh visits",
         "failed": "without a figure now",
         "undecided": "undecided: they scatter too much, or too few visits were made",
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
-    reasons += [f"not finished: {found.unfinished_reason}"] if found.unfinished_reason else []
-    good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
-    verdict = "FAILED" if found.has_failed else "PASSED" if found.is_finished else "UNDECIDED"
+    reasons += [f"not finished: {result.unfinished_reason}"] if result.unfinished_reason else []
+    good = f"none of {rows} is {slower}" if result.is_finished else "no row was compared with the baseline"
+    verdict = "FAILED" if result.has_failed else "PASSED" if result.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
@@ -309,38 +309,38 @@ def describe_row_outcome(row: JudgedRow) -> str:
     )
 
 
-def make_guard_document(found: GuardResult) -> Document:
+def make_guard_document(result: GuardResult) -> Document:
     """Return the report of a guard: the comparison with the baseline, each row that is not ok, and the verdict."""
-    rows = [row for row in found.rows if row.outcome != "ok"]
+    rows = [row for row in result.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}" for row in rows]
-    answer = Answer([*lines, describe_guard_verdict(found)])
-    data = {"guard": {"verdict": describe_guard_verdict(found), "rows": found.count_outcomes()}}
-    if not found.comparison.pairs:
+    answer = Answer([*lines, describe_guard_verdict(result)])
+    data = {"guard": {"verdict": describe_guard_verdict(result), "rows": result.count_outcomes()}}
+    if not result.comparison.pairs:
         return Document("Guard", [answer], data)
-    compared = make_comparison_document(found.comparison, found.tolerance)
+    compared = make_comparison_document(result.comparison, result.tolerance)
     blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
     return Document("Guard", [*blocks, answer], {**compared.data, **data})
 
 
-def format_junit_xml(found: GuardResult, suite: str, seconds: float) -> str:
+def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
     """Return a JUnit test suite with a test for each row. Regressions are failures, rows without a figure are errors,
     and undecided or new rows are skipped tests.
     """
-    counts = found.count_outcomes()
+    counts = result.count_outcomes()
     top = ElementTree.Element(
         "testsuite",
         name=escape_invisible(suite),
-        tests=str(len(found.rows)),
+        tests=str(len(result.rows)),
         failures=str(counts["regression"]),
         errors=str(counts["failed"]),
         skipped=str(counts["new"] + counts["undecided"]),
         time=f"{seconds:.3f}",
     )
-    for row in found.rows:
+    for row in result.rows:
         case = ElementTree.SubElement(top, "testcase", classname=escape_invisible(f"{suite}.{row.entry.kernel}"))
         case.set("name", escape_invisible(describe_judged_row(row)))
         if row.outcome in _JUNIT_TAGS:
             ElementTree.SubElement(case, _JUNIT_TAGS[row.outcome], message=escape_invisible(describe_row_outcome(row)))
-    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_guard_verdict(found))
+    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_guard_verdict(result))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

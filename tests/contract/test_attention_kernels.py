@@ -65,7 +65,7 @@ def prepared(kernel, backend, shape, problem=None, **options):
 
 def verdict_on_call(kernel, backend, problem, shape, call, covers_all_heads=True):
     """The verdict on a call in place of the kernel's own."""
-    operands = kernel.operands(
+    operands = kernel.view_operands(
         problem, shape, take_pool_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
@@ -507,7 +507,9 @@ def test_an_xformers_built_for_another_cuda_is_a_reason(library):
     assert "pip install" in reason.remedy
     assert "--no-deps" in reason.remedy
     with pytest.raises(UnsupportedError, match=r"^`fa2F@2.8.4` is not supported because: xFormers wasn't build"):
-        kernel.call(sys.modules["xformers.ops"], AttentionProblem(), shape_of(FULL), *torch.zeros(3, 2, 40, 4, 64))
+        kernel.launch_forward(
+            sys.modules["xformers.ops"], AttentionProblem(), shape_of(FULL), *torch.zeros(3, 2, 40, 4, 64)
+        )
 
 
 def test_an_xformers_that_takes_flash_attn_4_for_2_is_a_reason(library, monkeypatch):

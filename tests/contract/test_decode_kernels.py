@@ -16,7 +16,7 @@ from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError, UnsupportedError, UsageError
-from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequences
+from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequence_sizes
 from mamf.operations.decode.torch_decode import BoundKernel, compute_sequence_attention, make_cache_tables
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
@@ -229,10 +229,10 @@ class Reads(SdpaKvcache):
     def bind(self, backend, problem, shape, tables):
         if self.fault == "unshuffled":
             pages, start = [], 0
-            for count in tables.drawn.pages:
+            for count in tables.sequence_sizes.pages:
                 pages.append(range(start, start + count))
                 start += count
-            tables = make_cache_tables(shape, tables.drawn, pages, tables.lengths.device)
+            tables = make_cache_tables(shape, tables.sequence_sizes, pages, tables.lengths.device)
         known = []
 
         def launch(of):
@@ -287,7 +287,7 @@ def test_a_wrong_launch_is_found(fault, cpu):
 def test_a_table_that_is_out_of_range_is_refused(pages, reason):
     shape = shape_of("b2h8kv2q1c20d64p16")
     with pytest.raises(UsageError, match=reason):
-        make_cache_tables(shape, draw_sequences(shape, 0), pages, torch.device("cpu"))
+        make_cache_tables(shape, draw_sequence_sizes(shape, 0), pages, torch.device("cpu"))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------

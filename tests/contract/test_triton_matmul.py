@@ -114,7 +114,7 @@ def test_it_says_how_8_bit_floats_are_summed(fast, told):
 def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
     text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
     assert device.info.compute_units == 132
-    configured = make_matmul_kernel(text).configured(device, MatmulProblem(), shape)
+    configured = make_matmul_kernel(text).configure_for_shape(device, MatmulProblem(), shape)
     assert configured.details(MatmulProblem(), shape).get("ran") == ran
 
 

@@ -50,7 +50,7 @@ def test_figures_are_read_from_among_messages():
     )
     assert (MM.cycles, MM.seconds, MM.metrics[TENSOR_PERCENT]) == (285342.0, pytest.approx(175.168e-6), 90.30)
     assert MM.dram_bytes == 149_646_080 + 28_192_512
-    assert MM.limiters == ("registers", "shared memory")
+    assert MM.occupancy_limiters == ("registers", "shared memory")
     assert not [name for each in KERNELS for name in NCU_METRICS if each.metrics[name] is None]
     assert ncu.parse_kernel_counters(RECORDED.replace('"285,342"', '"n/a"'))[0].cycles is None
 

@@ -12,7 +12,7 @@ from test_compare import SHAPES, failed, log, row
 from mamf.calibration import find_calibration
 from mamf.cli import main
 from mamf.errors import IncomparableError
-from mamf.logs.compare import Pair, compare
+from mamf.logs.compare import RowPair, compare
 from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RowChange, RunDesign, find_run_design, pool_rows
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import read_run_log
@@ -61,8 +61,8 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
 )
 def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
     design = find_run_design(*([timed(minute=minute) for minute in side] for side in (a, b)))
-    assert (design.label, design.spare) == (label, len(a) + len(b) - 2)
-    assert design.factor == pytest.approx(factor)
+    assert (design.label, design.extra_run_count) == (label, len(a) + len(b) - 2)
+    assert design.shift_factor == pytest.approx(factor)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -98,14 +98,14 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
 def pair_of(ratio, **fields):
     interval = Interval(0.999, 1.001, 0.95)
     a, b = (ComparedRow({}, "", "", speed, interval, error=FigureError(0.001, 0.001, 8)) for speed in (1.0, ratio))
-    return Pair({}, a, b, **fields)
+    return RowPair({}, a, b, **fields)
 
 
 def test_more_is_asked_of_a_row_among_many():
-    alone, among_many = (pair_of(0.985, design=ONE_VISIT, rows=rows) for rows in (1, 1279))
+    alone, among_many = (pair_of(0.985, design=ONE_VISIT, row_count=rows) for rows in (1, 1279))
     assert (alone.verdict(), alone.is_regression()) == ("SLOWER", True)
     assert (among_many.verdict(), among_many.is_regression()) == ("UNDECIDED", False)
-    assert pair_of(0.9, design=ONE_VISIT, rows=1279).is_regression()
+    assert pair_of(0.9, design=ONE_VISIT, row_count=1279).is_regression()
 
 
 # -- rows together -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from mamf.operations.decode.operation import (
     DecodeKernel,
     DecodeProblem,
     DecodeShape,
-    draw_sequences,
+    draw_sequence_sizes,
 )
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedKernel
@@ -78,12 +78,12 @@ def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
 @pytest.mark.parametrize(("letter", "mean"), [("u", 0.5), ("t", 0.25)])
 def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
     shape = parse(f"b400h8q16c10000{letter}d64p16")
-    drawn = draw_sequences(shape, 0)
-    assert drawn.lengths[0] == max(drawn.lengths) == 10000
-    assert sum(drawn.lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
-    assert drawn == draw_sequences(parse(str(shape)), 0) != draw_sequences(shape, 1)
-    assert all(q == min(16, n) for q, n in zip(drawn.queries, drawn.lengths, strict=True))
-    assert drawn.pages == tuple(-(-n // 16) for n in drawn.lengths)
+    sequence_sizes = draw_sequence_sizes(shape, 0)
+    assert sequence_sizes.lengths[0] == max(sequence_sizes.lengths) == 10000
+    assert sum(sequence_sizes.lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
+    assert sequence_sizes == draw_sequence_sizes(parse(str(shape)), 0) != draw_sequence_sizes(shape, 1)
+    assert all(q == min(16, n) for q, n in zip(sequence_sizes.queries, sequence_sizes.lengths, strict=True))
+    assert sequence_sizes.pages == tuple(-(-n // 16) for n in sequence_sizes.lengths)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

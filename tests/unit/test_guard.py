@@ -17,7 +17,7 @@ from mamf.cli import main
 from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
-from mamf.logs.compare import Comparison, Pair
+from mamf.logs.compare import Comparison, RowPair
 from mamf.logs.compared_rows import combine_visits
 from mamf.logs.judging import GuardResult, JudgedRow, is_in_doubt, judge_pair
 from mamf.logs.run_log import RunLog, read_run_log
@@ -269,15 +269,15 @@ def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
 def test_what_raised_the_doubt_does_not_confirm_it():
     now = combine_visits([visit(1.3), *fresh(1.0, 1.0, 1.0)])
     assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
-    assert judge_pair(Pair({}, BASELINE, now), 0.02) == "ok"
-    assert judge_pair(Pair({}, BASELINE, combine_visits([visit(1.3)])), 0.02) == "undecided"
-    assert judge_pair(Pair({}, BASELINE, combine_visits([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
+    assert judge_pair(RowPair({}, BASELINE, now), 0.02) == "ok"
+    assert judge_pair(RowPair({}, BASELINE, combine_visits([visit(1.3)])), 0.02) == "undecided"
+    assert judge_pair(RowPair({}, BASELINE, combine_visits([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
 
 
 def guarded_rows(*outcomes):
     log = RunLog(Path("a.jsonl"), {})
     comparison = Comparison(log, log, ("a.jsonl", "a.jsonl"), (), (), ())
-    pair = Pair({}, BASELINE, BASELINE)
+    pair = RowPair({}, BASELINE, BASELINE)
     rows = (JudgedRow(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
     return GuardResult(comparison, tuple(rows), 0.02, "")
 

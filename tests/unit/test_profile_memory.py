@@ -89,10 +89,12 @@ def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_p
     state = {"weight": {"exp_avg": tensor(160), "step": tensor(4, "cpu"), "count": 3}}
     optimizer = SimpleNamespace(param_groups=[{"params": [weight]}, {"params": [weight]}], state=state)
     watch = MemoryWatch(file)
-    watch.record_step(SimpleNamespace(param_groups=[{"params": [tensor(4, grad=None)]}], state={}))  # of warm-up
+    watch.record_optimizer_step(
+        SimpleNamespace(param_groups=[{"params": [tensor(4, grad=None)]}], state={})
+    )  # of warm-up
     watch.start()
-    watch.record_step(optimizer)
-    watch.record_step(optimizer)
+    watch.record_optimizer_step(optimizer)
+    watch.record_optimizer_step(optimizer)
     watch.module_spans += [(14_000, 18_000, "layers.0.mlp: Mlp"), (9_000, 18_000, "layers.0: Block")]
     watch.finish()
     watch.finish()

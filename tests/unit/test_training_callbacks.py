@@ -32,7 +32,7 @@ class Callback(MeteredCallback):
 
     @stop_metering_on_error
     def begin(self, module=None, **defaults):
-        self.start(module, module, defaults)
+        self.start_metering(module, module, defaults)
 
     @stop_metering_on_error
     def train(self, batch, passes=1, work=lambda: None):

@@ -209,7 +209,7 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
         if trace is None and printed.exists():
             return  # a process that the script forked has printed its profile
         if trace is None:
-            raise NothingProfiledError(profiler.explain_no_profile(options.calls), code)
+            raise NothingProfiledError(profiler.explain_missing_profile(options.calls), code)
         with running.keep_current_device(), contextlib.redirect_stdout(terminal):
             profile = make_profile(
                 trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds

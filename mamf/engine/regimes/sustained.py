@@ -321,7 +321,7 @@ class _BlockQueue:
 
     def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
-        queued: deque[tuple[object, object, int, bool]] = deque()
+        queued_blocks: deque[tuple[object, object, int, bool]] = deque()
         reached, lasted = backend.mark(), 0.0
         for blocks in itertools.count():
             self._regime.require_clock_advances(blocks)
@@ -334,16 +334,16 @@ class _BlockQueue:
                 launch()
                 backend.submit()
             end = backend.mark()
-            queued.append((reached, end, self._size, self._is_in_visit))
+            queued_blocks.append((reached, end, self._size, self._is_in_visit))
             reached = end
-            if len(queued) < 2:
+            if len(queued_blocks) < 2:
                 continue
             reading = self._regime.read_sensors()
             # One block is running and another one is queued, so the device stays loaded while the host waits for the
             # energy counter.
             longest = min(_MAX_TICK_SECONDS, _MAX_BLOCKS_TO_WAIT * lasted)
             tick = self._regime.wait_for_tick(longest) if self.must_find_tick else None
-            start, end, launched, was_queued_in_visit = queued.popleft()
+            start, end, launched, was_queued_in_visit = queued_blocks.popleft()
             backend.wait(end)
             lasted = backend.seconds_between(start, end)
             seconds = lasted / launched

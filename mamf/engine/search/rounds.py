@@ -31,23 +31,23 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 def find_best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return each shape of the rows with the kernel that was fastest on it."""
-    best: dict[MatmulShape, Measurement] = {}
+    best_row_by_shape: dict[MatmulShape, Measurement] = {}
     for row in rows:
-        if row.ok and (row.shape not in best or row.best_rate > best[row.shape].best_rate):
-            best[row.shape] = row
-    return [(shape, row.kernel) for shape, row in best.items()]
+        if row.ok and (row.shape not in best_row_by_shape or row.best_rate > best_row_by_shape[row.shape].best_rate):
+            best_row_by_shape[row.shape] = row
+    return [(shape, row.kernel) for shape, row in best_row_by_shape.items()]
 
 
 def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return the shape and kernel of the fastest row of each pair of M and N, fastest first. Rows whose shapes differ
     only in K, or in the order of M and N, have one pair, because such shapes have nearly equal rates.
     """
-    best: dict[tuple[int, ...], Measurement] = {}
+    best_row_by_pair: dict[tuple[int, ...], Measurement] = {}
     for row in rows:
         size_pair = tuple(sorted((row.shape.m, row.shape.n)))
-        if row.ok and (size_pair not in best or row.best_rate > best[size_pair].best_rate):
-            best[size_pair] = row
-    fastest = sorted(best.values(), key=lambda row: row.best_rate, reverse=True)
+        if row.ok and (size_pair not in best_row_by_pair or row.best_rate > best_row_by_pair[size_pair].best_rate):
+            best_row_by_pair[size_pair] = row
+    fastest = sorted(best_row_by_pair.values(), key=lambda row: row.best_rate, reverse=True)
     return [(row.shape, row.kernel) for row in fastest]
 
 

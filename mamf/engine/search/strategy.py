@@ -152,7 +152,7 @@ class FindStrategy(PlanStrategy):
         self.runner.on_phase("burst: refining")
         steps = list_refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
-            best = [shape for shape, _ in search.find_leaders(self.pace.candidates)] or shapes[:1]
+            best = [shape for shape, _ in search.find_leaders(self.pace.candidate_count)] or shapes[:1]
             near = list_shapes_around(best, step, self.options.grid, self.max_steps_from_leader)
             # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
             # coarse steps may fill the waves of tiles exactly.
@@ -166,11 +166,11 @@ class FindStrategy(PlanStrategy):
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
-        leaders = search.find_leaders(self.pace.candidates)
-        kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidates // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
+        leaders = search.find_leaders(self.pace.candidate_count)
+        kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidate_count // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidate_count]
         self.runner.on_phase("burst: choosing algorithms")
-        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
         until = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, until)
         candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
@@ -256,15 +256,17 @@ class FindStrategy(PlanStrategy):
         that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
         algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
         """
-        best: list[Measurement] = []
+        best_rows: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
             if rows := [
                 row for row in tried if row.shape == shape and row.kernel in self._algorithm_names[kernel.name]
             ]:
                 fastest = max(rows, key=lambda row: row.best_rate)
-                best.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
-        found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
-        if self.options.is_quick and best:
+                best_rows.append(
+                    fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0]
+                )
+        found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
+        if self.options.is_quick and best_rows:
             found.append(next(row.kernel for row in tried if row.kernel in self._algorithm_names[kernel.name]))
         return list(dict.fromkeys(found))
 

@@ -8,12 +8,12 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import Library, LibraryAttention, extract_output, get_window_size
+from mamf.operations.attention.torch_attention import KernelLibrary, LibraryAttention, extract_output, get_window_size
 
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 
-class AiterLibrary(Library):
+class AiterLibrary(KernelLibrary):
     """AMD's library AITER. It builds its kernels in the first launch, which mamf does not time."""
 
     library_name = "AITER"
@@ -42,7 +42,7 @@ class Aiter(AiterLibrary, LibraryAttention):
 
         return flash_attn_func
 
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,
@@ -57,10 +57,10 @@ class Aiter(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=get_window_size(shape, -1),
-            # Set what FlashAttention uses by default. With AITER's default, True, it cannot run its fast backward pass
+            # FlashAttention's default is False too. With AITER's default, True, AITER cannot run its fast backward pass
             # on gfx950.
             deterministic=False,
-            # AITER has an assertion that this is True if a gradient is needed.
+            # AITER requires that return_lse is True if a gradient is needed.
             return_lse=problem.has_backward,
         )
         return extract_output(result)

@@ -34,11 +34,12 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# Of so many consecutive rows of a head, one random row is compared.
+# The number of consecutive rows of a head of which one random row is compared.
 _ROW_INTERVAL = 64
 # The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
 _CHUNK_ELEMENTS = 2**24
-# The keys of a head are copied to the host if they have at most so many elements; and so many rows are compared there.
+# The largest number of elements that the keys of a head may have to be copied to the host, and the number of rows that
+# are compared on the host.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
@@ -49,8 +50,7 @@ class ReferenceDistance:
     - ``errors``: ||x - reference|| / ||reference|| by the name of the result x: ``o``, ``dq``, ``dk`` or ``dv``.
     - ``slopes``: the slope of a linear fit of x to the reference, minus 1, by the name of x.
     - ``worst_row_error``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine
-      similarity, and
-      ||x - reference||_1 / ||reference||_1.
+      similarity and ||x - reference||_1 / ||reference||_1.
     - ``rows``: the number of rows that were compared, in the result with the fewest.
     """
 

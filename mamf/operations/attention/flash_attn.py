@@ -15,7 +15,7 @@ from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     ComputeCapability,
-    Library,
+    KernelLibrary,
     LibraryAttention,
     WrongLibraryError,
     extract_output,
@@ -43,13 +43,13 @@ def is_refusal(error: Exception) -> bool:
     )
 
 
-class _FlashAttention(LibraryAttention):
+class _FlashAttentionKernel(LibraryAttention):
     layout = "bshd"
     has_window = True
     #: The number by which the library's argument ``window_size`` says that a side of the window is unlimited.
     no_window: ClassVar[int | None] = -1
 
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,
@@ -67,7 +67,7 @@ class _FlashAttention(LibraryAttention):
         return is_refusal(error)
 
 
-class FlashAttention2Library(Library):
+class FlashAttention2Library(KernelLibrary):
     library_name = "FlashAttention 2"
     module_name = "flash_attn"
     distribution_name = "flash-attn"
@@ -88,11 +88,11 @@ class FlashAttention2Library(Library):
         return module
 
 
-class FlashAttention2(FlashAttention2Library, _FlashAttention):
+class FlashAttention2(FlashAttention2Library, _FlashAttentionKernel):
     name = "flash-attn-2"
 
 
-class FlashAttention3Library(Library):
+class FlashAttention3Library(KernelLibrary):
     library_name = "FlashAttention 3"
     module_name = _FA3_MODULES[0]
     distribution_name = "flash-attn-3"
@@ -118,7 +118,7 @@ class FlashAttention3Library(Library):
         raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module_name)
 
 
-class FlashAttention3(FlashAttention3Library, _FlashAttention):
+class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
     name = "flash-attn-3"
     has_unequal_head_dims = True
     value_dims = range(8, 513, 8)
@@ -132,7 +132,7 @@ class FlashAttention3(FlashAttention3Library, _FlashAttention):
         return super().unsupported_shape(problem, shape)
 
 
-class FlashAttention4(_FlashAttention):
+class FlashAttention4(_FlashAttentionKernel):
     """The kernel of FlashAttention 4, written in CuTe DSL.
 
     It compiles in the first launch of each configuration, which mamf does not time.

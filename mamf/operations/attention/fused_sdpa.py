@@ -31,7 +31,7 @@ class FusedSdpa(LibraryAttention):
 
         return FusedSDPA.apply
 
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,

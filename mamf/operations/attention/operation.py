@@ -349,8 +349,9 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "batch": (None,),
 }
 # The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
-# takes a CPU seconds. And the default number of query heads times the head dimension.
+# takes a CPU seconds.
 _BATCH_TOKENS, _CPU_BATCH_TOKENS = 16384, 1024
+# The default number of query heads times the head dimension.
 _HIDDEN_SIZE = 2048
 
 

@@ -43,7 +43,7 @@ _BUILT_FLAGS: Mapping[ComputeCapability, str] = {
 }
 
 
-class _Sage(QuantizedAttention):
+class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
     distribution_name = "sageattention"
     # SageAttention's causal mask is right only if there are as many queries as keys.
@@ -67,7 +67,7 @@ class _Sage(QuantizedAttention):
     def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the tensor to pass as K, and the keyword arguments that only this release takes."""
 
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,
@@ -80,7 +80,7 @@ class _Sage(QuantizedAttention):
         return extract_output(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
 
 
-class Sage1(_Sage):
+class Sage1(_SageAttention):
     """The kernel of SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
 
     Without the copy, the first launch would change the operands of later launches. The time of the launch includes the
@@ -97,8 +97,8 @@ class Sage1(_Sage):
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
     #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
-    #: On inputs with block structure, the numerical model predicts an error of 6.7e-2. The limit is about twice as
-    #: large.
+    #: On inputs with block structure, a numerical model of int8 with a scale per block predicts an error of 6.7e-2. The
+    #: limit is about twice as large.
     structured_tolerance = 1.5e-1
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
@@ -113,7 +113,7 @@ class Sage1(_Sage):
         return {**super().details(problem, shape, operands), "ran": "the time includes a copy of K"}
 
 
-class Sage2(_Sage):
+class Sage2(_SageAttention):
     """The kernel of SageAttention 2, in CUDA, or in Triton on sm86.
 
     The details of a launch contain the dtypes of its matmuls, because they depend on the card.

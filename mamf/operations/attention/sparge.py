@@ -19,7 +19,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import ComputeCapability, QuantizedAttention, extract_output
 
 _MIN_TOKENS = 128
-#: The number of keys in a block. It is the larger of the library's two block sizes.
+#: The number of keys in a block of SpargeAttention, which has blocks of two sizes: this is the larger one.
 _KEYS_PER_BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
 #: The compute capabilities for which the library has fp8 kernels. On other cards its fp8 functions run the float16
@@ -27,7 +27,7 @@ _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
 _FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
-class _Sparge(QuantizedAttention):
+class _SpargeAttention(QuantizedAttention):
     library_name = "SpargeAttn"
     module_name = "spas_sage_attn"
     distribution_name = "spas-sage-attn"
@@ -54,7 +54,7 @@ class _Sparge(QuantizedAttention):
         """Return the library's keyword arguments that decide which blocks are skipped; empty for its defaults."""
         return {}
 
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,
@@ -84,7 +84,7 @@ class _Sparge(QuantizedAttention):
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
-class _SpargeFp16(_Sparge):
+class _SpargeFp16(_SpargeAttention):
     supported_cards = "sm80, sm86, sm87, sm89 and sm90"
     capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
@@ -93,7 +93,7 @@ class _SpargeFp16(_Sparge):
     tolerance = 5e-2
 
 
-class _SpargeFp8(_Sparge):
+class _SpargeFp8(_SpargeAttention):
     supported_cards = "sm89 and sm90"
     capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
@@ -109,7 +109,7 @@ class _SpargeFp8(_Sparge):
         return super().unsupported_shape(problem, shape)
 
 
-class _SpargeTopK(_Sparge):
+class _SpargeTopK(_SpargeAttention):
     """A SpargeAttention kernel that keeps a fixed share of the key blocks for each block of queries."""
 
     def make_skip_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:

@@ -58,12 +58,12 @@ _ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64"
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
-# The gradient of a score is about the variance of the data (1/3 or more) divided by the number of keys that a query
-# sees. In float16 it may be subnormal, so it is rounded to a multiple of this number. The rounding adds an error of up
-# to 0.87 times this number times the number of keys.
+# The smallest subnormal number of float16. The gradient of a score is about the variance of the data (1/3 or more)
+# divided by the number of keys that a query sees. In float16 the gradient may be subnormal, so it is rounded to a
+# multiple of this number, which adds an error of up to 0.87 times this number times the number of keys.
 _SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
-# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus so many standard
-# deviations of rounding as the second number says.
+# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
+# times the standard deviation of rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` it does not change V, because the
 # saved forward pass contains V.
@@ -141,7 +141,9 @@ class TorchAttention(AttentionKernel):
     ) -> Prepared:
         call = self.bind(backend, problem, shape)
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), sets)
-        attentions = [PreparedAttention(self, problem, shape, self.operands(problem, shape, flat)) for flat in memory]
+        attentions = [
+            PreparedAttention(self, problem, shape, self.view_operands(problem, shape, flat)) for flat in memory
+        ]
         if problem.direction == "bwd":
             # Run a forward pass first, so that memory that a library allocates only once, such as a workspace, is not
             # counted below as memory of a saved forward pass.
@@ -158,7 +160,7 @@ class TorchAttention(AttentionKernel):
         held = 0 if before is None or after is None else (after - before) // sets
         return combine_operand_sets(ready, find_changed, held_bytes=held)
 
-    def operands(
+    def view_operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """View one-dimensional buffers as q, k, v and, for a backward pass, do (the gradient of the output), in the
@@ -348,7 +350,7 @@ class WrongLibraryError(ImportError):
     """The error if the module with a library's name is something else. The message says what it is."""
 
 
-class Library:
+class KernelLibrary:
     """A library of a vendor or a third party that has kernels. Derived classes implement ``import_library``.
 
     mamf imports the library only when it needs it. The library may be absent, half installed, or built for another card
@@ -423,13 +425,13 @@ class Library:
             return self.import_library()
 
 
-class LibraryAttention(Library, TorchAttention):
-    """An attention kernel from a library. Derived classes implement ``import_library`` and ``call``."""
+class LibraryAttention(KernelLibrary, TorchAttention):
+    """An attention kernel from a library. Derived classes implement ``import_library`` and ``launch_forward``."""
 
     has_unequal_head_dims: ClassVar[bool] = False
 
     @abstractmethod
-    def call(
+    def launch_forward(
         self,
         function: Any,
         problem: AttentionProblem,
@@ -445,7 +447,7 @@ class LibraryAttention(Library, TorchAttention):
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         function = self.import_library_quietly()
-        return lambda q, k, v: self.call(function, problem, shape, q, k, v)
+        return lambda q, k, v: self.launch_forward(function, problem, shape, q, k, v)
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if not self.has_unequal_head_dims and shape.head_dim != shape.head_dim_v:

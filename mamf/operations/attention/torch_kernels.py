@@ -147,7 +147,7 @@ class Eager(TorchAttention):
         """
         assert isinstance(backend, TorchBackend)
         (flat,) = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, 1)), 1)
-        q, k, v = (self.operands(problem, shape, flat)[name] for name in "qkv")
+        q, k, v = (self.view_operands(problem, shape, flat)[name] for name in "qkv")
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
@@ -210,7 +210,8 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: For at most so many pairs of a query and a key, a block mask is made from a dense mask of some bytes per pair.
+#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which has some
+#: bytes per pair.
 _MAX_DENSE_PAIRS = 2**28
 
 
@@ -267,7 +268,8 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
-    # Compile create_block_mask for many tokens, because it then allocates no dense mask: 17 GB for 131072 tokens.
+    # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
+    # would have 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create(make_mask_function(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
 

@@ -107,12 +107,14 @@ def make_element_check(
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
     sampled = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
     sampled_operands = [copy_samples_to_host(operand, sampled) for operand in operands]
-    wide = torch.float64 if output.dtype == torch.float64 else torch.float32
+    wide_dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
 
     def verify(result: object) -> Verdict:
         chunks = zip(*(tensor.split(_CHUNK_ELEMENTS) for tensor in (output, *operands)), strict=True)
         worst = (
-            torch.stack([compute_max_error(problem.pattern, a, chunk_operands, wide) for a, *chunk_operands in chunks])
+            torch.stack(
+                [compute_max_error(problem.pattern, a, chunk_operands, wide_dtype) for a, *chunk_operands in chunks]
+            )
             .max()
             .item()
         )
@@ -125,25 +127,25 @@ def make_element_check(
 
 
 def compute_max_error(
-    pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide: torch.dtype
+    pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide_dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the largest relative error of ``a`` for a triad; for copy and write, the share of elements that differ."""
     if pattern == "copy":
         return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
         return (a != SCALAR).to(torch.float32).mean()
-    b, c = (operand.to(wide) for operand in operands)
+    b, c = (operand.to(wide_dtype) for operand in operands)
     scale = (b.abs() + SCALAR * c.abs()).clamp_min(_MIN_SCALE)
-    return ((a.to(wide) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
+    return ((a.to(wide_dtype) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
 
 
 def compute_sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
     """Return the sum and the norm of an array, computed in float64 on ``device``, which must support float64."""
     total = squares = 0.0
     for chunk in array.split(_CHUNK_ELEMENTS):
-        wide = chunk.to(device).to(torch.float64)
-        total += wide.sum().item()
-        squares += wide.square().sum().item()
+        wide_chunk = chunk.to(device).to(torch.float64)
+        total += wide_chunk.sum().item()
+        squares += wide_chunk.square().sum().item()
     return total, math.sqrt(squares)
 
 
@@ -249,7 +251,7 @@ class TritonPasses(TorchArrays):
         rewrite: bool = False,
     ) -> Prepared:
         prepared = super().prepare(backend, problem, shape, pool, sets, rewrite)
-        prepared.launches[0]()  # Let Triton compile the kernel now, because it does so in the first launch.
+        prepared.launches[0]()  # Let Triton compile the kernel, which it does in the first launch.
         backend.synchronize()
         return prepared
 

@@ -1,7 +1,7 @@
 """Call FlashAttention 2 and 3 over a cache of keys and values.
 
-The kernels call ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` if sequences differ in length in a way that
-the former does not support.
+The kernels call ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` if sequences differ in length and the first
+function does not support that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, Decode
 from mamf.torch_backend import TorchBackend
 
 
-class _FlashKvcache(LibraryDecode):
+class _FlashKvcacheKernel(LibraryDecode):
     #: The name of the library's keyword argument for the page table.
     page_table_keyword: str
     #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, so that sequences may differ in their number of
@@ -91,13 +91,13 @@ class _FlashKvcache(LibraryDecode):
         return attend
 
 
-class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcache):
+class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
     name = "flash-attn-2-kvcache"
     page_table_keyword = "block_table"
     page_multiple = 256
 
 
-class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcache):
+class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     name = "flash-attn-3-kvcache"
     page_table_keyword = "page_table"
     alternative_kernel = "flash-attn-2-kvcache --operation decode"

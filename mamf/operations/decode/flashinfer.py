@@ -21,11 +21,11 @@ from mamf.torch_backend import TorchBackend, to_torch_dtype
 #: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
 #: split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: Tensor cores are faster if at least so many query heads share a kv head. vLLM has the same limit.
+#: The minimum number of query heads per kv head with which tensor cores are faster. vLLM uses the same number.
 _MIN_GROUP_FOR_TENSOR_CORES = 4
 
 
-class _FlashInfer(LibraryDecode):
+class _FlashInferKernel(LibraryDecode):
     """The base class of FlashInfer's kernels, which the library compiles in the first call that makes a plan."""
 
     library_name = "FlashInfer"
@@ -74,10 +74,10 @@ class _FlashInfer(LibraryDecode):
 
 
 def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
-    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.stored_dtype)}
+    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.dtype_in_cache)}
 
 
-class FlashInferDecode(_FlashInfer):
+class FlashInferDecode(_FlashInferKernel):
     name = "flashinfer-decode"
     max_queries = 1
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
@@ -109,7 +109,7 @@ class FlashInferDecode(_FlashInfer):
         )
 
 
-class FlashInferPrefill(_FlashInfer):
+class FlashInferPrefill(_FlashInferKernel):
     name = "flashinfer-prefill"
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
 
@@ -144,7 +144,7 @@ class FlashInferPrefill(_FlashInfer):
         )
 
 
-class FlashInferMla(_FlashInfer):
+class FlashInferMla(_FlashInferKernel):
     name = "flashinfer-mla"
     has_latent = True
     has_separate_kv = False

@@ -36,7 +36,7 @@ _UNCOMPRESSED_KEY_DIM = 192
 #: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
 _TAIL_EXPONENT = 3
 #: The captured launches of a graph use caches of this size in total, in bytes: twice the largest last-level cache of
-#: any device. And the smallest and largest number of captured launches.
+#: any device. The other two numbers are the smallest and the largest number of captured launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_DTYPE = "same"
@@ -182,7 +182,7 @@ class DecodeShape:
 
 
 @dataclass(frozen=True)
-class DrawnSequences:
+class SequenceSizes:
     """The random sizes of the sequences of a launch: for each sequence the number of tokens (``lengths``), of new
     tokens (``queries``) and of pages.
     """
@@ -201,14 +201,14 @@ class DrawnSequences:
 
 
 @functools.lru_cache(maxsize=1024)
-def draw_sequences(shape: DecodeShape, seed: int) -> DrawnSequences:
+def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
     """Draw random sequence lengths. They depend only on the shape and the seed, so that all kernels get the same."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
     lengths = tuple(max(1, math.ceil(share * shape.cache_len)) for share in shares)
     pages = tuple(-(-length // (shape.page_size or length)) for length in lengths)
-    return DrawnSequences(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
+    return SequenceSizes(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,12 @@ class DecodeProblem(DeclaredProblem):
     seed: int = 0
 
     @property
-    def stored_dtype(self) -> str:
+    def dtype_in_cache(self) -> str:
         """The dtype of the cached keys and values."""
         return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
 
-    def draw_sequences(self, shape: DecodeShape) -> DrawnSequences:
-        return draw_sequences(shape, self.seed)
+    def draw_sequence_sizes(self, shape: DecodeShape) -> SequenceSizes:
+        return draw_sequence_sizes(shape, self.seed)
 
     def count_launches(self, shape: DecodeShape) -> int:
         """Return the number of kernel launches that one launch of the problem captures in its graph; 1 without
@@ -254,20 +254,25 @@ class DecodeProblem(DeclaredProblem):
     def work(self, shape: DecodeShape) -> Work:
         count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
-        flop = 2 * shape.heads * self.draw_sequences(shape).pairs * (shape.head_dim + shape.head_dim_v)
+        flop = 2 * shape.heads * self.draw_sequence_sizes(shape).pairs * (shape.head_dim + shape.head_dim_v)
         return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_products=True)
 
     def _count_launch_bytes(self, shape: DecodeShape) -> int:
-        drawn = self.draw_sequences(shape)
-        cache = sum(drawn.lengths) * shape.elements_per_token * DTYPES[self.stored_dtype].itemsize
-        rows = sum(drawn.queries) * shape.heads * (shape.head_dim + shape.head_dim_v) * DTYPES[self.dtype].itemsize
+        sequence_sizes = self.draw_sequence_sizes(shape)
+        cache = sum(sequence_sizes.lengths) * shape.elements_per_token * DTYPES[self.dtype_in_cache].itemsize
+        rows = (
+            sum(sequence_sizes.queries)
+            * shape.heads
+            * (shape.head_dim + shape.head_dim_v)
+            * DTYPES[self.dtype].itemsize
+        )
         return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
 
     def _count_table_entries(self, shape: DecodeShape) -> int:
         """Return the number of integers that a launch reads from tables: pages, and lengths and numbers of queries if
         the sequences differ in them.
         """
-        pages = 0 if shape.page_size is None else sum(self.draw_sequences(shape).pages)
+        pages = 0 if shape.page_size is None else sum(self.draw_sequence_sizes(shape).pages)
         has_lengths = shape.page_size is not None or shape.lengths != "equal"
         return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
 
@@ -275,17 +280,17 @@ class DecodeProblem(DeclaredProblem):
         """Return the number of tokens for which the cache has room. A page has room for all of its tokens, even if it
         is only partly filled.
         """
-        drawn = self.draw_sequences(shape)
-        return sum(drawn.lengths) if shape.page_size is None else sum(drawn.pages) * shape.page_size
+        sequence_sizes = self.draw_sequence_sizes(shape)
+        return sum(sequence_sizes.lengths) if shape.page_size is None else sum(sequence_sizes.pages) * shape.page_size
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
         count, slots = sets * self.count_launches(shape), self.count_cache_slots(shape)
-        queries = sum(self.draw_sequences(shape).queries) * shape.heads * shape.head_dim
+        queries = sum(self.draw_sequence_sizes(shape).queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
             widths = {"k": shape.head_dim}
-        cache = {name: Buffer(aligned(slots * width) * count, self.stored_dtype) for name, width in widths.items()}
+        cache = {name: Buffer(aligned(slots * width) * count, self.dtype_in_cache) for name, width in widths.items()}
         return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
 
     def nbytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -368,7 +373,7 @@ class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
             return f"{self.name} has no {problem.cache_dtype} cache: use --cache-dtype {' or '.join(self.cache_dtypes)}"
         if problem.graph and not backend.has_graphs:
             return f"{backend.name} cannot capture launches in a graph: remove --graph"
-        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.stored_dtype)
+        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype_in_cache)
 
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
@@ -426,9 +431,8 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """
         if shape is None:
             return None
-        from mamf.operations.bandwidth.operation import (
-            get_max_memory_rate,  # Importing it above would slow --help down.
-        )
+        # Import this here, because an import at the top of the file would slow --help down.
+        from mamf.operations.bandwidth.operation import get_max_memory_rate
 
         work, flops = problem.work(shape), compute_max_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop
@@ -465,7 +469,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     def describe_problem(self, problem: DecodeProblem) -> Sequence[str]:
         """Return texts for reports: each field of the problem that differs from its default."""
         rest = [
-            f"cache {problem.stored_dtype}" if problem.stored_dtype != problem.dtype else "",
+            f"cache {problem.dtype_in_cache}" if problem.dtype_in_cache != problem.dtype else "",
             "graph over rotating caches" if problem.graph else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",

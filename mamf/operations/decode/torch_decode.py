@@ -30,8 +30,8 @@ from mamf.operations.attention.attention_reference import (
     compute_worst_row_error,
     convert_to_float64,
 )
-from mamf.operations.attention.torch_attention import Library, get_attention_tolerance
-from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, DrawnSequences
+from mamf.operations.attention.torch_attention import KernelLibrary, get_attention_tolerance
+from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, SequenceSizes
 from mamf.operations.operand_sets import (
     ChangeDetector,
     OperandSet,
@@ -148,7 +148,7 @@ def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
     return pages
 
 
-class LibraryDecode(Library, TorchDecode):
+class LibraryDecode(KernelLibrary, TorchDecode):
     """A decode kernel from a library of a vendor or a third party."""
 
     portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
@@ -167,7 +167,7 @@ class PreparedDecode:
         bound: BoundKernel,
     ) -> None:
         self._shape, self._bound, self._tolerance = shape, bound, get_attention_tolerance(problem.dtype)
-        version = kernel.format_version() if isinstance(kernel, Library) else None
+        version = kernel.format_version() if isinstance(kernel, KernelLibrary) else None
         self._details = {**bound.details, **({"library": version} if version else {})}
         self._operands = view_operands(problem, shape, flat)
         self._comparison_inputs = shape, tables, self._operands
@@ -211,7 +211,7 @@ class PreparedDecode:
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> DecodeOperands:
     """View the one-dimensional buffers of one operand set as queries, keys and values."""
-    positions, rows = problem.count_cache_slots(shape), sum(problem.draw_sequences(shape).queries)
+    positions, rows = problem.count_cache_slots(shape), sum(problem.draw_sequence_sizes(shape).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
     k = view_as(flat["k"], positions, shape.kv_heads, shape.head_dim)
     v = (
@@ -244,14 +244,14 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     )
 
 
-# So many elements of the scores are computed at once. The keys of a head are copied to the host if they have at most so
-# many elements; and so many rows are compared there.
+# The number of elements of the scores that are computed at once, the largest number of elements that the keys of a head
+# may have to be copied to the host, and the number of rows that are compared on the host.
 _CHUNK_ELEMENTS, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 # The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that the
 # kernel never wrote has a far larger error.
 _ROW_TOLERANCE = 0.25
-# The slope of a linear fit of the output to the reference may differ from 1 by the first number, plus so many standard
-# deviations of rounding as the second number says.
+# The slope of a linear fit of the output to the reference may differ from 1 by the first number, plus the second number
+# times the standard deviation of rounding.
 _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 
 
@@ -259,8 +259,8 @@ _MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 class CacheTables:
     """Tables that locate the tokens of each sequence in the cache. Tensors are int32, on the device.
 
-    - ``drawn``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order; empty for a
-      contiguous cache.
+    - ``sequence_sizes``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order;
+      empty for a contiguous cache.
     - ``lengths``: the number of tokens of each sequence. ``last_page_lengths``: that of tokens in its last page.
     - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
       contiguous cache) and the first entry in ``all_pages`` of each sequence, followed by the total number.
@@ -269,7 +269,7 @@ class CacheTables:
     """
 
     shape: DecodeShape
-    drawn: DrawnSequences
+    sequence_sizes: SequenceSizes
     pages: Sequence[Sequence[int]]
     lengths: torch.Tensor
     last_page_lengths: torch.Tensor
@@ -281,9 +281,9 @@ class CacheTables:
 
     def locate_tokens(self, sequence: int) -> torch.Tensor:
         """Return the positions in the cache of all tokens of a sequence. ``sequence``: its index in the batch."""
-        length = self.drawn.lengths[sequence]
+        length = self.sequence_sizes.lengths[sequence]
         if self.shape.page_size is None:
-            start = sum(self.drawn.lengths[:sequence])
+            start = sum(self.sequence_sizes.lengths[:sequence])
             return torch.arange(start, start + length, device=self.lengths.device)
         pages = torch.tensor(self.pages[sequence], device=self.lengths.device)
         offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
@@ -291,19 +291,19 @@ class CacheTables:
 
     def yield_query_rows(self) -> Iterator[tuple[int, slice]]:
         """Yield the index of each sequence, and the slice of its queries among those of all sequences."""
-        starts = itertools.accumulate(self.drawn.queries, initial=0)
-        for sequence, (start, count) in enumerate(zip(starts, self.drawn.queries, strict=False)):
+        starts = itertools.accumulate(self.sequence_sizes.queries, initial=0)
+        for sequence, (start, count) in enumerate(zip(starts, self.sequence_sizes.queries, strict=False)):
             yield sequence, slice(start, start + count)
 
 
 def make_cache_tables(
-    shape: DecodeShape, drawn: DrawnSequences, pages: Sequence[Sequence[int]], device: torch.device
+    shape: DecodeShape, sequence_sizes: SequenceSizes, pages: Sequence[Sequence[int]], device: torch.device
 ) -> CacheTables:
     """Make the tables of a cache on a device, from the sizes of the sequences and the pages that each of them uses.
 
     ``pages``: as in ``CacheTables``. Raises UsageError for a page outside of the cache, or one that two sequences use.
     """
-    count, everything = sum(drawn.pages), list(itertools.chain(*pages))
+    count, everything = sum(sequence_sizes.pages), list(itertools.chain(*pages))
     for number, own in enumerate(pages):
         if outside := next((page for page in own if not 0 <= page < count), None):
             raise UsageError(f"sequence {number} uses page {outside}, but the cache has pages 0 to {count - 1} only")
@@ -312,22 +312,25 @@ def make_cache_tables(
     size, widest = shape.page_size or 1, max(map(len, pages), default=0)
     indices = partial(torch.tensor, dtype=torch.int32, device=device)
     queries, tokens, page_starts = (
-        indices([0, *itertools.accumulate(each)]) for each in (drawn.queries, drawn.lengths, drawn.pages)
+        indices([0, *itertools.accumulate(each)])
+        for each in (sequence_sizes.queries, sequence_sizes.lengths, sequence_sizes.pages)
     )
-    last = indices([(length - 1) % size + 1 for length in drawn.lengths])
+    last = indices([(length - 1) % size + 1 for length in sequence_sizes.lengths])
     table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
-    lengths, all_pages = indices(drawn.lengths), indices(everything)
-    return CacheTables(shape, drawn, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
+    lengths, all_pages = indices(sequence_sizes.lengths), indices(everything)
+    return CacheTables(shape, sequence_sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
 
 
 def make_shuffled_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> CacheTables:
     """Make the tables of a cache whose pages are in random order, as in a server that has run for a while."""
-    drawn = problem.draw_sequences(shape)
+    sequence_sizes = problem.draw_sequence_sizes(shape)
     if shape.page_size is None:
-        return make_cache_tables(shape, drawn, (), device)
+        return make_cache_tables(shape, sequence_sizes, (), device)
     generator = torch.Generator().manual_seed(problem.seed)
-    places = iter(torch.randperm(sum(drawn.pages), generator=generator).tolist())
-    return make_cache_tables(shape, drawn, [list(itertools.islice(places, count)) for count in drawn.pages], device)
+    places = iter(torch.randperm(sum(sequence_sizes.pages), generator=generator).tolist())
+    return make_cache_tables(
+        shape, sequence_sizes, [list(itertools.islice(places, count)) for count in sequence_sizes.pages], device
+    )
 
 
 class DecodeOperands(NamedTuple):
@@ -351,16 +354,15 @@ def compute_sequence_attention(
     ``rows``: the queries whose output to compute.
     """
     count, length = q.shape[0], k.shape[0]
-    float64_q, float64_k, float64_v = (convert_to_float64(each) for each in (q[rows], k, v))
+    wide_q, wide_k, wide_v = (convert_to_float64(each) for each in (q[rows], k, v))
     heads = k.shape[1]
-    grouped = (
-        float64_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    )  # [kv_heads, rows * group, head_dim]
-    scores = grouped @ float64_k.permute(1, 2, 0) * shape.score_scale
+    # The shape of ``grouped`` is [kv_heads, rows * heads per kv head, head_dim].
+    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
+    scores = grouped @ wide_k.permute(1, 2, 0) * shape.score_scale
     last = torch.arange(length - count, length, device=q.device)[rows]
     masked = torch.arange(length, device=q.device) > last[:, None]
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
-    output = torch.softmax(scores, -1) @ float64_v.transpose(0, 1)
+    output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
     found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
     return found
 
@@ -397,7 +399,7 @@ def compare_one_head_on_host(
     Return None if the keys are too large to copy. The parameters are those of ``compare_sequences``.
     """
     sequence, rows = secrets.choice(list(tables.yield_query_rows()))
-    if tables.drawn.lengths[sequence] * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
+    if tables.sequence_sizes.lengths[sequence] * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
     kv, positions = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
     heads, last_rows = (

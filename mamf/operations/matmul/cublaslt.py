@@ -1,7 +1,7 @@
 """Multiply matrices with cuBLASLt: with each algorithm that its heuristic proposes, and with dtypes that torch lacks.
 
 ``torch.mm`` runs only the heuristic's first proposal, which is not the fastest for some shapes, and ``torch._int_mm``
-gives cuBLASLt no workspace. Here each proposal is a kernel of its own, and mamf measures which one is fastest.
+gives cuBLASLt no workspace. Here each proposal is a separate kernel, and mamf measures which one is fastest.
 
 cuBLASLt expects matrices that are stored by columns, but torch stores them by rows. So these kernels let cuBLASLt
 compute the transpose of C, as the transpose of B times the transpose of A.
@@ -40,7 +40,7 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
 _torch_c: Any = torch._C
-# Request so many proposals from the heuristic. Each is less likely to be fast than the one before.
+# The number of proposals to request from the heuristic. Each is less likely to be fast than the one before.
 _REQUESTED_PROPOSALS = 8
 # The largest workspace that a proposal may need. Only the size that is needed is allocated.
 _MAX_WORKSPACE_BYTES = 512 * MIB

@@ -29,7 +29,7 @@ from mamf.operations.matmul.shapes import (
 from mamf.plans import CLASSIC, KERNEL_REGIMES
 from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
 
-# This share of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
+# This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
 # among compute units. Two thirds of them have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or H200.
 # Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_KS, _LONG_KS = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)

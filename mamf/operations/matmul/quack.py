@@ -20,7 +20,7 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
-_ALIGNMENT_ELEMENTS = 8  # elements
+_ALIGNMENT_ELEMENTS = 8
 #: The configurations to try, by the major version of NVIDIA's architecture: the rows and columns of a tile of C, those
 #: of a cluster of tiles, and whether two groups of warps compute tiles in turn ("pingpong"). The first one is the
 #: default.
@@ -81,7 +81,7 @@ class Quack(TorchMatmul):
         architecture = get_architecture_major(backend)
         return [Quack(configuration, architecture) for configuration in _CONFIGURATIONS[architecture]]
 
-    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
+    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
         return Quack(self.configuration, get_architecture_major(backend))
 
     def refuses(self, error: Exception) -> bool:

@@ -129,12 +129,12 @@ _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 # The number of rows of tiles in a group, whose tiles have consecutive numbers. Programs that run at once then share
 # operands in the cache.
 _TILE_ROWS_PER_GROUP = 8
-# The assumed number of compute units of a device that does not report it.
+# The number of compute units that is assumed if a device does not report it.
 _ASSUMED_COMPUTE_UNITS = 64
 # The warps of all persistent programs on a compute unit: two tiles of 128 x 128 with 4 warps each, or one tile of
 # 128 x 256 with 8 warps, fill its registers.
 _MAX_WARPS_PER_UNIT = 8
-_DESCRIPTOR_ALIGNMENT = 16  # bytes
+_DESCRIPTOR_ALIGNMENT_BYTES = 16
 _HOPPER_ARCHITECTURE = 90
 
 
@@ -177,10 +177,10 @@ class TritonMatmul(TorchMatmul):
             "C": (shape.n, problem.out_dtype),
         }
         for name, (length, dtype) in rows.items():
-            if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT:
+            if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT_BYTES:
                 return (
                     f"{self.name} needs rows whose length is a multiple of "
-                    f"{_DESCRIPTOR_ALIGNMENT} bytes, unlike those of {name}"
+                    f"{_DESCRIPTOR_ALIGNMENT_BYTES} bytes, unlike those of {name}"
                 )
         return None
 
@@ -218,7 +218,7 @@ class TritonMatmul(TorchMatmul):
         every = f"float32 every {self.configuration.block_k} of K"
         return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
 
-    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
+    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
         configuration = self.variants(backend, problem, shape)[0].configuration
         return TritonMatmul(str(configuration), backend.info.compute_units)
 
@@ -306,7 +306,7 @@ def _make_tensor_descriptors(
 
 _GLUON_ARCHITECTURE = "sm_90"
 _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
-#: Tiles that fill the shared memory, most promising first.
+#: The tiles to try, with as many stages as fit in shared memory, the most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
 _TILE_COLUMNS = 256
 # The rows of a block of A, which is what four warps multiply at once, and the columns of the blocks that are stored to
@@ -346,7 +346,7 @@ class Gluon(TorchMatmul):
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
         return (self,) if self.is_named else [Gluon(text) for text in _GLUON_TILES]
 
-    def configured(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
+    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
         configured = Gluon(self.text)
         configured.program_count = backend.info.compute_units or 1
         return configured

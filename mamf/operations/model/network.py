@@ -36,7 +36,7 @@ class Network(nn.Module):
         #: The blocks of the network as a tuple, because the elements of an nn.ModuleList have no type.
         self.stack = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.stack)
-        self.head = Head(problem)
+        self.head = LossHead(problem)
         if problem.tied:
             self.head.logits.weight = self.embedding.tokens.weight
 
@@ -61,7 +61,7 @@ class Embedding(nn.Module):
         return x if self.positions is None else x + self.positions.weight
 
 
-class Head(nn.Module):
+class LossHead(nn.Module):
     """The last layer of a network, which computes the loss of each token from float32 logits, as training code does."""
 
     def __init__(self, problem: ModelProblem) -> None:
@@ -163,13 +163,13 @@ class ExpertsMlp(nn.Module):
         routed = self.router(groups)
         chosen = torch.stack([routed[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
         mixed = sum(
-            self.run_experts(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None]
+            self.compute_expert_outputs(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None]
             for turn in range(self.active)
         )
         assert isinstance(mixed, torch.Tensor)
         return mixed.transpose(0, 1).reshape(x.shape)
 
-    def run_experts(self, groups: torch.Tensor) -> torch.Tensor:
+    def compute_expert_outputs(self, groups: torch.Tensor) -> torch.Tensor:
         """Return the outputs of all experts. Expert i processes group i of ``groups``, [experts, tokens, d_model]."""
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 

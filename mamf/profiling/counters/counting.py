@@ -37,7 +37,7 @@ class CountingStrategy(RowsStrategy):
         """Let ncu read the counters of the kernel and shape of a row, and return them as a record for the log."""
         self.setup.on_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
-        counts = self.ncu.count(named.get(row.kernel, row.kernel), row)
+        counts = self.ncu.count_kernel(named.get(row.kernel, row.kernel), row)
         if counts.ok:
             self.counted.add(make_step_key(counts))
         return LogRecord("counters", encode_counts(counts))

@@ -97,7 +97,7 @@ class DeviceKernel:
     @property
     def dram_bytes(self) -> float | None:
         """Bytes that the kernel read from and wrote to device memory; None if one of the two is unknown."""
-        return _sum_or_none([self.metrics.get(DRAM_BYTES_READ), self.metrics.get(DRAM_BYTES_WRITTEN)])
+        return _sum_if_all_known([self.metrics.get(DRAM_BYTES_READ), self.metrics.get(DRAM_BYTES_WRITTEN)])
 
     @property
     def dram_rate(self) -> float | None:
@@ -105,7 +105,7 @@ class DeviceKernel:
         return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
 
     @property
-    def limiters(self) -> tuple[str, ...]:
+    def occupancy_limiters(self) -> tuple[str, ...]:
         """The resources, such as registers, that limit how many blocks of the kernel fit on a compute unit."""
         room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMIT_METRICS.items()}
         known = {name: blocks for name, blocks in room.items() if blocks is not None}
@@ -144,11 +144,11 @@ class LaunchCounts:
         """
         if len(self.kernels) == 1:
             return self.kernels[0]
-        summed = {name: _sum_or_none([each.metrics.get(name) for each in self.kernels]) for name in SUMMED_METRICS}
+        summed = {name: _sum_if_all_known([each.metrics.get(name) for each in self.kernels]) for name in SUMMED_METRICS}
         return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
 
 
-def _sum_or_none(values: Sequence[float | None]) -> float | None:
+def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
@@ -162,21 +162,23 @@ def make_launch_counts(
     launches did not run the same device kernels, the counts have a reason and no counters.
     """
     per_launch, rest = divmod(len(kernels), launches)
-    found = [kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)]
-    if rest or len({tuple(each.name for each in launch) for launch in found}) != 1:
+    kernels_by_launch = [
+        kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)
+    ]
+    if rest or len({tuple(each.name for each in launch) for launch in kernels_by_launch}) != 1:
         reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
         return LaunchCounts(kernel, problem, shape, reason=reason)
-    cycles = [_sum_or_none([each.cycles for each in launch]) for launch in found]
+    cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
     known = tuple(each for each in cycles if each)
-    medians = tuple(_make_median_kernel(same) for same in zip(*found, strict=True))
+    medians = tuple(_compute_median_kernel(same) for same in zip(*kernels_by_launch, strict=True))
     return LaunchCounts(kernel, problem, shape, medians, known if len(known) == launches else ())
 
 
-def _make_median_kernel(same: Sequence[DeviceKernel]) -> DeviceKernel:
-    first = same[0]
-    values = {name: [each.metrics.get(name) for each in same] for name in first.metrics}
-    known = {name: [value for value in found if value is not None] for name, found in values.items()}
-    medians = {name: statistics.median(found) if found else None for name, found in known.items()}
+def _compute_median_kernel(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
+    first = same_kernels[0]
+    values = {name: [each.metrics.get(name) for each in same_kernels] for name in first.metrics}
+    known = {name: [value for value in known_values if value is not None] for name, known_values in values.items()}
+    medians = {name: statistics.median(known_values) if known_values else None for name, known_values in known.items()}
     return DeviceKernel(first.name, first.grid, first.block, medians)
 
 
@@ -267,11 +269,14 @@ def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) 
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
         return Bound(LAUNCH, f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
-    found = find_kernel_bound(longest)
+    bound = find_kernel_bound(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
     if share >= _WHOLE_LAUNCH_SHARE:
-        return found
-    return Bound(found.by, f"{found.why}, in {shorten_kernel_name(longest.name)} ({share:.0%} of the launch's cycles)")
+        return bound
+    return Bound(
+        bound.by,
+        f"{bound.why}, in {shorten_kernel_name(longest.name)} ({share:.0%} of the launch's cycles)",
+    )
 
 
 def find_kernel_bound(kernel: DeviceKernel) -> Bound:
@@ -291,7 +296,7 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
         return Bound(LAUNCH, f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
     active, possible = metrics.get(ACTIVE_WARPS_PERCENT), metrics.get(POSSIBLE_WARPS_PERCENT)
     if active is not None and possible is not None:
-        by = f", limited by its {' and '.join(kernel.limiters)}" if possible < 100 else ""
+        by = f", limited by its {' and '.join(kernel.occupancy_limiters)}" if possible < 100 else ""
         text += f"; active warps {active:.3g} %, possible {possible:.3g} %{by}"
     return Bound(LATENCY, text)
 
@@ -364,7 +369,7 @@ class Ncu:
         program = [sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device]
         return [self.path, *_COMMON_OPTIONS, "--metrics", ",".join(NCU_METRICS), *program]
 
-    def count(self, kernel: str, row: Measurement) -> LaunchCounts:
+    def count_kernel(self, kernel: str, row: Measurement) -> LaunchCounts:
         """Run ncu and return the counts of the kernel, problem and shape of a row.
 
         ``kernel``: the kernel's name as the user gave it. If ncu fails, the counts have a reason and no counters.

@@ -60,7 +60,7 @@ class CounterLine(NamedTuple):
     kernel: DeviceKernel
     is_launch: bool = True
     launch: LaunchCounts | None = None
-    base: float | None = None
+    first_launch_cycles: float | None = None
     reason: str = ""
     bound: Bound | None = None
 
@@ -79,24 +79,26 @@ def make_counters_document(log: RunLog) -> Document:
     groups: dict[tuple[Any, Any], list[Measurement]] = {}
     for row in {make_step_key(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
-    tables = [_make_table(rows, counts) for rows in groups.values()]
+    tables = [_make_counter_table(rows, counts) for rows in groups.values()]
     title = Lines([f"hardware counters from ncu on {describe_machine(log.header)}"])
     answers = Answer([line for table in tables for line in _yield_answers(table)])
     data = {"header": log.header, "summary": log.summary}
     return Document("Hardware counters", [title, *tables, Lines([describe_end(log.summary)]), answers], data)
 
 
-def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
+def _make_counter_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
     """Make the table of the kernels that ran one problem with one shape.
 
     ``rows``: their measurements. ``counted``: counts by kernel, problem and shape. The printed table shows the device
     kernels of a launch only if it has several; csv and json always have them.
     """
     cycles = (counts.median_cycles for row in rows if (counts := counted.get(make_step_key(row))))
-    base = next(filter(None, cycles), None)
-    lines = [line for row in rows for line in _yield_counter_lines(row, counted.get(make_step_key(row)), base)]
+    first_launch_cycles = next(filter(None, cycles), None)
+    lines = [
+        line for row in rows for line in _yield_counter_lines(row, counted.get(make_step_key(row)), first_launch_cycles)
+    ]
     return Table(
-        _make_columns(lines),
+        _make_counter_columns(lines),
         lines,
         title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
@@ -106,7 +108,9 @@ def _make_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]
     )
 
 
-def _yield_counter_lines(row: Measurement, counts: LaunchCounts | None, base: float | None) -> Iterator[CounterLine]:
+def _yield_counter_lines(
+    row: Measurement, counts: LaunchCounts | None, first_launch_cycles: float | None
+) -> Iterator[CounterLine]:
     if counts is None or not counts.ok:
         reason = row.reason or (counts.reason if counts else "the run ended earlier")
         yield CounterLine(
@@ -114,13 +118,18 @@ def _yield_counter_lines(row: Measurement, counts: LaunchCounts | None, base: fl
         )
         return
     yield CounterLine(
-        row, counts.total, True, counts, base, bound=find_launch_bound(counts, row.seconds if row.ok else None)
+        row,
+        counts.total,
+        True,
+        counts,
+        first_launch_cycles,
+        bound=find_launch_bound(counts, row.seconds if row.ok else None),
     )
     for kernel in counts.kernels:
         yield CounterLine(row, kernel, False)
 
 
-def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
+def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
     """Return the columns of the table of counters. csv and json have all metrics, under the names of ncu."""
     operation = get_operation(lines[0].row.operation)
     further_metrics = dict.fromkeys(
@@ -136,7 +145,7 @@ def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
         Column(
             "",
             "relative",
-            lambda line: line.cycles / line.base if line.cycles and line.base else None,
+            lambda line: line.cycles / line.first_launch_cycles if line.cycles and line.first_launch_cycles else None,
             "{:.3f}".format,
             1,
         ),
@@ -161,7 +170,14 @@ def _make_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
             for name, (title, form, rank) in _METRIC_COLUMNS.items()
         ),
         Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
-        Column("limited_by", "limited by", lambda line: ", ".join(line.kernel.limiters) or None, str, 6, left=True),
+        Column(
+            "limited_by",
+            "limited by",
+            lambda line: ", ".join(line.kernel.occupancy_limiters) or None,
+            str,
+            6,
+            left=True,
+        ),
         *(Column(name, "", _make_metric_reader(name)) for name in further_metrics),
         Column("", "ran", _describe_device_kernels, importance=9, left=True),
     ]

@@ -309,7 +309,7 @@ def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
 def resolve_device_indices(backend: str, asked: Sequence[int]) -> list[int]:
     """Return the indices of the requested devices. Raises UnavailableError if one is missing, UsageError for ranks."""
     if RANKS in asked:
-        raise UsageError("--devices ranks is not possible here: name indices, or 'all'")
+        raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
     count = load_backend_class(backend).device_count()
     found = list(range(count)) if ALL in asked else sorted(set(asked))
     if missing := [device for device in found if device >= count]:

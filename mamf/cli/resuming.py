@@ -153,9 +153,10 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
 
 def make_contradiction_error(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
     """Return the error for an option that contradicts the log."""
-    asked = format_flag(name) if now is True else f"{format_flag(name)} {format_value(now)}"
+    value = "" if now is None or now is True else f" {format_value(now)}"
     return LogMismatchError(
-        f"{asked} contradicts {options.resume}, which was measured with {format_value(then)}: "
+        f"{'no ' if now is None else ''}{format_flag(name)}{value} contradicts {options.resume}, "
+        f"which was measured with {format_value(then)}: "
         "repeat the options of that run, give only --resume, or start a new log"
     )
 

@@ -209,7 +209,9 @@ class Shared(NamedTuple):
 _SWITCH = {"action": "store_true"}
 _FILE, _FOLDER = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
 OPTIONS: Mapping[str, Shared] = {
-    "--anyway": Shared("accept figures from another device or other settings; the report says so", "", _SWITCH),
+    "--anyway": Shared(
+        "use figures even if they are from another device or other settings; the report says so", "", _SWITCH
+    ),
     "--backend": Shared("backend name from 'mamf backends', or package.module:Class", "auto, the first accelerator"),
     "--budget": Shared(
         "time limit, such as 90s or 5m; the first measurement always completes",
@@ -227,7 +229,7 @@ OPTIONS: Mapping[str, Shared] = {
         "only --device",
         {"type": device_index, "nargs": "+", "metavar": "N"},
     ),
-    "--dry-run": Shared("print what would be done, then stop", "", _SWITCH),
+    "--dry-run": Shared("print what mamf would measure or write, then stop", "", _SWITCH),
     "--dtype": Shared(
         "dtype of the operands: bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, or a scaled format "
         "such as fp8_rowwise, mxfp8 or nvfp4",
@@ -250,8 +252,10 @@ OPTIONS: Mapping[str, Shared] = {
         "free text to store in the log, such as how the device is cooled", "", {"type": str, "default": ""}
     ),
     "--operation": Shared("name of the operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
-    "--memory": Shared("save a CUDA memory snapshot to FILE, and report what causes the peak", "", _FILE),
-    "--nvtx": Shared("mark each module as a range for nsys or rocprofv3", "", _SWITCH),
+    "--memory": Shared(
+        "save a CUDA memory snapshot to FILE, and report what the memory contains at its peak", "", _FILE
+    ),
+    "--nvtx": Shared("mark the forward pass of each module as a range that nsys and rocprofv3 show", "", _SWITCH),
     "--output": Shared("run log to write; a folder if several devices share the run", "a name with the date", _FILE),
     "--output-folder": Shared("folder to write to", "", _FOLDER),
     "--overwrite": Shared("overwrite existing files", "", _SWITCH),
@@ -262,24 +266,26 @@ OPTIONS: Mapping[str, Shared] = {
     ),
     "--picture": Shared("picture file to write, .png or .svg", "none", _FILE),
     "--precision": Shared(
-        "target half-width of the 95%% interval of each row", "0.3%%", {"type": share, "metavar": "SHARE"}
+        "measure each row until the half-width of its 95%% interval is this share of the figure or less",
+        "0.3%%",
+        {"type": share, "metavar": "SHARE"},
     ),
     "--regime": Shared(
         "burst: short trains of launches with rests; sustained: continuous load until clock and power settle",
         "burst",
         {"choices": CEILINGS, "nargs": "+"},
     ),
-    "--requeue": Shared(
-        "like --resume, but start a new run if the file does not exist: for jobs that a queue restarts"
+    "--requeue": Shared("like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart"),
+    "--resume": Shared(
+        "run log to continue, or folder with the logs of several devices; mamf measures only what is missing", "", _FILE
     ),
-    "--resume": Shared("run log, or folder of a shared run, to continue: only what is missing is measured", "", _FILE),
     "--set": Shared(
         "set fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
     ),
     "--shape": Shared("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
     "--shapes": Shared("complete shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}),
     "--time-limit": Shared(
-        "maximum time per row; when it is up, 3 launches are enough",
+        "maximum time to measure a row; after this time mamf stops as soon as it has 3 launches",
         "1s in burst, 6s in sustained",
         {"type": duration, "metavar": "TIME", "dest": "seconds"},
     ),
@@ -351,12 +357,13 @@ def add_measuring_options(
         dest="flush",
         action="store_false",
         default=None,
-        help="do not flush the cache between launches (in burst only)",
+        help="do not flush the cache before each launch (in the regime burst only)",
     )
     group.add_argument(
         "--clock",
         choices=CLOCKS,
-        help="rows for which to measure the clock during launches and the share of cycles used (default: the best of "
+        help="rows for which mamf measures the clock during launches and the share of cycles used "
+        "(default: the best row of "
         "each shape or problem)",
     )
     return group

@@ -103,7 +103,7 @@ def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tupl
     Raises UsageError if the folder has no files of ``mamf node``.
     """
     if not is_node_folder(folder):
-        raise UsageError(f"no logs of 'mamf node' in {folder}")
+        raise UsageError(f"{folder} has no logs of 'mamf node': name a folder that 'mamf node' wrote")
     run = known or read_run(folder) or NodeRun()
     names = (_LOG_NAME.fullmatch(path.name) for path in folder.iterdir())
     indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in names if each)])
@@ -269,7 +269,7 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
         key = str(info["name"]), str(info["uuid_hash"] or path)
         part = "find" if log.plan.is_search else "other"
         if not any(figure in UNITS for figure in add_figures(Device(0), part, log).figures):
-            raise UsageError(f"{path} has no figure to compare devices by: give the log of a find")
+            raise UsageError(f"{path} has no figure with which mamf can compare devices: give a log of 'mamf find'")
         cards[key] = add_figures(cards.get(key, Device(0)), part, log)
     return Baseline(f"the baseline {', '.join(path.name for path in paths)}", [*cards.values()])
 

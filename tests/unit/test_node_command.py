@@ -270,11 +270,11 @@ def test_launchers_tell_a_rank_its_place():
     ("arguments", "told"),
     [
         (["--formt", "json"], "did you mean --format"),
-        (["--from", "nowhere"], "no logs of 'mamf node' in nowhere"),
+        (["--from", "nowhere"], "nowhere has no logs of 'mamf node'"),
         (["--backend", "simulated", "--devices", "7"], "simulated has no device 7; it has 4"),
         (
             ["--backend", "simulated", "--devices", "ranks"],
-            "--devices ranks is not possible here",
+            "--devices ranks does not work with this command",
         ),
         (["--backend", "simulated", "--output-folder", "full"], "full is not empty"),
     ],

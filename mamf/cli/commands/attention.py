@@ -66,19 +66,20 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
         "--no-ceiling",
         action="store_true",
         default=None,
-        help="measure only the kernels, without ceilings and shares",
+        help="measure only the kernels, and show no shares of a ceiling",
     )
     group.add_argument(
         "--ceiling-kernel",
         nargs="+",
         default=(),
         metavar="CLASS",
-        help="kernel that measured the ceiling, as package.module:Class; needed if no installed plugin has it",
+        help="kernel that measured the ceiling, as package.module:Class; needed only if it comes from no "
+        "installed plugin",
     )
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
-        help="kernel that speedups are relative to (default: eager, or else the slowest)",
+        help="kernel relative to which speedups are shown (default: eager, or the slowest kernel without eager)",
     )
 
 

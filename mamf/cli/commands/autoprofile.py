@@ -179,7 +179,7 @@ class Commands:
             log = read_run_log(self.folder / "kernels.jsonl")
             rows = [row for row in log.measurements if row.ok and row.operation == log.plan.operation and not row.phase]
             if not rows:
-                raise UnavailableError("no kernel was measured")
+                raise UnavailableError("mamf could not measure any kernel")
         except MamfError as error:
             self.left_out["counters.jsonl"] = str(error)
             return []

@@ -38,7 +38,11 @@ def configure(parser: Parser) -> None:
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
     add(group, "--launches", default=5, default_text="5")
-    group.add_argument("--ncu", metavar="PATH", help="path of the ncu executable (default: the first on PATH)")
+    group.add_argument(
+        "--ncu",
+        metavar="PATH",
+        help="path of the executable of NVIDIA Nsight Compute, ncu (default: the first on PATH)",
+    )
     add(group, "--time-limit")
     add_device_options(parser)
     add_run_options(parser)
@@ -66,7 +70,7 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
         raise UsageError("nothing to count: name a KERNEL ('mamf kernels' lists them)")
     plan = read_run_log(options.resume).plan
     if plan.is_search:
-        raise UsageError(f"{options.resume} is not a log of 'mamf counters'")
+        raise UsageError(f"{options.resume} is not a log of 'mamf counters': name such a log for --resume")
     return make_operation(plan.operation)
 
 

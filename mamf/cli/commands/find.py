@@ -66,7 +66,7 @@ def configure(parser: Parser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="find both ceilings in 14 s: fewer rounds, and only the kernel that is fastest in a short trial",
+        help="find both ceilings in 14 s: measure less often, and only the kernel that is fastest in a short trial",
     )
     add(search, "--precision")
     add_device_options(parser)

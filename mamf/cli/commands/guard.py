@@ -58,7 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--baseline", type=Path, metavar="LOG", help="baseline of this device (default: the one that FILE names)"
     )
     parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
-    parser.add_argument("--strict", action="store_true", help="exit with code 3 instead of 1 if a row is undecided")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with code 3 instead of 1 if it is undecided whether a row is slower"
+    )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write a JUnit XML report, one test per row")
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="also write the report as markdown, for a pull request comment"

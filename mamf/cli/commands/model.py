@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help=f"default to one sequence of 256 tokens, 0.5 s per row and {_QUICK_BUDGET:.0f} s in all",
+        help=f"take less time: by default one sequence of 256 tokens, 0.5 s per row and {_QUICK_BUDGET:.0f} s in all",
     )
     add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     group = parser.add_argument_group("profile launches of one row instead of measuring, as 'mamf profile' does")

@@ -41,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=VERIFY_BUDGET_SECONDS,
         metavar="TIME",
-        help=f"also check whole outputs, as 'mamf verify' does (TIME defaults to {VERIFY_BUDGET_SECONDS:.0f}s)",
+        help="also check random problems for TIME, as 'mamf verify' does (TIME defaults to "
+        f"{VERIFY_BUDGET_SECONDS:.0f}s)",
     )
     group.add_argument("--overlap", action="store_true", help="also run 'mamf overlap' after the verdict")
     judging = parser.add_argument_group("verdict")
@@ -50,7 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="LOG",
-        help="logs of a card known to be good, to compare with (default: contributed ceilings)",
+        help="logs of cards that are known to be good, to compare with (default: the ceilings of this "
+        "model in results/)",
     )
     add(judging, "--patience", default=_PATIENCE_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")

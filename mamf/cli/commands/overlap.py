@@ -56,7 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=index,
         metavar="N",
-        help="number of communication blocks of a collective; 0: library default (default: 0)",
+        help="number of communication blocks of a collective (CTAs in NCCL, channels in RCCL); 0: the "
+        "library chooses (default: 0)",
     )
     add(group, "--dtype")
     add(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
@@ -64,13 +65,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--flop",
         type=float,
         metavar="X",
-        help="predict the shortest step with this many FLOP of matmul, such as 4e15 (needs --bytes)",
+        help="predict the shortest training step with this many FLOP of matmul per device, such as 4e15 "
+        "(needs --bytes)",
     )
     group.add_argument(
         "--bytes",
         type=float,
         metavar="Y",
-        help="bytes that the other work moves in the step with --flop FLOP, counted like SIZE of --shapes, such as "
+        help="bytes that the other work moves in the step that --flop describes, counted like SIZE of "
+        "--shapes, such as "
         "1.6e10",
     )
     add_device_options(parser)

@@ -76,7 +76,9 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         _, devices = read_nodes(options.logs)
         return make_node_chart(devices, judge(devices, make_contributed_baseline(devices)))
     if folders:
-        raise UsageError(f"{folders[0]} is a folder of 'mamf node': draw it without the other logs")
+        raise UsageError(
+            f"{folders[0]} is a folder of 'mamf node', which cannot be drawn with other logs: name only this folder"
+        )
     imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
         _refuse_choice(options, "a log of mamf-finder")

@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
     program = Program(name, arguments, options.is_module)
     program.check_exists()
     if options.ranks == "all" and options.output is None:
-        raise UsageError("--ranks all needs --output FOLDER")
+        raise UsageError("--ranks all needs --output FOLDER: name a folder for the logs of all ranks")
     if get_rank() and options.ranks == "first" and not options.stop:
         with program.prepare_interpreter():
             return program.run()

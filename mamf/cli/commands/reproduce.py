@@ -96,7 +96,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     if options.claim:
         claims = [_parse_claim(text) for text in options.claim]
         if len({name for name, _ in claims}) > 1:
-            raise UsageError("the claims are about several operations: reproduce one operation at a time")
+            raise UsageError("the claims are about several operations: give only claims about one operation")
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
     with ensure_local_file(options.source) as file:
         log = read_log(file)

@@ -148,7 +148,7 @@ def _find_ceilings(options: argparse.Namespace) -> tuple[list[Path], int]:
             found.append(path)
     if not found and not options.dry_run:
         advice = f"continue with 'mamf roofline --output-folder {folder}'"
-        raise UsageError(f"no ceiling was confirmed: {advice}, if needed with a longer --budget")
+        raise UsageError(f"mamf could not confirm a ceiling: {advice}, if needed with a longer --budget")
     return found, code
 
 

@@ -53,7 +53,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--parts",
         action="store_true",
-        help="eager attention: time scores, softmax and values separately (median of --launches)",
+        help="for the kernel eager only: time scores, softmax and values separately (median of --launches)",
     )
     add_device_options(parser)
 

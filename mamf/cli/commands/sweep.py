@@ -67,15 +67,19 @@ def configure(parser: Parser) -> None:
         "--num-warmup-iterations",
         type=index,
         metavar="COUNT",
-        help="number of untimed warm-up launches, in classic only (default: 50)",
+        help="number of untimed warm-up launches, in the regime classic only (default: 50)",
     )
     group.add_argument(
-        "--num-iterations", type=size, metavar="COUNT", help="number of timed launches, in classic only (default: 100)"
+        "--num-iterations",
+        type=size,
+        metavar="COUNT",
+        help="number of timed launches, in the regime classic only (default: 100)",
     )
     group.add_argument(
         "--order",
         choices=ORDERS,
-        help="order of the shapes; shuffled keeps drift from looking like a trend (default: shuffled)",
+        help="order in which shapes are measured; with shuffled, a drift of the device does not look like "
+        "an effect of the shape (default: shuffled)",
     )
     group.add_argument(
         "--reference", metavar="MxNxK", help="shape to measure repeatedly, to show drift of the device (default: none)"

@@ -34,12 +34,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         group,
         "--regime",
         choices=CHECKING,
-        help="spaced: launches with rests; loaded: launches back to back at the power limit (default: both)",
+        help="how to load the device; spaced: launches with rests; loaded: launches back to back at the "
+        "power limit (default: both)",
     )
     group.add_argument(
         "--largest",
         metavar="SHAPE",
-        help="matmul shape that limits the FLOP of each problem (default: depends on the device)",
+        help="shape of the matmul with the most FLOP that a problem may have (default: depends on the device)",
     )
     group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument(

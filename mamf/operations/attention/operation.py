@@ -109,7 +109,10 @@ class AttentionShape:
     window: int | None = field(
         default=None,
         metadata=describe(
-            "keys visible before each query, and after it unless causal", default="all", read=parse_size, metavar="W"
+            "number of keys that a query sees before its position, and also after it without --causal",
+            default="all",
+            read=parse_size,
+            metavar="W",
         ),
     )
 
@@ -221,7 +224,10 @@ class AttentionProblem(DeclaredProblem):
 
     dtype: str = "bfloat16"
     direction: str = field(default="fwd", metadata=describe("passes to measure", choices=DIRECTIONS))
-    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
+    data: str = field(
+        default="normal",
+        metadata=describe("random distribution or pattern of the operands' values", choices=ALL_DATA, is_rare=True),
+    )
     seed: int = 0
     backward_count: str = field(
         default="hardware",

@@ -101,7 +101,7 @@ class BandwidthProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "bandwidth"
 
-    pattern: str = field(default="copy", metadata=describe("what a pass does with the arrays", choices=PATTERNS))
+    pattern: str = field(default="copy", metadata=describe("what a pass over the arrays does", choices=PATTERNS))
     dtype: str = "float32"
     data: str = "normal"
     seed: int = 0

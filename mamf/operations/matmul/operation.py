@@ -107,7 +107,8 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
         Parameter(
             "product",
             str,
-            "pass through the preset's layers, which also sets the layout",
+            "matmul of each layer to measure: forward pass, gradient of the input or of the weight; "
+            "also sets the layout",
             "forward",
             tuple(LAYOUT_BY_LAYER_PASS),
             is_rare=True,

@@ -263,10 +263,13 @@ class ProductProblem(DeclaredProblem):
             is_rare=True,
         ),
     )
-    data: str = field(default="normal", metadata=describe("values of the operands", choices=ALL_DATA, is_rare=True))
+    data: str = field(
+        default="normal",
+        metadata=describe("random distribution or pattern of the operands' values", choices=ALL_DATA, is_rare=True),
+    )
     seed: int = 0
     fast_accumulation: bool = field(
-        default=False, metadata=describe("8-bit floats: use fewer bits for partial sums", is_rare=True)
+        default=False, metadata=describe("let matmuls of 8-bit floats keep partial sums with fewer bits", is_rare=True)
     )
 
     def __post_init__(self) -> None:

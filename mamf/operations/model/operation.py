@@ -100,7 +100,7 @@ class ModelProblem(DeclaredProblem):
         default=False, metadata=_describe_rare_field("keep parameters in float32 and run matmuls under torch.autocast")
     )
     checkpointing: bool = field(
-        default=False, metadata=_describe_rare_field("recompute each block in the backward pass")
+        default=False, metadata=_describe_rare_field("recompute the activations of each block in the backward pass")
     )
     optimizer: Optimizer = field(default="adamw", metadata=_describe_rare_field("optimizer, for the phase step"))
     dtype: str = "bfloat16"

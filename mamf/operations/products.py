@@ -49,7 +49,7 @@ _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense exp
 # The number of rows, and of columns, of C that a quick check compares, and the number of matmuls of a batch or of
 # groups in which it compares them. The check must end in the idle time between two trains (series of launches).
 _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
-# With fewer rows than this, the signs of the smaller operand are not changed, but those of the larger one.
+# If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
 #: A function that splits the output of a launch into batches of matmuls of one shape, with their operands.
 SplitIntoParts = Callable[[torch.Tensor], Sequence[MatmulPart]]

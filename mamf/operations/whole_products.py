@@ -36,14 +36,15 @@ from mamf.operations.quantization import QuantizedOperand
 
 #: The number of random vectors x that a test multiplies by.
 VECTORS_PER_TEST = 2
-# The number of elements that are multiplied at once on a device: 64 MiB in float32, or the second number if a device
-# has less free memory.
+# The number of elements that are multiplied at once on a device: 64 MiB in float32. The second number is for devices
+# that have less free memory.
 _CHUNK_ELEMENTS = (2**24, 2**16)
 # The number of elements that are multiplied at once on a CPU, so that they fit in its cache.
 _HOST_CHUNK_ELEMENTS = 2**17
-# The probability that a test rejects a correct result is e^-20 = 2e-9 for each of the facts above.
+# The probability that a test rejects a correct result is at most e^-20 = 2e-9 for each of the test's criteria.
 _FALSE_ALARM_EXPONENT = 20.0
-# The number of products of two int8 values that float32 sums exactly, because their sum is at most 2^24.
+# The number of products of two int8 values that float32 sums exactly, because their sum is at most 2^24, below which
+# float32 represents every integer.
 _MAX_EXACT_TERMS = 1024
 # An exact value may be rounded to any integer at this distance or less. The limit is above 0.5, because mamf scales the
 # exact sums in float32.

@@ -58,9 +58,9 @@ _ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64"
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
-# The gradient of a score is about the variance of the data (1/3 or more) divided by the number of keys that a query
-# sees. In float16 it may be subnormal, so it is rounded to a multiple of this number. The rounding adds an error of up
-# to 0.87 times this number times the number of keys.
+# The smallest subnormal number of float16. The gradient of a score is about the variance of the data (1/3 or more)
+# divided by the number of keys that a query sees. In float16 the gradient may be subnormal, so it is rounded to a
+# multiple of this number, which adds an error of up to 0.87 times this number times the number of keys.
 _SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
 # The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
 # times the standard deviation of rounding.

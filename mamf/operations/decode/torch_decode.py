@@ -354,16 +354,15 @@ def compute_sequence_attention(
     ``rows``: the queries whose output to compute.
     """
     count, length = q.shape[0], k.shape[0]
-    float64_q, float64_k, float64_v = (convert_to_float64(each) for each in (q[rows], k, v))
+    wide_q, wide_k, wide_v = (convert_to_float64(each) for each in (q[rows], k, v))
     heads = k.shape[1]
-    grouped = (
-        float64_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    )  # [kv_heads, rows * heads per kv head, head_dim]
-    scores = grouped @ float64_k.permute(1, 2, 0) * shape.score_scale
+    # The shape of ``grouped`` is [kv_heads, rows * heads per kv head, head_dim].
+    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
+    scores = grouped @ wide_k.permute(1, 2, 0) * shape.score_scale
     last = torch.arange(length - count, length, device=q.device)[rows]
     masked = torch.arange(length, device=q.device) > last[:, None]
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
-    output = torch.softmax(scores, -1) @ float64_v.transpose(0, 1)
+    output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
     found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
     return found
 

@@ -214,8 +214,8 @@ MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
 #: The suffixes that a layout may have: the number of unused elements after each stored row of A and B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
 _LAYOUTS_WITH_PADDING = tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS)
-# The standard deviation of int8 operands, by the kind of data. And the largest int8 value, and the minimum number of
-# standard deviations of C that an int8 C must be able to represent.
+# The standard deviation of int8 operands, by the kind of data. The scale of an int8 C is chosen so that _INT8_MAX, the
+# largest int8 value, is at least _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations of C.
 _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 #: The dtype of A and B before they are quantized to a scaled format.

@@ -143,7 +143,7 @@ def _enable_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
         tunable.tuning_enable(tuning)
 
 
-# torch._int_mm on CUDA requires more rows of A than this.
+# torch._int_mm on CUDA does not support matrices A with this number of rows or fewer.
 _MAX_UNSUPPORTED_ROWS = 16
 
 

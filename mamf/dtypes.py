@@ -125,7 +125,7 @@ OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8")
 #: The names of the dtypes whose operands are quantized and have scales.
 SCALED_FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
 
-#: The full name (or ``fp8``) of each short name that users may write.
+#: The full name of a dtype (or ``fp8``, which the backend resolves), by each other name that users may write.
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -156,10 +156,10 @@ IDLE = "idle"
 
 def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
     """Group the second items of ``pairs`` by their first items. Keys and items keep the order of ``pairs``."""
-    groups: dict[KeyT, list[ItemT]] = {}
+    items_by_key: dict[KeyT, list[ItemT]] = {}
     for key, item in pairs:
-        groups.setdefault(key, []).append(item)
-    return groups
+        items_by_key.setdefault(key, []).append(item)
+    return items_by_key
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class MeasuredTraits:
     its cache; None if copies show none. ``findings``: the traits in words, for the terminal.
     """
 
-    burst: BurstTraits
-    sustained: SustainedTraits
+    burst_traits: BurstTraits
+    sustained_traits: SustainedTraits
     cache_bytes: int | None
     findings: Sequence[Advice]
 
@@ -77,7 +77,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
         )
         _traits_by_device[key] = _measure_or_assume_traits(backend)
     found = _traits_by_device[key]
-    backend.burst_traits, backend.sustained_traits = found.burst, found.sustained
+    backend.burst_traits, backend.sustained_traits = found.burst_traits, found.sustained_traits
     backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
     return found.findings
 
@@ -99,8 +99,8 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
         wake, reaction = probe.measure_wake_up(), probe.measure_reaction()
         recovery = (
             None
-            if reaction.seconds is None
-            else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds)
+            if reaction.seconds_until_slower is None
+            else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds_until_slower)
         )
     burst = _make_burst_traits(backend.burst_traits, wake, reaction, recovery)
     sustained = _make_sustained_traits(backend.sustained_traits, reaction.settling_seconds)
@@ -108,14 +108,18 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
 
 
 def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, recovery: float | None) -> BurstTraits:
-    traits, remarks = replace(assumed, wake_seconds=wake.seconds), [reaction.remark]
-    if wake.seconds > _WAKE_TRAIN_SECONDS / 2:
-        remarks.append(f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds:.2g} s or more")
-    if reaction.seconds is not None:
-        train = min(max(_TRAIN_SHARE_OF_REACTION * reaction.seconds, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS)
+    traits, remarks = replace(assumed, wake_seconds=wake.wake_seconds), [reaction.remark]
+    if wake.wake_seconds > _WAKE_TRAIN_SECONDS / 2:
+        remarks.append(
+            f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds:.2g} s or more"
+        )
+    if reaction.seconds_until_slower is not None:
+        train = min(
+            max(_TRAIN_SHARE_OF_REACTION * reaction.seconds_until_slower, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS
+        )
         traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
         remarks += [] if recovery else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
-    elif wake.seconds or reaction.remark:  # Load does not slow this device, so rests would only delay the wake-up.
+    elif wake.wake_seconds or reaction.remark:  # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
@@ -192,25 +196,25 @@ def _prepare_matmul_launch(backend: Backend) -> Iterator[Launch]:
 
 
 class WakeUp(NamedTuple):
-    """The wake-up of a device after a rest: the first launch takes ``slowdown`` times as long as later ones, and it
-    takes ``seconds`` of load until launches are no longer slow (0 if none is slow).
+    """The wake-up of a device after a rest: the first launch takes ``slowdown_ratio`` times as long as later ones, and
+    it takes ``wake_seconds`` of load until launches are no longer slow (0 if none is slow).
     """
 
-    slowdown: float
-    seconds: float
+    slowdown_ratio: float
+    wake_seconds: float
 
 
 class Reaction(NamedTuple):
     """The reaction of a device to load that begins after a rest.
 
-    - ``seconds``: seconds of load until launches become slower; None if they never do.
+    - ``seconds_until_slower``: seconds of load until launches become slower; None if they never do.
     - ``slowdown_share``: how much longer launches take under lasting load than at its start, as a share of
       ``first_launch_seconds``.
     - ``settling_seconds``: seconds of load until launch times no longer change; None if they still changed at the end.
     - ``first_launch_seconds``: device seconds of a launch at the start of the load.
     """
 
-    seconds: float | None
+    seconds_until_slower: float | None
     slowdown_share: float
     settling_seconds: float | None
     first_launch_seconds: float
@@ -302,7 +306,9 @@ class _TraitProbe:
             default=0.0,
         )
         return Reaction(
-            seconds=next(begins, None) if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds else None,
+            seconds_until_slower=next(begins, None)
+            if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds
+            else None,
             slowdown_share=settled_launch_seconds / first_launch_seconds - 1,
             settling_seconds=last if last < 0.8 * ends[-1] else _find_oscillation_start(ends, seconds, self.backend),
             first_launch_seconds=first_launch_seconds,
@@ -347,13 +353,16 @@ class _TraitProbe:
 
 def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = "launches after a rest take as long as before"
-    if wake.seconds:
-        woken = f"launches after a rest take {wake.slowdown:.2g} times as long for {wake.seconds * 1e3:.3g} ms"
+    if wake.wake_seconds:
+        woken = (
+            f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds * 1e3:.3g} ms"
+        )
     slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
-    if reaction.seconds is not None:
+    if reaction.seconds_until_slower is not None:
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
         slowed = (
-            f"launches take {reaction.slowdown_share:.0%} longer after {reaction.seconds * 1e3:.3g} ms of load; {back}"
+            f"launches take {reaction.slowdown_share:.0%} longer after {reaction.seconds_until_slower * 1e3:.3g} ms of "
+            f"load; {back}"
         )
     size = "the bandwidth of copies shows no cache" if cache is None else f"{cache / MIB:.3g} MiB"
     return (

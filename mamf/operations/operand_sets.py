@@ -171,7 +171,7 @@ _POISON_INT = -(2**31) + 1
 # The number of new tensors that are poisoned per output, because the allocator may reuse their memory for the next
 # output.
 _SPARE_TENSORS_PER_OUTPUT = 2
-# Checksums are sums over a table of this width, in words of at most 32 bits.
+# The number of columns of the table in which compute_checksums sums a tensor's words.
 _CHECKSUM_COLUMNS = 4096
 
 
@@ -349,7 +349,7 @@ def view_as_words(flat: torch.Tensor) -> torch.Tensor:
 # -- operands that change between launches -----------------------------------------------------------------------------
 
 
-# The sign bit of an 8-bit float, which is also that of the upper e2m1 value of a byte; and that of the lower value.
+# The sign bit of an 8-bit float, or of the upper one of two e2m1 values in a byte; and the sign bit of the lower value.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
 # The number of patterns of an operand in SignFlipper, and the largest number of rows that join_rows joins.
 _PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
@@ -453,7 +453,7 @@ class SignFlipper:
 # -- outputs that repeat -----------------------------------------------------------------------------------------------
 
 
-#: The integer dtype with this number of bytes per element.
+#: The integer dtype for each number of bytes per element.
 _INTEGER_DTYPE_BY_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

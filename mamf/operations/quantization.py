@@ -23,11 +23,12 @@ from mamf.operations.operand_sets import select_along_dim
 #: The magnitude of each e2m1 number, indexed by the lower three bits of its code. Bit 3 is the sign.
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_SIGN_BIT = 8
-# The code of an e8m0 scale is its exponent plus this number.
+# An e8m0 scale of 2^e is stored as the number e plus this bias.
 _E8M0_BIAS = 127
 # The number of values that are quantized at once, which takes a few times 256 MiB of temporary memory.
 _CHUNK_ELEMENTS = 2**26
-# The number of rows that are quantized at once is a multiple of this, so that they are whole blocks of any format.
+# The number of rows that are quantized at once is a multiple of this number, so that the rows form whole blocks of any
+# format.
 _CHUNK_ROW_MULTIPLE = 128
 
 

@@ -62,7 +62,7 @@ from mamf.report.imported import (
     make_side_by_side_chart,
     make_side_by_side_document,
 )
-from mamf.report.page import Command, Fact, Page, Part, Section
+from mamf.report.page import Command, Fact, Page, PagePart, Section
 from mamf.report.rows import select_ranked_rows
 from mamf.report.shares import WRONG_CEILING, Shares, divide_by_peak, make_ceiling_title, make_described_title
 from mamf.report.studies import compute_kept_ranges
@@ -111,7 +111,7 @@ class LogSource:
     document: Document
     pictures: Sequence[Picture] = ()
     figures: Sequence[HeadlineFigure] = ()
-    conditions: Sequence[Part] = ()
+    conditions: Sequence[PagePart] = ()
     command: str = ""
     log: RunLog | None = None
     facts: Sequence[Fact] = ()
@@ -175,7 +175,7 @@ def _report_folder(path: Path) -> Page:
 def _report_node(path: Path) -> Page:
     not_together, devices = read_nodes([path])
     verdict = judge(devices, make_contributed_baseline(devices))
-    parts: list[Part] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
+    parts: list[PagePart] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",

@@ -42,14 +42,14 @@ from mamf.report.document import (
     format_whole_number,
     shorten_line,
 )
-from mamf.report.page import Command, Fact, Page, Part, Section, render_page
+from mamf.report.page import Command, Fact, Page, PagePart, Section, render_page
 from mamf.text import Link
 
 #: Name of the file in the folder of the site that lists the files of the site, one per line.
 FILE_LIST = ".mamf-site"
-_DEVICES = "devices"
+_DEVICES_FOLDER = "devices"
 _MAX_NAME_CHARACTERS = 80
-INDEX, CSV, FEED = "index.html", "ceilings.csv", "index.json"
+INDEX_FILE, CSV, FEED = "index.html", "ceilings.csv", "index.json"
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
@@ -97,7 +97,9 @@ def _list_own_files(output: Path) -> set[str]:
 
 
 def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
-    pages = {name: f"{_DEVICES}/{file}" for name, file in choose_page_names(run.device for run in data.runs).items()}
+    pages = {
+        name: f"{_DEVICES_FOLDER}/{file}" for name, file in choose_page_names(run.device for run in data.runs).items()
+    }
     below = logs if "://" in logs else f"../{logs}"
     for name, part in data.split_by_device().items():
         yield pages[name], render_page(make_device_page(name, part, below))
@@ -105,8 +107,8 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
     yield CSV, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
-    yield FEED, f'{{"schema": {SCHEMA}, "title": {json.dumps(_FEED_TITLE)}, "ceilings": [{listed}\n]}}\n'
-    yield INDEX, render_page(make_index_page(data, logs, pages))
+    yield FEED, f'{{"schema": {FEED_SCHEMA}, "title": {json.dumps(_FEED_TITLE)}, "ceilings": [{listed}\n]}}\n'
+    yield INDEX_FILE, render_page(make_index_page(data, logs, pages))
 
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
@@ -126,7 +128,7 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 
 
 def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
-    make_folder(output / _DEVICES)
+    make_folder(output / _DEVICES_FOLDER)
     # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
     write_atomically(output / FILE_LIST, "\n".join(sorted(old | set(texts))))
     for name, text in texts.items():
@@ -140,7 +142,7 @@ def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
 
 
 #: Version of the format of index.json. It rises if a field is removed, renamed or redefined, but not for new fields.
-SCHEMA = 1
+FEED_SCHEMA = 1
 #: The title in index.json.
 _FEED_TITLE = "Measured matmul ceilings by device, dtype and regime"
 
@@ -170,7 +172,7 @@ def make_feed_record(line: CeilingLine) -> dict[str, Any]:
 
 _MAX_FACTS = 4
 #: Maximum number of devices in a picture, of points in a row, and of points in a picture. They keep pages small.
-MAX_ROWS, _MAX_POINTS, _MAX_IN_PICTURE = 30, 30, 600
+MAX_ROWS, _MAX_ROW_POINTS, _MAX_PICTURE_POINTS = 30, 30, 600
 #: Explanations of the words in the tables of the site.
 _WORD_EXPLANATIONS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
@@ -184,7 +186,7 @@ _WORD_EXPLANATIONS = (
     "Figures of different tiers cannot be compared.",
 )
 #: Parts of the section that asks readers for a log of their device.
-_CONTRIBUTION_PARTS: Sequence[Part] = (
+_CONTRIBUTION_PARTS: Sequence[PagePart] = (
     Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
     Command("mamf find --dtype bfloat16"),
     Command("mamf results submit LOG"),
@@ -283,7 +285,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
             ),
             Section("Logs", _make_tables(log_columns, newest_first)),
         ],
-        links=[("All devices", f"../{INDEX}")],
+        links=[("All devices", f"../{INDEX_FILE}")],
     )
 
 
@@ -377,7 +379,7 @@ def _make_figure_columns() -> list[Column[CeilingLine]]:
 def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
     devices = list(group_pairs((line.device, line) for line in lines).values())
     kept = [line for each in devices[:MAX_ROWS] for line in each]
-    max_points = max(3, min(_MAX_POINTS, _MAX_IN_PICTURE // len(kept)))
+    max_points = max(3, min(_MAX_ROW_POINTS, _MAX_PICTURE_POINTS // len(kept)))
     rows = [
         RangeRow(
             shorten_line(format_device_name(line.device)),

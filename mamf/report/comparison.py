@@ -54,7 +54,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
         shown=shown,
         top=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
         remarks=lambda pair: yield_pair_remarks(pair, tolerance),
-        label=label_pair,
+        label=format_pair_label,
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
@@ -129,7 +129,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
-def label_pair(pair: RowPair) -> str:
+def format_pair_label(pair: RowPair) -> str:
     return f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip()
 
 
@@ -274,19 +274,19 @@ def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[
 _JUNIT_TAGS = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
-def describe_guard_verdict(found: GuardResult) -> str:
+def describe_guard_verdict(result: GuardResult) -> str:
     """Return the line that says whether a guard passed, failed or is undecided, and why."""
-    counts, rows = found.count_outcomes(), format_count(len(found.rows), "row")
-    slower = f"slower by more than {format_share(found.tolerance)}"
+    counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
+    slower = f"slower by more than {format_share(result.tolerance)}"
     outcomes: dict[Outcome, str] = {
         "regression": f"{slower}, confirmed by fresh visits",
         "failed": "without a figure now",
         "undecided": "undecided: they scatter too much, or too few visits were made",
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
-    reasons += [f"not finished: {found.unfinished_reason}"] if found.unfinished_reason else []
-    good = f"none of {rows} is {slower}" if found.is_finished else "no row was compared with the baseline"
-    verdict = "FAILED" if found.has_failed else "PASSED" if found.is_finished else "UNDECIDED"
+    reasons += [f"not finished: {result.unfinished_reason}"] if result.unfinished_reason else []
+    good = f"none of {rows} is {slower}" if result.is_finished else "no row was compared with the baseline"
+    verdict = "FAILED" if result.has_failed else "PASSED" if result.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or good}"
 
 
@@ -309,38 +309,38 @@ def describe_row_outcome(row: JudgedRow) -> str:
     )
 
 
-def make_guard_document(found: GuardResult) -> Document:
+def make_guard_document(result: GuardResult) -> Document:
     """Return the report of a guard: the comparison with the baseline, each row that is not ok, and the verdict."""
-    rows = [row for row in found.rows if row.outcome != "ok"]
+    rows = [row for row in result.rows if row.outcome != "ok"]
     lines = [f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}" for row in rows]
-    answer = Answer([*lines, describe_guard_verdict(found)])
-    data = {"guard": {"verdict": describe_guard_verdict(found), "rows": found.count_outcomes()}}
-    if not found.comparison.pairs:
+    answer = Answer([*lines, describe_guard_verdict(result)])
+    data = {"guard": {"verdict": describe_guard_verdict(result), "rows": result.count_outcomes()}}
+    if not result.comparison.pairs:
         return Document("Guard", [answer], data)
-    compared = make_comparison_document(found.comparison, found.tolerance)
+    compared = make_comparison_document(result.comparison, result.tolerance)
     blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
     return Document("Guard", [*blocks, answer], {**compared.data, **data})
 
 
-def format_junit_xml(found: GuardResult, suite: str, seconds: float) -> str:
+def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
     """Return a JUnit test suite with a test for each row. Regressions are failures, rows without a figure are errors,
     and undecided or new rows are skipped tests.
     """
-    counts = found.count_outcomes()
+    counts = result.count_outcomes()
     top = ElementTree.Element(
         "testsuite",
         name=escape_invisible(suite),
-        tests=str(len(found.rows)),
+        tests=str(len(result.rows)),
         failures=str(counts["regression"]),
         errors=str(counts["failed"]),
         skipped=str(counts["new"] + counts["undecided"]),
         time=f"{seconds:.3f}",
     )
-    for row in found.rows:
+    for row in result.rows:
         case = ElementTree.SubElement(top, "testcase", classname=escape_invisible(f"{suite}.{row.entry.kernel}"))
         case.set("name", escape_invisible(describe_judged_row(row)))
         if row.outcome in _JUNIT_TAGS:
             ElementTree.SubElement(case, _JUNIT_TAGS[row.outcome], message=escape_invisible(describe_row_outcome(row)))
-    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_guard_verdict(found))
+    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_guard_verdict(result))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

@@ -127,14 +127,14 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
     lines = [[escape_invisible(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
 
-    def aligned(line: Sequence[str]) -> str:
+    def format_aligned_line(line: Sequence[str]) -> str:
         padded = (
             cell.ljust(width) if name in left_aligned else cell.rjust(width)
             for name, cell, width in zip(columns, line, widths, strict=True)
         )
         return _COLUMN_GAP.join(padded).rstrip()
 
-    return "\n".join(map(aligned, lines)) + "\n"
+    return "\n".join(map(format_aligned_line, lines)) + "\n"
 
 
 def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
@@ -164,12 +164,12 @@ def label_kernel(name: str, header: Mapping[str, Any]) -> str:
     """Return the name of a kernel as tables show it: "(by path)" follows if the user named the kernel as
     ``package.module:Class``.
     """
-    planned = _planned_kernels(header)
+    planned = _get_planned_kernels(header)
     is_by_path = any(":" in each for each in planned) and {name, name.partition("[")[0]}.isdisjoint(planned)
     return f"{name} (by path)" if is_by_path else name
 
 
-def _planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
+def _get_planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
     # Users name kernels by registered name or by path (package.module:Class), and headers store what they wrote.
     return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
@@ -185,7 +185,7 @@ def describe_machine(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
-    by_path = (f"kernel by path: {name}" for name in _planned_kernels(header) if ":" in name)
+    by_path = (f"kernel by path: {name}" for name in _get_planned_kernels(header) if ":" in name)
     return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 
@@ -405,18 +405,18 @@ def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: in
     the driver requested. A narrow terminal drops the requested clock first.
     """
 
-    def of(name: str, factor: float = 1.0) -> Callable[[RowT], float | None]:
-        def value(row: RowT) -> float | None:
+    def make_reader(name: str, factor: float = 1.0) -> Callable[[RowT], float | None]:
+        def read_value(row: RowT) -> float | None:
             conditions = read(row)
             known = None if conditions is None else getattr(conditions, name)
             return None if known is None else factor * known
 
-        return value
+        return read_value
 
     return [
-        Column("cycles_used", "% cycles", of("cycles_used"), format_percent, importance),
-        Column("true_clock_mhz", "MHz", of("true_clock_hz", 1e-6), format_whole_number, importance),
-        Column("clock_mhz", "MHz requested", of("clock_hz", 1e-6), format_whole_number, importance + 2),
+        Column("cycles_used", "% cycles", make_reader("cycles_used"), format_percent, importance),
+        Column("true_clock_mhz", "MHz", make_reader("true_clock_hz", 1e-6), format_whole_number, importance),
+        Column("clock_mhz", "MHz requested", make_reader("clock_hz", 1e-6), format_whole_number, importance + 2),
     ]
 
 

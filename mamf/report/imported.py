@@ -194,14 +194,14 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
 
 
 def _make_finder_columns() -> list[Column[Reported]]:
-    def tflops(name: str) -> Column[Reported]:
+    def make_tflops_column(name: str) -> Column[Reported]:
         return Column(f"{name.lower()}_tflops", name, lambda row: row.tflops.get(name), lambda value: f"{value:.1f}")
 
     return [
         Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, left=True),
         Column("stage", "stage", lambda row: row.stage, format_plain, 2, True),
         Column("label", "label", lambda row: row.label, format_plain, 2, True),
-        *map(tflops, FINDER_STATISTICS),
+        *map(make_tflops_column, FINDER_STATISTICS),
         Column("power_watts", "W", lambda row: row.watts, format_whole_number, 4),
         Column("clock_mhz", "MHz", lambda row: row.clock_mhz, format_whole_number, 4),
         Column("temperature_celsius", "C", lambda row: row.celsius, format_whole_number, 5),

@@ -34,15 +34,15 @@ from mamf.report.document import (
     split_shared_parts,
 )
 from mamf.report.rows import (
-    Group,
+    RowGroup,
     SpeedUp,
     describe_best_rows,
     describe_devices,
     describe_drift,
     describe_failures,
+    format_row_label,
     get_half_width_percent,
     group_rows,
-    label_row,
     list_row_remarks,
     make_device_record,
     make_group_title,
@@ -52,12 +52,12 @@ from mamf.report.rows import (
 from mamf.report.shares import Shares, make_ceiling_table, make_problem_title, summarize_ceiling
 
 
-def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[Group, Measurement | None]:
+def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroup, Measurement | None]:
     """Choose the row that speed-ups of a shape refer to, for each shape with rows of several kernels: the row of kernel
     ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; a named kernel
     without a row leaves None.
     """
-    found: dict[Group, Measurement | None] = {}
+    found: dict[RowGroup, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
         if len({row.kernel for row in same}) > 1:
             measured = [row for row in same if row.ok]
@@ -78,15 +78,15 @@ class Winner:
     """The best kernel of a shape.
 
     - ``row``: the row of the best kernel.
-    - ``second``: the row of the second-best kernel, None if no other kernel has a figure.
+    - ``runner_up``: the row of the second-best kernel, None if no other kernel has a figure.
     """
 
     row: Measurement
-    second: Measurement | None
+    runner_up: Measurement | None
 
     @property
-    def ahead(self) -> float | None:
-        return None if self.second is None else self.row.comparable_rate / self.second.comparable_rate - 1
+    def lead_share(self) -> float | None:
+        return None if self.runner_up is None else self.row.comparable_rate / self.runner_up.comparable_rate - 1
 
 
 def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
@@ -130,11 +130,11 @@ def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) 
         ),
         Column("mbu", "MBU", lambda each: shares.compute_row_mbu(each.row), format_percent, 1),
         Column("mamfu", "MAMFU", lambda each: shares.compute_row_mamfu(each.row), format_percent, 1),
-        Column("ahead", "ahead %", lambda each: each.ahead, format_percent, 2),
+        Column("ahead", "ahead %", lambda each: each.lead_share, format_percent, 2),
         Column(
             "second",
             "second",
-            lambda each: each.second and each.second.kernel,
+            lambda each: each.runner_up and each.runner_up.kernel,
             lambda name: label_kernel(name, shares.header),
             2,
             True,
@@ -152,14 +152,14 @@ def describe_winners(found: Sequence[Winner]) -> str:
 def make_group_table(
     rows: Sequence[Measurement],
     shares: Shares,
-    faster: SpeedUp,
+    get_speed_up: SpeedUp,
     top: int | None = None,
     baseline: Measurement | None = None,
     by_shape: bool = False,
 ) -> Table[Measurement]:
     """Return the table of rows that are ranked together.
 
-    - ``faster``: returns how many times as fast a row is as its baseline.
+    - ``get_speed_up``: returns how many times as fast a row is as its baseline.
     - ``baseline``: the baseline, which the title names if ``by_shape``.
     - ``by_shape``: whether all rows have one shape, so that kernels are ranked against each other.
     """
@@ -168,14 +168,14 @@ def make_group_table(
         over = f"; speed-up over {baseline.kernel}" if baseline else ""
         one_shape = f": {get_operation(rows[0].operation).describe_shape(rows[0].shape)}{over}"
     return Table(
-        make_row_columns(rows, shares, faster, by_shape),
+        make_row_columns(rows, shares, get_speed_up, by_shape),
         rows,
         f"{make_group_title(rows[0])}{one_shape}",
         "measurements",
         [row for row in rows if row.ok],
         top,
         lambda row: list_row_remarks(row, shares),
-        label_row,
+        format_row_label,
     )
 
 
@@ -190,17 +190,17 @@ def make_group_tables(
     """
     bases = choose_baselines(rows, baseline)
 
-    def faster(row: Measurement) -> float | None:
+    def get_speed_up(row: Measurement) -> float | None:
         return compute_speed_up(row, bases.get((row.regime, row.problem, row.shape)))
 
     operation = find_operation_name(rows, shares.header)
     is_one = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
     by_shape = get_operation(operation).ranks_by_shape and (top is None or is_one)
     for group, same in group_rows(rows, by_shape).items():
-        yield make_group_table(same, shares, faster, top, bases.get(group), by_shape)
+        yield make_group_table(same, shares, get_speed_up, top, bases.get(group), by_shape)
         yield Lines(describe_failures(same))
     if references := [row for row in rows if row.is_reference and row.operation == operation]:
-        columns = make_row_columns(references, shares, faster)
+        columns = make_row_columns(references, shares, get_speed_up)
         yield Table([replace(each, title="") for each in columns], references, key="measurements")
 
 

@@ -23,7 +23,7 @@ from mamf.errors import UnavailableError
 from mamf.report.charts.picture import (
     COLORS,
     HINTS,
-    PAGE_WIDTH,
+    PANEL_WIDTH_INCHES,
     DrawnPanel,
     Picture,
     disable_math_text,
@@ -61,7 +61,7 @@ class Command:
     text: str
 
 
-Part = Block | Picture | Command
+PagePart = Block | Picture | Command
 _MAX_SECTIONS_WITHOUT_CONTENTS = 3
 
 
@@ -72,7 +72,7 @@ class Section:
     """
 
     heading: str
-    parts: Sequence[Part]
+    parts: Sequence[PagePart]
     is_open: bool = True
 
 
@@ -173,7 +173,7 @@ def _show_invisible(value: Any) -> Any:
     return escape_invisible(strip_markup(value)) if is_text else value
 
 
-def _choose_macro(part: Part) -> str:
+def _choose_macro(part: PagePart) -> str:
     """Return the name of the template macro that renders a part of a section."""
     kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
@@ -183,13 +183,13 @@ def _make_table_context(table: Table[Any]) -> dict[str, Any]:
     """Return the cells of a table for its template."""
     columns = table.visible_columns
 
-    def cell(text: str, column: Any) -> dict[str, Any]:
+    def make_cell(text: str, column: Any) -> dict[str, Any]:
         return {"text": strip_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
 
-    heads = [cell(column.title, column) for column in columns]
+    heads = [make_cell(column.title, column) for column in columns]
     return {
         "heads": heads,
-        "rows": [[cell(column.format_cell(row), column) for column in columns] for row in table.visible_rows],
+        "rows": [[make_cell(column.format_cell(row), column) for column in columns] for row in table.visible_rows],
     }
 
 
@@ -282,7 +282,7 @@ def _draw_svg(panel: DrawnPanel, salt: str) -> str:
         marks = list(group.iter("use")) or list(group.iter("path"))
         for mark, text in zip(marks, hints.get(group.attrib.pop("id", ""), ()), strict=False):
             SubElement(mark, "title").text = text
-    is_wide = panel.size[0] > PAGE_WIDTH
+    is_wide = panel.size[0] > PANEL_WIDTH_INCHES
     kept = {"viewBox": root.get("viewBox", ""), "width": f"{72 * panel.size[0]:.0f}", "fill": "currentColor"}
     root.attrib.clear()
     root.attrib.update(kept | {"role": "img", "aria-label": panel.described, "class": "wide" if is_wide else "panel"})

@@ -24,11 +24,11 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
-    CEILING,
+    CEILING_LINE_STYLE,
+    FILE_WIDTH,
     HINTS,
-    SMALL,
-    TEXT,
-    WIDTH,
+    SMALL_POINTS,
+    TEXT_POINTS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -68,10 +68,10 @@ def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """
     kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layer_weights(row.shape for row in kept if isinstance(row.shape, MatmulShape))
-    return [make_roof_point(row, roofs, name_row(row), layers.get(row.shape, "")) for row in kept]
+    return [make_roof_point(row, roofs, format_row_name(row), layers.get(row.shape, "")) for row in kept]
 
 
-def name_row(row: Measurement | Ceiling) -> str:
+def format_row_name(row: Measurement | Ceiling) -> str:
     """Return the name of a row: its shape, and the fields in which its problem differs from the default."""
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).words(row.problem)])
 
@@ -87,7 +87,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     both limit a kernel alike.
     """
 
-    def balance(level: str) -> Callable[[NamedCeiling], float | None]:
+    def read_balance_point(level: str) -> Callable[[NamedCeiling], float | None]:
         return lambda roof: compute_balance_point(roofs, roof.ceiling, level)
 
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
@@ -104,14 +104,14 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
             Column(
                 f"balance_{level}_flop_per_byte",
                 f"FLOP/byte of {level}",
-                balance(level),
+                read_balance_point(level),
                 format_significant,
                 importance=1,
             )
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: name_row(roof.ceiling), importance=3, left=True),
+        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, left=True),
         Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
     ]
     blocks: list[Block] = [
@@ -210,7 +210,7 @@ _MIN_LABEL_DIFFERENCE = 0.05
 #: With more series of joined marks than this, only the highest and the lowest series get a label.
 _MAX_LABELS = 3
 _HEIGHT_INCHES = 8.0
-_MARKER_POINTS = 9  # points
+_MARKER_POINTS = 9  # diameter of a mark in points
 _BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
 # As shares of the axes: height of a label, width of a letter, and distances from a label to its mark or line.
 _LABEL_HEIGHT, _LETTER_WIDTH, _LABEL_DISTANCE, _LABEL_OFFSET = 0.028, 0.0092, 0.015, 0.018
@@ -258,7 +258,9 @@ class RooflineChart(Picture):
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(WIDTH, _HEIGHT_INCHES))]]
+        return [
+            [DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH, _HEIGHT_INCHES))]
+        ]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(mark.name for mark in self.marks)
@@ -312,7 +314,7 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
             yield RoofLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED)
 
 
-# -- drawn -------------------------------------------------------------------------------------------------------------
+# -- drawing with matplotlib -------------------------------------------------------------------------------------------
 
 
 def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
@@ -327,11 +329,11 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("FLOP per byte", fontsize=TEXT)
-    axes.set_ylabel("TFLOPS", fontsize=TEXT)
+    axes.set_xlabel("FLOP per byte", fontsize=TEXT_POINTS)
+    axes.set_ylabel("TFLOPS", fontsize=TEXT_POINTS)
     for line in chart.lines:
         width = _SUSTAINED_LINE_POINTS if line.is_sustained else _BURST_LINE_POINTS
-        axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING, "linewidth": width})
+        axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING_LINE_STYLE, "linewidth": width})
     styles = choose_styles(mark.name for mark in chart.marks)
     for marks in group_series(chart.marks):
         places = zip(*(mark.place for mark in marks), strict=True)
@@ -357,7 +359,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     to_shares = axes.transData + axes.transAxes.inverted()
     taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
 
-    def write(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
+    def write_label(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
         """Write a text at the first free place from ``place`` downward, with a line to the point ``at`` that it names
         if the text had to move far. ``side``: the side of the text that is at ``place``.
         """
@@ -369,7 +371,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
             y -= _LABEL_HEIGHT / 4
         taken.append((left, left + width, y))
         arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _LABEL_HEIGHT else None
-        look: dict[str, Any] = {"fontsize": SMALL, "ha": side, "va": "center", "zorder": 5}
+        look: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": side, "va": "center", "zorder": 5}
         axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **look)
 
     for line in sorted(chart.lines, key=lambda each: -each.end[1]):
@@ -378,11 +380,11 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
             continue
         x, y = to_shares.transform(line.end)
         x -= _SUSTAINED_LABEL_DISTANCE if line.is_sustained else _LABEL_DISTANCE
-        write(line.label, (x, y), (x, y + (-_LABEL_OFFSET if line.is_sustained else _LABEL_OFFSET)), "right")
+        write_label(line.label, (x, y), (x, y + (-_LABEL_OFFSET if line.is_sustained else _LABEL_OFFSET)), "right")
     firsts = sorted((marks[0] for marks in group_series(chart.marks)), key=lambda each: -each.place[1])
     for mark in firsts if len(firsts) <= _MAX_LABELS else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(mark.place)
-        write(mark.series, (x, y), (x + _LABEL_DISTANCE, y), "left")
+        write_label(mark.series, (x, y), (x + _LABEL_DISTANCE, y), "left")
 
 
 def _write_along_line(axes: Axes, line: RoofLine) -> None:
@@ -391,7 +393,7 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
         start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),
         height / end,
     )
-    look: dict[str, Any] = {"fontsize": SMALL, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
+    look: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
     rotation = math.degrees(math.atan(slope))
     axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **look)
 

@@ -113,7 +113,7 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
     def rate(value: float) -> str:
         return format_significant(value * factor)
 
-    def statistic(name: str, importance: int = 7) -> Column[Measurement]:
+    def make_statistic_column(name: str, importance: int = 7) -> Column[Measurement]:
         return Column(
             name_rate_column(f"rate_{name}", unit),
             name,
@@ -123,13 +123,13 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
         )
 
     is_median = all(row.best_by in ("mean", "median") for row in rows)
-    median = statistic("median", 1)
+    median = make_statistic_column("median", 1)
     return [Column(name_rate_column("rate", unit), shown, lambda row: row.best_rate if row.ok else None, rate)], [
         Column(name_rate_column("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
         Column(name_rate_column("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
         replace(median, title="") if is_median else median,
-        statistic("mean"),
-        statistic("fastest"),
+        make_statistic_column("mean"),
+        make_statistic_column("fastest"),
     ]
 
 
@@ -143,22 +143,22 @@ def get_half_width_percent(row: Measurement) -> float | None:
 def make_time_columns() -> list[Column[Measurement]]:
     """Return columns of the time of a launch in milliseconds: the figure, statistics and interval."""
 
-    def of(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
+    def make_time_column(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
         return Column(
             f"{name}_ms", title, lambda row: 1e3 * read(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
         )
 
     return [
-        of("time", lambda row: row.seconds, "ms"),
-        *(of(name, attrgetter(f"summary.{name}")) for name in ("mean", "median", "fastest", "slowest")),
-        of("stdev", lambda row: row.stdev),
-        of("low", lambda row: row.interval.low),
-        of("high", lambda row: row.interval.high),
+        make_time_column("time", lambda row: row.seconds, "ms"),
+        *(make_time_column(name, attrgetter(f"summary.{name}")) for name in ("mean", "median", "fastest", "slowest")),
+        make_time_column("stdev", lambda row: row.stdev),
+        make_time_column("low", lambda row: row.interval.low),
+        make_time_column("high", lambda row: row.interval.high),
     ]
 
 
 #: Identifies rows that are ranked together: regime, problem, and shape (None to rank the rows of all shapes together).
-Group = tuple[str, Any, Any]
+RowGroup = tuple[str, Any, Any]
 
 
 def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -166,7 +166,7 @@ def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
-def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[Group, list[Measurement]]:
+def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[RowGroup, list[Measurement]]:
     """Group the rows that are ranked together, each group with its best row first. ``by_shape``: whether each shape is
     a separate group. References and rows of a search for ceilings are left out.
     """
@@ -180,7 +180,7 @@ def make_group_title(row: Measurement) -> str:
     return make_described_title(row.regime, row.problem)
 
 
-def label_row(row: Measurement) -> str:
+def format_row_label(row: Measurement) -> str:
     return f"{row.kernel} {row.shape}"
 
 
@@ -249,7 +249,7 @@ def describe_failures(rows: Iterable[Measurement]) -> list[str]:
     """
     found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
-        f"{label_row(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
+        f"{format_row_label(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
         for first, *others in found.values()
     ]
 

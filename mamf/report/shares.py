@@ -95,7 +95,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
     def interval(of: Interval) -> str:
         return format_interval(of, factor)
 
-    def joules(ceiling: Ceiling) -> float | None:
+    def get_joules_per_tflop(ceiling: Ceiling) -> float | None:
         return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
 
     columns: list[Column[Ceiling]] = [
@@ -125,7 +125,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         *make_clock_columns(lambda each: each.conditions, 3),
         Column("power_watts", "W", lambda each: each.conditions.watts, format_whole_number, 4),
-        Column("joules_per_tflop", "J/TFLOP", joules, "{:.3f}".format, 5),
+        Column("joules_per_tflop", "J/TFLOP", get_joules_per_tflop, "{:.3f}".format, 5),
     ]
     return Table(columns, ceilings, shared, "ceilings", label=make_ceiling_title)
 
@@ -201,15 +201,15 @@ class Shares:
         return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
 
     def make_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-        def read(name: str) -> Callable[[Measurement], object]:
+        def make_reader(name: str) -> Callable[[Measurement], object]:
             return lambda row: getattr(self.make_row_point(row), name, None)
 
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof: list[Column[Measurement]] = [
-            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", read("roof")),
-            Column("share_of_roof", "% of roof", read("share"), format_percent, 1),
-            Column("bound_by", "", read("bound")),
-            Column("", "bound by", read("bound_text"), importance=3, left=True),
+            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", make_reader("roof")),
+            Column("share_of_roof", "% of roof", make_reader("share"), format_percent, 1),
+            Column("bound_by", "", make_reader("bound")),
+            Column("", "bound by", make_reader("bound_text"), importance=3, left=True),
         ]
         return [
             Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),

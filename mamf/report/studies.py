@@ -218,7 +218,7 @@ def make_explanation_document(
     """
     normal, datasheet = find_row(rows, NORMAL, BURST), steps[0].tflops
 
-    def share(step: WaterfallStep) -> float | None:
+    def compute_datasheet_share(step: WaterfallStep) -> float | None:
         return step.tflops / datasheet if step.tflops is not None and datasheet else None
 
     def change_to_normal(row: Measurement) -> float | None:
@@ -228,7 +228,7 @@ def make_explanation_document(
         Column("step", "step", lambda step: step.name, left=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_significant),
         Column("change", "change", lambda step: step.change, format_change),
-        Column("share_of_datasheet", "% of datasheet", share, format_percent, importance=1),
+        Column("share_of_datasheet", "% of datasheet", compute_datasheet_share, format_percent, importance=1),
         *make_interval_columns(lambda step: step.interval, "rate_{}_tflops"),
         *make_sensor_columns(lambda step: step.row and step.row.conditions),
         Column("cause", "", lambda step: step.cause),
@@ -321,7 +321,7 @@ class OverlapPair:
     rows: Mapping[tuple[str, bool], Measurement]
 
     @property
-    def together(self) -> Measurement:
+    def matmul_row(self) -> Measurement:
         return self.rows[MATMUL_WORK, False]
 
     def compute_kept_share(self, timed: str) -> float:
@@ -339,7 +339,10 @@ class OverlapPair:
         - ``flop``: FLOP of the matmul in the step.
         - ``nbytes``: bytes of the buffer of the other work in the step.
         """
-        amounts = {MATMUL_WORK: flop / self.together.flop, OTHER_WORK: nbytes / self.together.shape.nbytes}
+        amounts = {
+            MATMUL_WORK: flop / self.matmul_row.flop,
+            OTHER_WORK: nbytes / self.matmul_row.shape.nbytes,
+        }
         alone, both = (
             {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
         )
@@ -347,13 +350,13 @@ class OverlapPair:
         return first + sum(alone[each] * (1 - first / both[each]) for each in both), sum(alone.values())
 
     @property
-    def size(self) -> str:
+    def buffer_size(self) -> str:
         """The size of the buffer that the other work reads or copies."""
-        return str(BandwidthShape(self.together.shape.nbytes))
+        return str(BandwidthShape(self.matmul_row.shape.nbytes))
 
     @property
-    def kind(self) -> tuple[str, str]:
-        return self.together.shape.product, self.together.problem.other
+    def work_names(self) -> tuple[str, str]:
+        return self.matmul_row.shape.product, self.matmul_row.problem.other
 
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
@@ -390,7 +393,7 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
     """Yield a line for each kind of other work: the duration of the shortest step with ``flop`` and ``nbytes`` with
     overlap, the pair that reaches it, and the duration without overlap.
     """
-    for other, same in group_pairs((pair.kind[1], pair) for pair in pairs).items():
+    for other, same in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
         best = min(same, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
         seconds, apart = (
             best.predict_step_seconds(flop, nbytes)[0],
@@ -398,11 +401,11 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
         )
         doubt, blocks = (
             format_percent(max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))),
-            best.together.problem.blocks,
+            best.matmul_row.problem.blocks,
         )
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_significant(seconds * 1e3)} ms "
-            f"(+-{doubt} %) with overlap, at best as {best.together.shape}"
+            f"(+-{doubt} %) with overlap, at best as {best.matmul_row.shape}"
             f"{f' with {blocks} blocks' if blocks else ''}, and {format_significant(apart * 1e3)} ms without overlap"
         )
 
@@ -411,10 +414,10 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     def rate(timed: str, alone: bool, factor: float) -> Callable[[OverlapPair], float]:
         return lambda pair: pair.rows[timed, alone].best_rate * factor
 
-    yield Column("product", "matmul", lambda pair: pair.kind[0], left=True)
-    yield Column("other", "with", lambda pair: pair.kind[1], left=True)
-    yield Column("size", "size", lambda pair: pair.size, left=True)
-    yield Column("blocks", "blocks", lambda pair: pair.together.problem.blocks or None)
+    yield Column("product", "matmul", lambda pair: pair.work_names[0], left=True)
+    yield Column("other", "with", lambda pair: pair.work_names[1], left=True)
+    yield Column("size", "size", lambda pair: pair.buffer_size, left=True)
+    yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
     for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
         yield Column(
             name_rate_column(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_significant, 1
@@ -473,7 +476,7 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
         raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")
 
     def place(pair: OverlapPair) -> tuple[Any, ...]:
-        return *pair.kind, pair.together.shape.nbytes, pair.together.problem.blocks
+        return *pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks
 
     return RangeChart(
         " ".join(describe_kept_ranges(rows)).capitalize(),
@@ -486,9 +489,9 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
 
 
 def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
-    blocks = f", {pair.together.problem.blocks} blocks" if pair.together.problem.blocks else ""
-    group = f"{pair.kind[0]} with {pair.kind[1]} {pair.size}"
-    for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.kind[1], "other work")):
+    blocks = f", {pair.matmul_row.problem.blocks} blocks" if pair.matmul_row.problem.blocks else ""
+    group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size}"
+    for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
         kept, half_width = (
             100 * pair.compute_kept_share(timed),
             100 * pair.compute_kept_share(timed) * pair.compute_relative_half_width(timed),

@@ -38,12 +38,12 @@ from mamf.report.document import (
 from mamf.report.rows import describe_failures
 from mamf.statistics import compute_known_median
 
-Rows = Sequence[Measurement]
+MeasuredRows = Sequence[Measurement]
 #: The status of rows whose result was wrong.
 WRONG_STATUS = "wrong_result"
 
 
-def count_checked(rows: Rows) -> dict[str, int]:
+def count_checked(rows: MeasuredRows) -> dict[str, int]:
     """Return the number of verified problems, of checked launches and output values, and of wrong problems, by these
     names.
     """
@@ -120,7 +120,7 @@ def _format_percent(share: float) -> str:
     return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
-def yield_verdict_lines(rows: Rows) -> Iterator[str]:
+def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
     """Yield the verdict, what was checked, and the possible share of wrong problems: over all kernels and dtypes, and
     of the kernel and dtype with the fewest problems.
     """
@@ -190,7 +190,7 @@ def _describe_wrong_rows(log: RunLog) -> Iterator[str]:
         yield f"  again: {make_reproduction_command(log, row)}"
 
 
-def _make_sort_key(rows: Rows) -> tuple[bool, str, str, str]:
+def _make_sort_key(rows: MeasuredRows) -> tuple[bool, str, str, str]:
     """Return the sort key of the rows of an operation, a kernel and a dtype, which puts kernels with wrong results
     first.
     """
@@ -202,7 +202,7 @@ def _format_megahertz(hertz: float) -> str:
     return f"{hertz / 1e6:.0f}"
 
 
-def _describe_throttling(rows: Rows) -> str:
+def _describe_throttling(rows: MeasuredRows) -> str:
     reasons = Counter(reason for row in rows for reason in row.conditions.throttle_reasons)
     return ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
 
@@ -211,12 +211,12 @@ def _get_error_share(row: Measurement) -> float:
     return (row.error or 0.0) / (float(row.details.get(BOUND, 0.0)) or 1.0)
 
 
-def _find_worst_row(rows: Rows) -> Measurement | None:
+def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
     """Return the row with a right result whose error is the largest share of its bound, or None without such a row."""
     return max((row for row in rows if row.ok), key=_get_error_share, default=None)
 
 
-def _make_check_columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
+def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]:
     return [
         Column("operation", "operation", lambda rows: rows[0].operation, format_plain, 3, True),
         Column("kernel", "kernel", lambda rows: rows[0].kernel, lambda name: label_kernel(name, header), left=True),
@@ -249,7 +249,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[Rows]]:
 
 
 #: Columns of a table with a row for each regime: clock, power and throttling while mamf checked launches.
-_STATE_COLUMNS: list[Column[Rows]] = [
+_STATE_COLUMNS: list[Column[MeasuredRows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
     Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
     Column(

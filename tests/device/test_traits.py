@@ -43,7 +43,7 @@ def test_measured_traits_are_credible():
     found = measure_traits(ACCELERATOR)
     took = ACCELERATOR.now() - began
     print(f"{took:.1f} s: {found}", file=sys.stderr)  # pytest -s shows what was found
-    assert found.burst.remark == found.sustained.remark == ""
-    assert found.burst.wake_seconds < 0.05
-    assert 0.001 <= found.burst.train_seconds <= 0.1
+    assert found.burst_traits.remark == found.sustained_traits.remark == ""
+    assert found.burst_traits.wake_seconds < 0.05
+    assert 0.001 <= found.burst_traits.train_seconds <= 0.1
     assert took < 20

@@ -54,7 +54,7 @@ def search_little(patch):
     patch.setattr(SearchOptions, "refinements", 36)
     patch.setattr(FindStrategy, "max_distant_shapes", 100)
     patch.setattr(FindStrategy, "max_steps_from_leader", 1)
-    patch.setattr("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4))
+    patch.setattr("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidate_count=4))
     patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
     patch.setattr("mamf.engine.search.grid._MAX_STEP", 2560)
 

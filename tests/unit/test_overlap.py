@@ -157,7 +157,7 @@ def pair_of(rows):
 def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
     pair = pair_of(rows_of("all_reduce", f"{LARGE}+1GiB"))
     products, other = (pair.rows[timed, True].seconds for timed in ("products", "other"))
-    flop, nbytes = pair.together.flop, 2**30
+    flop, nbytes = pair.matmul_row.flop, 2**30
     best, apart = pair.predict_step_seconds(10 * flop, 2 * nbytes)
     both = 2 * other / TwoQueues.kept[ASIDE]
     assert apart == pytest.approx(10 * products + 2 * other)

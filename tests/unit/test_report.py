@@ -71,11 +71,11 @@ def both(rows):
 
 
 def test_the_best_kernel_of_each_shape_is_named(both):
-    assert [(each.row.kernel, each.second and each.second.kernel) for each in find_winners(both)] == [
+    assert [(each.row.kernel, each.runner_up and each.runner_up.kernel) for each in find_winners(both)] == [
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    assert [each.ahead for each in find_winners(both)] == [pytest.approx(0.25), None]
+    assert [each.lead_share for each in find_winners(both)] == [pytest.approx(0.25), None]
     assert find_winners(both[:2]) == []  # one kernel alone
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))

@@ -43,19 +43,19 @@ def texts(found):
 @pytest.mark.parametrize("seconds", [0.003, 0.02])
 def test_a_wake_up_is_found(seconds):
     measured = found(waking_times=3.0, waking_seconds=seconds, noise=0.01)
-    assert seconds < measured.burst.wake_seconds < seconds + 0.002
+    assert seconds < measured.burst_traits.wake_seconds < seconds + 0.002
     assert re.search(r"launches after a rest take (2\.9|3|3\.1) times as long", texts(measured))
-    assert not measured.burst.remark
+    assert not measured.burst_traits.remark
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.033, 0.1])
 def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     measured = found(reaction_seconds=seconds)
     # The controller averages power: 840 W more than idle, of which 590 are allowed.
-    assert measured.burst.train_seconds == pytest.approx(1.21 * seconds / 4, rel=0.2)
-    assert measured.burst.longest_rest_seconds < 1.0
+    assert measured.burst_traits.train_seconds == pytest.approx(1.21 * seconds / 4, rel=0.2)
+    assert measured.burst_traits.longest_rest_seconds < 1.0
     assert "launches take 18% longer" in texts(measured)
-    assert not (measured.burst.remark or measured.sustained.remark)
+    assert not (measured.burst_traits.remark or measured.sustained_traits.remark)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     ],
 )
 def test_burst_says_that_it_cannot_be_trusted(planted, remark):
-    assert remark in found(**planted).burst.remark
+    assert remark in found(**planted).burst_traits.remark
 
 
 def test_a_controller_that_swings_about_its_mean_has_settled():
     measured = found(hunting=0.05)
-    assert not measured.sustained.remark
-    assert SustainedTraits.settle_seconds < measured.sustained.settle_seconds < 1.5
+    assert not measured.sustained_traits.remark
+    assert SustainedTraits.settle_seconds < measured.sustained_traits.settle_seconds < 1.5
 
 
 def test_a_device_that_goes_on_slowing_has_not_settled():
-    assert "did not settle" in found(thermal_drift=0.5).sustained.remark
+    assert "did not settle" in found(thermal_drift=0.5).sustained_traits.remark
 
 
 def test_only_assumed_traits_are_measured():
@@ -165,4 +165,4 @@ def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch
 
 def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
     measured = found(boost_watts=600.0, waking_times=2.0, waking_seconds=0.01)
-    assert (measured.burst.rest_ratio, measured.burst.longest_rest_seconds) == (0.0, 0.0)
+    assert (measured.burst_traits.rest_ratio, measured.burst_traits.longest_rest_seconds) == (0.0, 0.0)

@@ -93,6 +93,6 @@ def little_work() -> Iterator[None]:
         mock.patch("mamf.engine.search.grid.plan_search", short),
         mock.patch.object(Classic.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
         mock.patch.object(FindStrategy, "max_distant_shapes", 1),
-        mock.patch("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidates=4)),
+        mock.patch("mamf.engine.search.grid.THOROUGH", replace(THOROUGH, candidate_count=4)),
     ):
         yield

@@ -187,14 +187,14 @@ def run_table(options: argparse.Namespace) -> int:
 
 def run_site(options: argparse.Namespace) -> int:
     from mamf.machine.environment import disable_garbage_collection
-    from mamf.pages.site import INDEX, build_site
+    from mamf.pages.site import INDEX_FILE, build_site
     from mamf.report.document import format_count
 
     with disable_garbage_collection():
         data = build_site(_require_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
     say(
-        f"written: {options.output / INDEX} ({format_count(len(data.runs), 'log')} "
+        f"written: {options.output / INDEX_FILE} ({format_count(len(data.runs), 'log')} "
         f"of {format_count(devices, 'device')})"
     )
     return 0

@@ -85,9 +85,9 @@ class Pace:
     - ``visit_end_share``, ``chosen_end_share``: the shares of the budget after which the phases of sustained end that
       choose: short measurements of the candidates, then rounds of the best ones.
     - ``burst_rounds``, ``sustained_rounds``: the numbers of rounds in each regime.
-    - ``candidates``: the number of candidates (a shape and a kernel) in the rounds of burst.
-    - ``algorithm_shapes``: the number of shapes on which each kernel's algorithms are measured before the rounds of
-      burst.
+    - ``candidate_count``: the number of candidates (a shape and a kernel) in the rounds of burst.
+    - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
+      of burst.
     """
 
     scout_end_share: float
@@ -95,8 +95,8 @@ class Pace:
     choose_end_share: float
     burst_end_share: float
     burst_rounds: RoundCounts
-    candidates: int
-    algorithm_shapes: int
+    candidate_count: int
+    algorithm_shape_count: int
     sustained_rounds: RoundCounts
     visit_end_share: float = 1.0
     chosen_end_share: float = 1.0
@@ -115,8 +115,8 @@ THOROUGH = Pace(
     choose_end_share=0.36,
     burst_end_share=0.40,
     burst_rounds=RoundCounts(choosing=6, confirming=15),
-    candidates=8,
-    algorithm_shapes=3,
+    candidate_count=8,
+    algorithm_shape_count=3,
     sustained_rounds=RoundCounts(choosing=1, confirming=6),
     visit_end_share=0.44,
     chosen_end_share=0.51,
@@ -127,8 +127,8 @@ QUICK = Pace(
     choose_end_share=0.235,
     burst_end_share=0.275,
     burst_rounds=RoundCounts(choosing=3, confirming=12),
-    candidates=5,
-    algorithm_shapes=1,
+    candidate_count=5,
+    algorithm_shape_count=1,
     # In sustained, the candidates that were fastest in burst differ by less than 0.2 %. So do not choose among them,
     # but spend the time on longer measurements that confirm.
     sustained_rounds=RoundCounts(choosing=0, confirming=6),

@@ -249,10 +249,10 @@ class Search:
             means = self._surrogate.mean[[self._position[candidate] for candidate in successes]]
             warped = map(self._surrogate.compress_slow_value, score.values())
             score = {each: (measured + mean) / 2 for each, measured, mean in zip(successes, warped, means, strict=True)}
-        best: dict[MatmulShape, Candidate] = {}
+        best_candidate_by_shape: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
-            best.setdefault(candidate[0], candidate)
-        return list(best.values())[:count]
+            best_candidate_by_shape.setdefault(candidate[0], candidate)
+        return list(best_candidate_by_shape.values())[:count]
 
     def make_result(self) -> SearchResult:
         """Return the fastest shape and the measurements of a search with one kernel. Raise ValueError if no shape could
@@ -336,11 +336,11 @@ def find_hopeless_candidates(sizes: Array, successful_rows: list[int], failed_ro
 
 def list_neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
     """Return the shapes of a grid up to ``reach`` steps from ``shape`` in M, N and K, also with M and N exchanged."""
-    found: dict[MatmulShape, None] = {}
+    neighbors: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
         near = [
             sorted(axis, key=lambda size, at=at: abs(size - at))[: 2 * reach + 1]  # type: ignore[misc]
             for axis, at in ((grid.m, m), (grid.n, n), (grid.k, shape.k))
         ]
-        found |= dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(*near))
-    return list(found)
+        neighbors |= dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(*near))
+    return list(neighbors)

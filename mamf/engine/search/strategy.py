@@ -120,7 +120,7 @@ class FindStrategy(PlanStrategy):
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self, seen: list[Measurement]) -> Steps:
+    def _search_burst(self, burst_rows: list[Measurement]) -> Steps:
         problem, shapes = self.plan.problem, list_grid_shapes(self.options.grid)
         self.runner.allocate_largest_operands(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.runner.start_regime(Burst(self.backend))
@@ -152,7 +152,7 @@ class FindStrategy(PlanStrategy):
         self.runner.on_phase("burst: refining")
         steps = list_refinement_steps(self.options.grid)
         for number, step in enumerate(steps, start=1):
-            best = [shape for shape, _ in search.find_leaders(self.pace.candidates)] or shapes[:1]
+            best = [shape for shape, _ in search.find_leaders(self.pace.candidate_count)] or shapes[:1]
             near = list_shapes_around(best, step, self.options.grid, self.max_steps_from_leader)
             # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
             # coarse steps may fill the waves of tiles exactly.
@@ -166,13 +166,13 @@ class FindStrategy(PlanStrategy):
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
-        leaders = search.find_leaders(self.pace.candidates)
-        kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidates // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidates]
+        leaders = search.find_leaders(self.pace.candidate_count)
+        kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidate_count // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidate_count]
         self.runner.on_phase("burst: choosing algorithms")
-        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shapes]))
-        until = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
-        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, until)
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
+        end_time = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
+        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, end_time)
         candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
         measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
@@ -183,13 +183,13 @@ class FindStrategy(PlanStrategy):
             self.pace.choose_end_share,
             self.pace.burst_end_share,
         )
-        seen += [*measured, *confirming]
+        burst_rows += [*measured, *confirming]
 
     def _run_search(
-        self, search: Search, regime: Regime, phase: str, max_measured: int, until: float, rule: StoppingRule
+        self, search: Search, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
     ) -> Steps:
         while len(search.measured) < max_measured and self.runner.has_next_step(
-            regime, phase, until, is_due=len(search.measured) < MIN_ROUNDS
+            regime, phase, end_time, is_due=len(search.measured) < MIN_ROUNDS
         ):
             proposed = search.propose()
             if proposed is None:
@@ -256,15 +256,17 @@ class FindStrategy(PlanStrategy):
         that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
         algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
         """
-        best: list[Measurement] = []
+        best_rows: list[Measurement] = []
         for shape in dict.fromkeys(row.shape for row in tried):
             if rows := [
                 row for row in tried if row.shape == shape and row.kernel in self._algorithm_names[kernel.name]
             ]:
                 fastest = max(rows, key=lambda row: row.best_rate)
-                best.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
-        found = [row.kernel for row in sorted(best, key=lambda row: row.best_rate, reverse=True)]
-        if self.options.is_quick and best:
+                best_rows.append(
+                    fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0]
+                )
+        found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
+        if self.options.is_quick and best_rows:
             found.append(next(row.kernel for row in tried if row.kernel in self._algorithm_names[kernel.name]))
         return list(dict.fromkeys(found))
 
@@ -274,19 +276,19 @@ class FindStrategy(PlanStrategy):
         shapes: Sequence[MatmulShape],
         rule: StoppingRule,
         kernels: Sequence[MatmulKernel],
-        until: float,
+        end_time: float,
     ) -> Steps:
-        """Measure the algorithms of these kernels on these shapes, until the backend time ``until``. A quick search
+        """Measure the algorithms of these kernels on these shapes, until the backend time ``end_time``. A quick search
         measures all algorithms of a kernel on the first shape only.
         """
         for kernel in kernels:
             begun = self.runner.now()
-            yield from self._measure_algorithms(regime, shapes, rule, kernel, until)
+            yield from self._measure_algorithms(regime, shapes, rule, kernel, end_time)
             if not kernel.has_cheap_variants:
                 self._compiling_seconds += self.runner.now() - begun
 
     def _measure_algorithms(
-        self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
+        self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, end_time: float
     ) -> Steps:
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
@@ -298,7 +300,7 @@ class FindStrategy(PlanStrategy):
                 names.add(variant.name)
                 if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
                     continue
-                if not self.runner.has_next_step(regime, ALGORITHM, until):
+                if not self.runner.has_next_step(regime, ALGORITHM, end_time):
                     return
                 row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
                 if row is None:
@@ -345,13 +347,13 @@ class FindStrategy(PlanStrategy):
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
         self.runner.on_phase("sustained: soaking, then visiting")
-        rule, until = (
+        rule, end_time = (
             StoppingRule(self.plan.precision, self.visit_seconds),
             self._compute_phase_end(self.pace.visit_end_share),
         )
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
-            if not self.runner.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
+            if not self.runner.has_next_step(regime, "visit", end_time, is_due=len(visits) < 2):
                 break
             step = Step(self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
             row = yield from self._confirmation.measure_step(step)
@@ -440,8 +442,8 @@ class KernelsFindStrategy(RowsStrategy):
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._get_confirmation(run, problem)
-            until = now + _SHARE_FOR_CHOOSING * part, now + part
-            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *until)
+            end_time = now + _SHARE_FOR_CHOOSING * part, now + part
+            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
         """Return the shape and kernel of the ``count`` fastest rows of a problem, without shapes that cannot be a

@@ -380,9 +380,8 @@ class _PairMeasurement:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             if self._measure_all_visits(every, flushes == _FLUSHES_AND_MAX_LAUNCHES[-1][0]):
                 break
-        self._measure_window(
-            every, (1, 1)
-        )  # few launches, so that a repeated all-reduce stays finite and can be verified
+        # Verify after a window of few launches, because the values of a repeated all-reduce grow without bound.
+        self._measure_window(every, (1, 1))
         self._verify_outputs(every, whole=True)
         if not all(self.strategy.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
             slow = "the host queues these launches too slowly"

@@ -57,10 +57,10 @@ class Aiter(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=get_window_size(shape, -1),
-            # Set what FlashAttention uses by default. With AITER's default, True, it cannot run its fast backward pass
+            # FlashAttention's default is False too. With AITER's default, True, AITER cannot run its fast backward pass
             # on gfx950.
             deterministic=False,
-            # AITER has an assertion that this is True if a gradient is needed.
+            # AITER requires that return_lse is True if a gradient is needed.
             return_lse=problem.has_backward,
         )
         return extract_output(result)

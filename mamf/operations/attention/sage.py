@@ -97,8 +97,8 @@ class Sage1(_SageAttention):
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
     #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
-    #: On inputs with block structure, the numerical model predicts an error of 6.7e-2. The limit is about twice as
-    #: large.
+    #: On inputs with block structure, a numerical model of int8 with a scale per block predicts an error of 6.7e-2. The
+    #: limit is about twice as large.
     structured_tolerance = 1.5e-1
 
     def supports_capability(self, capability: ComputeCapability) -> bool:

@@ -19,7 +19,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import ComputeCapability, QuantizedAttention, extract_output
 
 _MIN_TOKENS = 128
-#: The number of keys in a block. It is the larger of the library's two block sizes.
+#: The number of keys in a block of SpargeAttention, which has blocks of two sizes: this is the larger one.
 _KEYS_PER_BLOCK = 128
 _FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
 #: The compute capabilities for which the library has fp8 kernels. On other cards its fp8 functions run the float16

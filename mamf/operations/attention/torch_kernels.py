@@ -268,7 +268,8 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
-    # Compile create_block_mask for many tokens, because it then allocates no dense mask: 17 GB for 131072 tokens.
+    # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
+    # would have 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create(make_mask_function(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
 

@@ -60,7 +60,7 @@ class XFormers(LibraryAttention):
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
-        except NotImplementedError as error:  # No operator supports the inputs. The message has the reason of each.
+        except NotImplementedError as error:  # No operator supports the inputs. The message says why for each operator.
             raise UnsupportedError(extract_reasons(str(error))) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
 

@@ -36,7 +36,7 @@ _UNCOMPRESSED_KEY_DIM = 192
 #: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
 _TAIL_EXPONENT = 3
 #: The captured launches of a graph use caches of this size in total, in bytes: twice the largest last-level cache of
-#: any device. And the smallest and largest number of captured launches.
+#: any device. The other two numbers are the smallest and the largest number of captured launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_DTYPE = "same"
@@ -431,9 +431,8 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         """
         if shape is None:
             return None
-        from mamf.operations.bandwidth.operation import (
-            get_max_memory_rate,  # Importing it above would slow --help down.
-        )
+        # Import this here, because an import at the top of the file would slow --help down.
+        from mamf.operations.bandwidth.operation import get_max_memory_rate
 
         work, flops = problem.work(shape), compute_max_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop

@@ -229,16 +229,16 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     """
     replay, results = backend.capture([each.launch for each in sets])
 
-    def verify_with(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
+    def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         found = [check(result) for check, result in zip(checks, results, strict=True)]
         wrong = next((each for each in found if not each.ok), found[0])
         return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in found))
 
     return OperandSet(
         replay,
-        lambda _: verify_with([each.verify for each in sets]),
+        lambda _: verify_all_results([each.verify for each in sets]),
         outputs=[tensor for result in results for tensor in list_tensors(result)],
-        verify_whole=lambda _: verify_with([each.verify_whole or each.verify for each in sets]),
+        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in sets]),
         change=lambda: [each.change() for each in sets if each.change],
         restore=lambda: [each.restore() for each in sets],
     )
@@ -354,16 +354,15 @@ def compute_sequence_attention(
     ``rows``: the queries whose output to compute.
     """
     count, length = q.shape[0], k.shape[0]
-    float64_q, float64_k, float64_v = (convert_to_float64(each) for each in (q[rows], k, v))
+    wide_q, wide_k, wide_v = (convert_to_float64(each) for each in (q[rows], k, v))
     heads = k.shape[1]
-    grouped = (
-        float64_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    )  # [kv_heads, rows * heads per kv head, head_dim]
-    scores = grouped @ float64_k.permute(1, 2, 0) * shape.score_scale
+    # The shape of ``grouped`` is [kv_heads, rows * heads per kv head, head_dim].
+    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
+    scores = grouped @ wide_k.permute(1, 2, 0) * shape.score_scale
     last = torch.arange(length - count, length, device=q.device)[rows]
     masked = torch.arange(length, device=q.device) > last[:, None]
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
-    output = torch.softmax(scores, -1) @ float64_v.transpose(0, 1)
+    output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
     found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
     return found
 

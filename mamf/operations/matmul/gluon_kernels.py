@@ -127,8 +127,8 @@ def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
         mbarrier.init(free.index(stage), count=2)
     ring = (left, right, store_buffer, ready, free)
     tiles = (gl.cdiv(m, BLOCKS * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
-    # Both lists omit the first group of warps: warps per group, and registers per thread. The first group gets the
-    # registers that remain.
+    # The last two lists are the warps of each group and the registers of each thread. They omit the first group, which
+    # gets the registers that remain.
     gl.warp_specialize(
         [
             (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
     HINTS,
-    PAGE_WIDTH,
-    PEAK,
-    SMALL,
-    TEXT,
+    PANEL_WIDTH_INCHES,
+    PEAK_LINE_STYLE,
+    SMALL_POINTS,
+    TEXT_POINTS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -67,14 +67,14 @@ class StackedChart(Picture):
     """A chart with panels of stacked bars.
 
     - ``unit``: the unit of the heights.
-    - ``below``: the label of the horizontal axis, which says what the labels of the bars are.
-    - ``faint``: the names of parts in a pale color.
+    - ``axis_label``: the label of the horizontal axis, which says what the labels of the bars are.
+    - ``faint_names``: the names of parts in a pale color.
     """
 
     unit: str
-    below: str
+    axis_label: str
     panels: tuple[StackedPanel, ...]
-    faint: tuple[str, ...] = ()
+    faint_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -94,12 +94,12 @@ class StackedChart(Picture):
     def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
         described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
         draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
-        size = (max(PAGE_WIDTH, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES)
+        size = (max(PANEL_WIDTH_INCHES, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES)
         return DrawnPanel(described, draw, self.unit, size, max(count, 2), has_own_labels=True)
 
     def get_part_look(self, name: str) -> tuple[str, float]:
         """Return the color and opacity of the parts with a name."""
-        return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint else 1.0
+        return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint_names else 1.0
 
     def make_legend(self) -> LegendEntries:
         looks = ((name, *self.get_part_look(name)) for name in self.names)
@@ -112,8 +112,8 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     top = _HEADROOM_FACTOR * max(bar.height for each in chart.panels for bar in each.bars)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
-    axes.set_xlabel(chart.below, fontsize=TEXT)
-    axes.set_ylabel(chart.unit, fontsize=TEXT)
+    axes.set_xlabel(chart.axis_label, fontsize=TEXT_POINTS)
+    axes.set_ylabel(chart.unit, fontsize=TEXT_POINTS)
     for place, bar in enumerate(panel.bars):
         _draw_bar(axes, place, bar, chart, top)
     letters = max(_MIN_LETTERS, int(_LABELS_LENGTH * compute_width_share(axes)) // len(panel.bars))
@@ -131,10 +131,10 @@ def _draw_bar(axes: Axes, place: int, bar: StackedBar, chart: StackedChart, top:
         is_said_above = len(bar.parts) == 1 and not bar.note
         if height > _MIN_FIGURE_SHARE * top and not is_said_above:
             middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
-            axes.text(place, middle, f"{height:.4g}", fontsize=SMALL, color=ink, ha="center", va="center")
+            axes.text(place, middle, f"{height:.4g}", fontsize=SMALL_POINTS, color=ink, ha="center", va="center")
         bottom += height
     end = max(bottom, bar.interval[1] if bar.interval else 0.0)
-    axes.text(place, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL, ha="center", va="bottom")
+    axes.text(place, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL_POINTS, ha="center", va="bottom")
     if bar.interval is not None:
         axes.plot([place, place], bar.interval, color="black", linewidth=1.5)
 
@@ -174,7 +174,7 @@ class RangeRow:
     style_name: str = ""
 
     @property
-    def style(self) -> str:
+    def style_key(self) -> str:
         return self.style_name or self.name
 
 
@@ -197,11 +197,11 @@ class RangeChart(Picture):
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         draw = functools.partial(_draw_ranges, chart=self)
-        return [[DrawnPanel(f"{self.title}, {self.unit}", draw, size=(PAGE_WIDTH, self.inches))]]
+        return [[DrawnPanel(f"{self.title}, {self.unit}", draw, size=(PANEL_WIDTH_INCHES, self.inches))]]
 
     def make_legend(self) -> LegendEntries:
-        styles = choose_styles(row.style for row in self.rows)
-        names = dict.fromkeys(row.style for row in self.rows)
+        styles = choose_styles(row.style_key for row in self.rows)
+        names = dict.fromkeys(row.style_key for row in self.rows)
         square = {"marker": "s"} if self.is_bars else {}
         return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name]), **square}) for name in names]
 
@@ -209,18 +209,26 @@ class RangeChart(Picture):
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     """Draw the rows of a RangeChart from top to bottom, each group of rows below its heading."""
     style_axes(axes, grid="x")
-    styles, names, y = choose_styles(row.style for row in chart.rows), {}, -1
+    styles, names, y = choose_styles(row.style_key for row in chart.rows), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():
         y += bool(group)
-        axes.text(0.005, y, group, fontsize=SMALL, weight="bold", va="center", transform=axes.get_yaxis_transform())
+        axes.text(
+            0.005,
+            y,
+            group,
+            fontsize=SMALL_POINTS,
+            weight="bold",
+            va="center",
+            transform=axes.get_yaxis_transform(),
+        )
         for row in rows:
             y += 1
             names[y] = textwrap.shorten(row.name, _MAX_NAME_CHARACTERS, placeholder="...")
-            _draw_range_row(axes, row, y, chart, vars(styles[row.style]))
+            _draw_range_row(axes, row, y, chart, vars(styles[row.style_key]))
     axes.set_yticks(list(names), labels=list(names.values()))
     axes.set_ylim(y + 0.6, -0.6)
     axes.locator_params(axis="x", nbins=7)
-    axes.set_xlabel(chart.unit, fontsize=TEXT)
+    axes.set_xlabel(chart.unit, fontsize=TEXT_POINTS)
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
     if chart.is_bars or min(ends) < max(ends) / 2:
         axes.set_xlim(0, _HEADROOM_FACTOR * max(ends) if chart.is_bars else None)
@@ -238,4 +246,4 @@ def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style:
     (drawn,) = axes.plot(values, ys, **look, linestyle="none", markersize=7, markeredgecolor="white")
     HINTS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
     if row.peak is not None:
-        axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK)
+        axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK_LINE_STYLE)

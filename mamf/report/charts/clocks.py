@@ -14,7 +14,16 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.logs import describe_machine_briefly
-from mamf.report.charts.picture import HINTS, SMALL, TEXT, DrawnPanel, LegendEntries, Picture, choose_styles, style_axes
+from mamf.report.charts.picture import (
+    HINTS,
+    SMALL_POINTS,
+    TEXT_POINTS,
+    DrawnPanel,
+    LegendEntries,
+    Picture,
+    choose_styles,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,13 +118,15 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
     low, high = max(0.0, min(cycles) - _MARGIN_PERCENT), min(105.0, max(cycles) + _MARGIN_PERCENT)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
-    axes.set_xlabel("clock during the launch (MHz)", fontsize=TEXT)
-    axes.set_ylabel("cycles used (%)", fontsize=TEXT)
+    axes.set_xlabel("clock during the launch (MHz)", fontsize=TEXT_POINTS)
+    axes.set_ylabel("cycles used (%)", fontsize=TEXT_POINTS)
     for tflops in _EQUAL_RATE_TFLOPS:
         ends = [100 * tflops / (chart.tflops_per_mhz * mhz) for mhz in (left, right)]
         if low < ends[0] < high:
             axes.plot((left, right), ends, color="#bbbbbb", linewidth=1, zorder=1)
-            axes.annotate(f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL)
+            axes.annotate(
+                f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL_POINTS
+            )
     styles = choose_styles(mark.kernel for mark in chart.marks)
     for mark in chart.marks:
         look: dict[str, Any] = {
@@ -127,5 +138,9 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
         (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **look)
         HINTS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
         axes.annotate(
-            mark.label, (mark.clock_mhz, mark.cycles_percent), (8, -4), textcoords="offset points", fontsize=SMALL
+            mark.label,
+            (mark.clock_mhz, mark.cycles_percent),
+            (8, -4),
+            textcoords="offset points",
+            fontsize=SMALL_POINTS,
         )

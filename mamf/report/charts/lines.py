@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mamf.report.charts.picture import (
-    CEILING,
+    CEILING_LINE_STYLE,
     HINTS,
-    PEAK,
-    SMALL,
-    TEXT,
+    PEAK_LINE_STYLE,
+    SMALL_POINTS,
+    TEXT_POINTS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -253,8 +253,8 @@ def _add_share_axis(axes: Axes, panel: Panel) -> None:
     functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
     shares = axes.secondary_yaxis("right", functions=functions)
     of_ceiling = "% MBU" if panel.unit == "TB/s" else "% MAMFU"
-    shares.set_ylabel("% of the datasheet" if panel.peak else of_ceiling, fontsize=TEXT)
-    shares.tick_params(labelsize=SMALL, color="#999999")
+    shares.set_ylabel("% of the datasheet" if panel.peak else of_ceiling, fontsize=TEXT_POINTS)
+    shares.tick_params(labelsize=SMALL_POINTS, color="#999999")
     shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
@@ -263,8 +263,8 @@ def _add_share_axis(axes: Axes, panel: Panel) -> None:
 
 def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
     style_axes(axes, panel.title)
-    axes.set_xlabel(chart.axis.label, fontsize=TEXT)
-    axes.set_ylabel(panel.unit, fontsize=TEXT)
+    axes.set_xlabel(chart.axis.label, fontsize=TEXT_POINTS)
+    axes.set_ylabel(panel.unit, fontsize=TEXT_POINTS)
     styles = chart.styles
     for line in panel.lines:
         _draw_line(axes, line, panel, chart, styles[line.name])
@@ -317,11 +317,11 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
     (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
     share = ""
     if panel.peak is not None and panel.peak < top:
-        axes.axhline(panel.peak, **PEAK)
+        axes.axhline(panel.peak, **PEAK_LINE_STYLE)
         _write_text(axes, f"datasheet {panel.peak:.4g}", (right, panel.peak), (-5, 4))
         share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if panel.ceiling else ""
     if panel.ceiling is not None:
-        axes.axhline(panel.ceiling, **CEILING)
+        axes.axhline(panel.ceiling, **CEILING_LINE_STYLE)
         _write_text(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4))
 
 
@@ -334,7 +334,7 @@ def _write_text(axes: Axes, text: str, at: tuple[float, float], offset: tuple[in
         at,
         xytext=offset,
         textcoords="offset points",
-        fontsize=SMALL,
+        fontsize=SMALL_POINTS,
         ha="left" if offset[0] > 0 else "right",
         va="bottom",
         zorder=5,

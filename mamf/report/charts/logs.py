@@ -180,7 +180,7 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
     panels = group_pairs(((row.problem, row.regime), row) for row in measured)
     problems = list(dict.fromkeys(row.problem for row in measured))
 
-    def panel(problem: Any, name: str) -> Panel | None:
+    def make_panel(problem: Any, name: str) -> Panel | None:
         best: dict[str, dict[float, Measurement]] = {}
         for row in sorted(panels.get((problem, name), ()), key=lambda row: row.rank):
             best.setdefault(row.kernel, {})[position(row)] = row
@@ -193,7 +193,7 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
         unit = panels[problem, name][0].work.unit
         return Panel(title, lines, unit=unit, peak=find_peak_rate(problem, header))
 
-    grid = tuple(tuple(panel(problem, name) for name in regimes) for problem in problems)
+    grid = tuple(tuple(make_panel(problem, name) for name in regimes) for problem in problems)
     title = f"{measured[0].operation}, {', '.join(regimes)}"
     return Chart(
         title,
@@ -347,12 +347,12 @@ _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + b
 
 @dataclass(frozen=True)
 class Facet:
-    """A field that splits attention rows into panels. ``of`` returns its value in a row, which can be sorted; ``text``
-    returns this value in words for the title of a panel.
+    """A field that splits attention rows into panels. ``read_value`` returns its value in a row, which can be sorted,
+    and ``format_value`` returns this value in words for the title of a panel.
     """
 
-    of: Callable[[Measurement], Any]
-    text: Callable[[Measurement], str]
+    read_value: Callable[[Measurement], Any]
+    format_value: Callable[[Measurement], str]
 
 
 def _format_heads(row: Measurement) -> str:
@@ -377,7 +377,7 @@ _ALWAYS_SPLIT = (HEAD_DIM, MASK, DIRECTION, DTYPE)
 _SPLIT_IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
 # Maximum number of panels side by side: more would be too narrow to read.
 _MAX_PANELS_ACROSS = 4
-Grid = tuple[tuple[Panel | None, ...], ...]
+PanelGrid = tuple[tuple[Panel | None, ...], ...]
 
 
 def make_attention_chart(
@@ -401,25 +401,25 @@ def make_attention_chart(
         known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
         raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log has {known}")
     is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
-    position = QUERIES.of if is_by_queries else LENGTH.of
+    position = QUERIES.read_value if is_by_queries else LENGTH.read_value
     facets = choose_facets(measured, position)
     varying = [facet for facet in facets if count_values(facet, measured) > 1]
-    common = ", ".join(facet.text(measured[0]) for facet in facets if facet not in varying)
+    common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying)
 
-    def panel(rows: Sequence[Measurement]) -> Panel:
+    def make_panel(rows: Sequence[Measurement]) -> Panel:
         by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
         lines = (Line(name, tuple(make_point(row, position(row)) for row in same)) for name, same in by_kernel.items())
         ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
-        title = ", ".join(facet.text(rows[0]) for facet in varying)
+        title = ", ".join(facet.format_value(rows[0]) for facet in varying)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
     title = f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else "")
     subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
-    grid = _arrange_panels(measured, varying, panel)
+    grid = _arrange_panels(measured, varying, make_panel)
     notes = (*_describe_conventions(measured, ceilings), *describe_row_failures(kept, {row.kernel for row in measured}))
     if count_values(LENGTH, measured) == 1 and not is_by_queries:
         bars = tuple(_make_bars(each) for line in grid for each in line if each)
-        return StackedChart(f"{title}, {LENGTH.text(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
+        return StackedChart(f"{title}, {LENGTH.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
     axis = Axis(
         "queries" if is_by_queries else "sequence length",
         True,
@@ -440,7 +440,7 @@ def _make_bars(panel: Panel) -> StackedPanel:
 
 
 def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
-    return len({facet.of(row) for row in rows})
+    return len({facet.read_value(row) for row in rows})
 
 
 def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
@@ -457,14 +457,14 @@ def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement],
 
 
 def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
-    return tuple(facet.of(row) for facet in facets)
+    return tuple(facet.read_value(row) for facet in facets)
 
 
 def _arrange_panels(
-    rows: Sequence[Measurement], varying: Sequence[Facet], panel: Callable[[Sequence[Measurement]], Panel]
-) -> Grid:
+    rows: Sequence[Measurement], varying: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
+) -> PanelGrid:
     """Return the panels as a grid. The first facets that need at most four columns together go across, and the
-    remaining facets go down. ``panel``: makes the panel of rows.
+    remaining facets go down. ``make_panel``: makes the panel of rows.
     """
     across: tuple[Facet, ...] = ()
     for facet in varying:
@@ -472,7 +472,7 @@ def _arrange_panels(
             across = (*across, facet)
     down = tuple(facet for facet in varying if facet not in across)
     inside = group_pairs(((read_facet_values(down, row), read_facet_values(across, row)), row) for row in rows)
-    panels = {place: panel(alike) for place, alike in inside.items()}
+    panels = {place: make_panel(alike) for place, alike in inside.items()}
     lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
     return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 FILE_TYPES = ("png", "svg")
 DPI = 100
-WIDTH = 16.0  # width of image files in inches: 1600 pixels, which GitHub shows at about 60 % of their size
-PAGE_WIDTH = 6.4  # width of a panel on a web page in inches: narrow enough for a phone
+FILE_WIDTH = 16.0  # width of image files in inches: 1600 pixels, which GitHub shows at about 60 % of their size
+PANEL_WIDTH_INCHES = 6.4  # width of a panel on a web page in inches: narrow enough for a phone
 _GAP_INCHES = 0.12  # vertical space between title, panels, legend and notes
 _MARGIN_INCHES = 0.2
-_TITLE_POINTS, _SUBTITLE_POINTS, TEXT, SMALL = 20, 14, 14, 12  # points
+_TITLE_POINTS, _SUBTITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 20, 14, 14, 12  # font sizes in points
 GREY = "#555555"
 # Characters that fit the width of an image file: of the title, the subtitle, a note, and all panel titles of a row.
 _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 170, 132
@@ -63,7 +63,7 @@ class DrawnPanel:
     described: str
     draw: Callable[[Axes], None]
     scale: object = None
-    size: tuple[float, float] = (PAGE_WIDTH, 3.8)
+    size: tuple[float, float] = (PANEL_WIDTH_INCHES, 3.8)
     share: float = 1.0
     has_own_labels: bool = False
 
@@ -90,7 +90,7 @@ class Picture(ABC):
 
 def draw_figure(picture: Picture) -> Figure:
     """Draw a picture as a matplotlib Figure. Raises UnavailableError if matplotlib is not installed."""
-    figure, picture = new_figure(WIDTH, 9), escape_invisible_texts(picture)
+    figure, picture = new_figure(FILE_WIDTH, 9), escape_invisible_texts(picture)
     with disable_math_text():
         rows = picture.make_panel_rows()
         shares = [panel.share if panel else 1.0 for panel in rows[0]]
@@ -163,7 +163,7 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
         ),
     ]
     notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in picture.notes)
-    note = figure.text(0, 0, notes, fontsize=SMALL, color=GREY, va="bottom", linespacing=1.35)
+    note = figure.text(0, 0, notes, fontsize=SMALL_POINTS, color=GREY, va="bottom", linespacing=1.35)
     for text in (*texts, note):
         text.set_in_layout(False)
     named = picture.make_legend()
@@ -172,12 +172,12 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
     foot = _GAP_INCHES + (_measure_height(note) + _GAP_INCHES if notes else 0)
     below = foot + (_measure_height(legend) + _GAP_INCHES if legend else 0)
     height = above + picture.inches + below
-    figure.set_size_inches(WIDTH, height)
+    figure.set_size_inches(FILE_WIDTH, height)
     top = height - _GAP_INCHES
     for text in texts:
-        text.set_position((_MARGIN_INCHES / WIDTH, top / height))
+        text.set_position((_MARGIN_INCHES / FILE_WIDTH, top / height))
         top -= _measure_height(text) + _GAP_INCHES
-    note.set_position((_MARGIN_INCHES / WIDTH, _GAP_INCHES / height))
+    note.set_position((_MARGIN_INCHES / FILE_WIDTH, _GAP_INCHES / height))
     if legend:
         legend.set_bbox_to_anchor((0.5, foot / height))
     engine = figure.get_layout_engine()
@@ -190,11 +190,11 @@ def _draw_legend(figure: Figure, named: LegendEntries) -> Any:
     from matplotlib.lines import Line2D
 
     handles, labels = [Line2D([], [], **style) for _, style in named], [name for name, _ in named]
-    look: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT, "frameon": False, "borderpad": 0}
+    look: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT_POINTS, "frameon": False, "borderpad": 0}
     for columns in range(min(len(labels), _MAX_LEGEND_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, ncols=columns, **look)
         legend.set_in_layout(False)
-        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * _MARGIN_INCHES) * DPI:
+        if columns == 1 or legend.get_window_extent().width <= (FILE_WIDTH - 2 * _MARGIN_INCHES) * DPI:
             break
         legend.remove()
     return legend
@@ -211,11 +211,11 @@ def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
     """
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
-    axes.tick_params(labelsize=SMALL, color="#999999")
+    axes.tick_params(labelsize=SMALL_POINTS, color="#999999")
     for side in axes.spines.values():
         side.set_color("#999999")
     axes.set_title(
-        textwrap.fill(title, int(_PANEL_TITLES_LENGTH * compute_width_share(axes))), fontsize=TEXT, loc="left"
+        textwrap.fill(title, int(_PANEL_TITLES_LENGTH * compute_width_share(axes))), fontsize=TEXT_POINTS, loc="left"
     )
 
 
@@ -224,7 +224,9 @@ def compute_width_share(axes: Axes) -> float:
     spec, figure = axes.get_subplotspec(), axes.figure
     assert spec is not None, "every panel is a subplot"
     ratios: Any = spec.get_gridspec().get_width_ratios()
-    return float(sum(ratios[spec.colspan.start : spec.colspan.stop]) / sum(ratios) * figure.bbox.width / (WIDTH * DPI))
+    return float(
+        sum(ratios[spec.colspan.start : spec.colspan.stop]) / sum(ratios) * figure.bbox.width / (FILE_WIDTH * DPI)
+    )
 
 
 # -- colors and markers by name: a kernel looks the same in every picture and on every page ----------------------------
@@ -259,8 +261,8 @@ _STYLE_NUMBERS = {name: place for group in _NAME_GROUPS for place, name in enume
 _STYLE_NUMBERS |= {"other work": 1}
 _STYLE_NUMBERS |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
 #: Keyword arguments of matplotlib for the lines of ceilings and of datasheet peaks, which are behind measured lines.
-CEILING: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
-PEAK: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
+CEILING_LINE_STYLE: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
+PEAK_LINE_STYLE: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
         try:
             if func_packet in self.flop_registry and not self._running_optimizer_count:
                 self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
-        except Exception:  # a formula that does not fit must not stop the program
+        except Exception:  # A formula that does not fit an operation must not stop the program.
             self._flop = math.nan
         return out
 
@@ -95,7 +95,7 @@ def _use_countable_operations() -> Iterator[None]:
     Without gradients torch would run each attention and encoder layer as a fused operation, which the counter does not
     know. Compiled functions run eagerly: a function that torch compiles during counting would stay uncompiled later.
     """
-    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+    stance = getattr(torch.compiler, "set_stance", None)  # torch before 2.6 has no set_stance.
     usual = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

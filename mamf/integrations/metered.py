@@ -178,7 +178,7 @@ class MeteredTraining:
             return
         try:
             self._formula = model_flops(model)
-        except Exception as error:  # an object that looks like a configuration may raise anything
+        except Exception as error:  # An object that looks like a configuration may raise any error.
             self._switch_to_counting(describe_error(error).partition(":")[0])
         if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
             if self._formula.encoder is None:
@@ -296,7 +296,7 @@ class GradientWatch:
         self._had_gradient: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
         for each in module.modules():
-            if hasattr(each, "base_layer"):  # an adapter of PEFT
+            if hasattr(each, "base_layer"):  # This module is an adapter of PEFT.
                 self._adapters |= set(each.modules()) - set(each.get_submodule("base_layer").modules())
             if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layers and not self._blocks:
                 self._blocks = [set(block.modules()) for block in each]

@@ -123,7 +123,7 @@ def model_flops(model: Any) -> ModelFlops:
     """
     if isinstance(model, ModelFlops):
         return model
-    if not hasattr(model, "config"):  # a wrapper such as DistributedDataParallel
+    if not hasattr(model, "config"):  # A wrapper such as DistributedDataParallel has the model as ``module``.
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     kind = str(getattr(config, "model_type", type(config).__name__))

@@ -51,7 +51,7 @@ def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | No
         return Unavailable("Triton is not installed", "pip install triton")
     try:
         device_type = get_triton_device_type()
-    except Exception as error:  # any error of a vendor's driver
+    except Exception as error:  # A vendor's driver may raise any error.
         return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {alternative}")
     if device_type != getattr(backend, "device_type", None):
         return Unavailable(f"Triton runs on {device_type} here, not on {backend.name}", f"use the kernel {alternative}")

@@ -86,7 +86,7 @@ class OverlapProblem(DeclaredProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.is_collective:
-            CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # raises UsageError for wrong values
+            CollectiveProblem(self.other, self.ranks, blocks=self.blocks)  # Raise UsageError for wrong values.
         else:
             self.__dict__.update(ranks=1, blocks=0)
 

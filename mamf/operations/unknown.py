@@ -30,7 +30,7 @@ class UnknownShape:
 
 @dataclass(frozen=True)
 class UnknownProblem:
-    operation: str  # type: ignore[misc]  # per instance here, per class in other problems
+    operation: str  # type: ignore[misc]  # This name differs by instance, that of other problems by class.
     fields: tuple[tuple[str, Any], ...]
 
     @property
@@ -62,7 +62,7 @@ class UnknownOperation(Operation[Any, Any]):
     """
 
     kernel_group = ""
-    kernel_type = Kernel  # type: ignore[type-abstract]  # there are no kernels
+    kernel_type = Kernel  # type: ignore[type-abstract]  # A placeholder has no kernels.
     shape_type = UnknownShape
     problem_type = UnknownProblem
     shape_example = ""

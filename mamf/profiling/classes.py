@@ -86,7 +86,8 @@ def classify_event(event: Event) -> str:
         if not _is_asynchronous_collective(each, callers[0])
     }
     if forward or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        enclosing.discard(OPTIMIZER)  # in Lightning, the optimizer's step() calls the forward and the backward pass
+        # In Lightning, the optimizer's step() calls the forward and backward pass, which are not the optimizer's work.
+        enclosing.discard(OPTIMIZER)
     return (
         next((name for _, name in read_class_rules()["caller"] if name in enclosing), None)
         or next(filter(None, (_classify_operation(each.name) for each in callers if each.kind == "operation")), None)
@@ -173,10 +174,11 @@ _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
 #: followed by this suffix.
 _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
-#: One token of a mangled C++ name. Literals, types and substitutions are tokens of their own, so that their digits are
-#: not taken for the length of an identifier.
+#: Pattern of one token of a mangled C++ name. Literals, types and substitutions are tokens of their own, so that their
+#: digits are not taken for the length of an identifier.
 _MANGLED_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: The boundary between two words of a name: a change of case in camelCase, or characters other than letters and digits.
+#: Pattern of the boundary between two words of a name: a change of case in camelCase, or characters other than letters
+#: and digits.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 

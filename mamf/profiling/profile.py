@@ -319,7 +319,8 @@ def _make_class_row(
     kernels = (
         each.event for each in work_intervals if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name)
     )
-    tf32 = {operation for kernel in kernels for operation in kernel.yield_callers()}  # torch records TF32 as float32
+    # torch records matmuls in TF32 as float32, so only the names of their kernels show that they ran in TF32.
+    tf32 = {operation for kernel in kernels for operation in kernel.yield_callers()}
     for operation, multiplying in innermost.items():
         dtype = find_multiplied_dtype(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_operation_flop(operation) or 0

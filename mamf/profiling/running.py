@@ -101,7 +101,7 @@ class Program:
         ``function`` may be a method, such as ``Trainer.step``. Raises UsageError if the program does not define it.
         """
         spec = find_spec(self.name) if self.is_module else None
-        if spec is not None and spec.submodule_search_locations:  # a package
+        if spec is not None and spec.submodule_search_locations:  # Python runs a package's __main__.
             spec = find_spec(f"{self.name}.__main__")
         path = spec.origin if spec and spec.origin else self.name
         try:
@@ -185,7 +185,7 @@ class StepProfiler:
     def _claim_steps(self) -> bool:
         """Return whether to profile this process: the first process of this rank that calls this method."""
         if self._profiled_process_id is None and get_rank() == self._rank:
-            # If the script has removed the folder, profile the process that created this object: only it can report.
+            # Without the folder, profile the process that created this object, because only it can report a profile.
             is_first = os.getpid() == self._first_process_id
             try:
                 self._claim_file.touch(exist_ok=False)
@@ -225,7 +225,7 @@ class StepProfiler:
     def _record_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # for example because another profiler is active
+        except Exception as error:  # torch raises errors, for example if another profiler is active.
             self.failure, self._is_running = describe_error(error), False
 
     def _switch_profiler_at_step(self) -> None:
@@ -270,7 +270,7 @@ class StepProfiler:
         Within a backward pass, wait for the end of the pass, because torch.profiler cannot be stopped within it.
         """
         self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
-        if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again
+        if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again.
             return
         if not (self._is_unprofiled_process or self.is_complete or self._remark):
             with self._record_errors():
@@ -346,7 +346,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
             decorator = functools.partial(_wrap_with_hooks, after=profiler.end_step)
             run_decorated = program.make_decorated_run(function.removeprefix(_MAIN_PREFIX), decorator)
         code = program.run(run_decorated)
-    if os.getpid() != process:  # the script forked this process: only its parent reports a profile
+    if os.getpid() != process:  # The script forked this process, and only its parent reports a profile.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)
@@ -356,7 +356,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 @contextmanager
 def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
     import torch
-    from torch.autograd.profiler import profile  # torch.profiler calls it too
+    from torch.autograd.profiler import profile  # torch.profiler uses this class too.
 
     with ExitStack() as stack:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -494,6 +494,6 @@ def wait_for_device() -> None:
     """Wait until the accelerator has finished its queue; return at once if torch has no accelerator."""
     import torch
 
-    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator.
     if accelerator.is_available():
         accelerator.wait_for_device()

@@ -277,7 +277,8 @@ def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Eve
         )
         stack.append(event)
         if sequence is not None and not is_backward:
-            forward_operation[sequence] = event  # the last forward event with this number created the autograd node
+            # Several events of the forward pass may have this number. The last of them created the autograd node.
+            forward_operation[sequence] = event
         events.append(event)
         field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
         if field and field in raw_arguments:

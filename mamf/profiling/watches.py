@@ -264,7 +264,7 @@ class ModuleRanges:
     def _open_range(self, module: Any, *_: object) -> None:
         import torch
 
-        if torch.compiler.is_compiling():  # torch.compile would compile the range into the module's code
+        if torch.compiler.is_compiling():  # Do not let torch.compile put the range into the module's code.
             return
         with self._end_ranges_on_error():
             module_range = self._backend.profiler_range(self._get_module_name(module))

@@ -251,7 +251,7 @@ class TritonPasses(TorchArrays):
         rewrite: bool = False,
     ) -> Prepared:
         prepared = super().prepare(backend, problem, shape, pool, sets, rewrite)
-        prepared.launches[0]()  # Let Triton compile the kernel now, because it does so in the first launch.
+        prepared.launches[0]()  # Let Triton compile the kernel, which it does in the first launch.
         backend.synchronize()
         return prepared
 

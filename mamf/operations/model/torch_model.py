@@ -119,7 +119,7 @@ class CompiledModel(TorchModel):
         return backend.without_compiler() or super().unavailable(backend)
 
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo compiles a code object at most 8 times. Reset its count, because later networks would run uncompiled.
+        # Dynamo compiles a code object at most 8 times. Reset its count, or else later networks would run uncompiled.
         torch.compiler.reset()
         compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
         return compiled

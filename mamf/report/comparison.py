@@ -267,7 +267,7 @@ def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
-# -- guards ------------------------------------------------------------------------------------------------------------
+# -- reports of guards, which compare a run with a baseline ------------------------------------------------------------
 
 
 #: XML element of a JUnit test by the outcome of its row. Tests of other rows have no such element and pass.

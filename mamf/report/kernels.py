@@ -57,14 +57,14 @@ def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowG
     ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; a named kernel
     without a row leaves None.
     """
-    found: dict[RowGroup, Measurement | None] = {}
+    baselines: dict[RowGroup, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
         if len({row.kernel for row in same}) > 1:
             measured = [row for row in same if row.ok]
             named = next((row for row in measured if row.kernel == (name or "eager")), None)
             slowest = min(measured, key=lambda row: row.comparable_rate, default=None)
-            found[group] = named or (None if name else slowest)
-    return found
+            baselines[group] = named or (None if name else slowest)
+    return baselines
 
 
 def compute_speed_up(row: Measurement, baseline: Measurement | None) -> float | None:

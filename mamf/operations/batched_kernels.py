@@ -11,7 +11,7 @@ from mamf.backend import Backend
 from mamf.operations.batched import BatchedKernel, BatchedProblem, BatchedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
-    TorchProducts,
+    BaseTorchMatmul,
     choose_smaller_operand,
     make_matmul_operand_set,
     view_in_layout,
@@ -19,7 +19,7 @@ from mamf.operations.products import (
 from mamf.operations.whole_products import MatmulPart
 
 
-class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
+class TorchBatched(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
     """A kernel that runs batched matmul with one function of torch. Derived classes define the launch."""
 
     has_padding = True

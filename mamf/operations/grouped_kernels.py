@@ -13,8 +13,8 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.grouped import GroupedKernel, GroupedProblem, GroupedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
-    ScaledProducts,
-    TorchProducts,
+    BaseScaledMatmul,
+    BaseTorchMatmul,
     choose_smaller_operand,
     make_matmul_operand_set,
     make_quantized_change_detector,
@@ -29,7 +29,7 @@ from mamf.operations.whole_products import MatmulPart
 _REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
-class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
+class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
     """A kernel that runs grouped matmul in torch. Derived classes define their dtypes and the launch."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Loop(TorchGrouped):
         return launch
 
 
-class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
+class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], GroupedKernel):
     """The kernel torch.nn.functional.scaled_grouped_mm: one launch for all experts, with a scale per row.
 
     Weights are stored as in a linear layer, [experts, N, K].

@@ -15,7 +15,7 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.products import (
-    ScaledProducts,
+    BaseScaledMatmul,
     choose_smaller_operand,
     make_matmul_operand_set,
     make_quantized_change_detector,
@@ -43,7 +43,7 @@ _OUTPUT_DTYPES = {
 _BLOCK_SCALES_MULTIPLE = 4
 
 
-class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
+class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     """A matmul of operands in a scaled format. Derived classes implement ``bind``, which returns the launch."""
 
     @abstractmethod

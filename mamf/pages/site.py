@@ -127,15 +127,15 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
+def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[str]) -> None:
     make_folder(output / _DEVICES_FOLDER)
     # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
-    write_atomically(output / FILE_LIST, "\n".join(sorted(old | set(texts))))
-    for name, text in texts.items():
+    write_atomically(output / FILE_LIST, "\n".join(sorted(old_files | set(texts_by_file))))
+    for name, text in texts_by_file.items():
         write_atomically(output / name, text)
-    for name in old - set(texts):
+    for name in old_files - set(texts_by_file):
         (output / name).unlink()
-    write_atomically(output / FILE_LIST, "\n".join(sorted(texts)))
+    write_atomically(output / FILE_LIST, "\n".join(sorted(texts_by_file)))
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------

@@ -250,15 +250,15 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
     return parts
 
 
-def _draw_svg(panel: DrawnPanel, salt: str) -> str:
-    """Draw a panel as an SVG element. ``salt``: a text that makes the ids in this SVG different from those of other
+def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
+    """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
     pictures on the page.
     """
     from matplotlib import rc_context
 
     figure = new_figure(*panel.size)
     figure.set_facecolor("none")
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": id_salt}
     with disable_math_text(), rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph"

@@ -167,9 +167,9 @@ def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float
     return low - margin, high + margin
 
 
-def make_labeled_ticks(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
-    """Return a tick for each distinct size, in increasing order. ``text``: returns the label of a size."""
-    return tuple((size, text(size)) for size in sorted(set(sizes)))
+def make_labeled_ticks(sizes: Iterable[float], format_label: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+    """Return a tick for each distinct size, in increasing order. ``format_label``: returns the label of a size."""
+    return tuple((size, format_label(size)) for size in sorted(set(sizes)))
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:

@@ -47,23 +47,23 @@ def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
     return Point(x, scale / seconds, scale / slow, scale / fast)
 
 
-def choose_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
-    """Return the regimes to draw, in the order of the log: the wanted one, or all that have figures. Raises UsageError
-    if the wanted regime, or every regime, has no figures.
+def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[str]:
+    """Return the regimes to draw in the order of the log: the requested one, or all that have figures. Raises
+    UsageError if the requested regime, or every regime, has no figures.
     """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
         raise UsageError("nothing to draw: the log has no measured row")
-    if wanted is not None and wanted not in measured:
-        raise UsageError(f"nothing to draw in {wanted}: the log has {', '.join(measured)}")
-    return [wanted] if wanted else measured
+    if requested is not None and requested not in measured:
+        raise UsageError(f"nothing to draw in {requested}: the log has {', '.join(measured)}")
+    return [requested] if requested else measured
 
 
-def select_rows_to_draw(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
+def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
     """Return the regimes to draw and their rows with figures, without references (rows that a run repeats to see drift)
-    and trials that rank algorithms. Raises UsageError if the wanted regime, or every regime, has no figures.
+    and trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no figures.
     """
-    regimes = choose_regimes(rows, wanted)
+    regimes = choose_regimes(rows, requested)
     kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
     return regimes, [row for row in kept if row.regime in regimes]
 

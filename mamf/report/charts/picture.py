@@ -185,11 +185,11 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
     engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
 
 
-def _draw_legend(figure: Figure, named: LegendEntries) -> Any:
+def _draw_legend(figure: Figure, entries: LegendEntries) -> Any:
     """Draw the legend below the panels in as many columns as fit the width."""
     from matplotlib.lines import Line2D
 
-    handles, labels = [Line2D([], [], **style) for _, style in named], [name for name, _ in named]
+    handles, labels = [Line2D([], [], **style) for _, style in entries], [name for name, _ in entries]
     look: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT_POINTS, "frameon": False, "borderpad": 0}
     for columns in range(min(len(labels), _MAX_LEGEND_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, ncols=columns, **look)

@@ -151,14 +151,16 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
 
 
 def compute_standard_deviation(samples: Sequence[float]) -> float:
-    """Return the standard deviation of samples; 0 for a single one. In floats, because exact fractions are 50 times
-    slower.
+    """Return the standard deviation of samples; 0 for a single sample. It is computed in floats, because
+    ``statistics.stdev`` uses exact fractions and takes 50 times as long.
     """
     return math.sqrt(_sum_squared_deviations(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
 def compute_exact_standard_deviation(samples: Sequence[float]) -> float:
-    """Compute the standard deviation with exact fractions, for reports that must reproduce every digit of old logs."""
+    """Compute the standard deviation of samples with exact fractions, for reports that must reproduce every digit of
+    old logs; 0 for a single sample.
+    """
     return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
@@ -247,8 +249,7 @@ def compute_run_error(
     standard error of the visits. All rows of a run share half of the relative variance between runs.
     """
     count = len(figures)
-    # Use the median error of the visits: if other work on the device disturbs one visit, the run's figure, which is a
-    # median too, hardly changes.
+    # Use the median error of the visits, because other work on the device may disturb a single visit.
     inside = 0.0 if known.ignores_within else _stdlib.median(error**2 for error in visit_errors)
     of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / count
     shared = known.run**2 / 2

@@ -12,7 +12,7 @@ from mamf.operations.batched import BatchedKernel, BatchedProblem, BatchedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     BaseTorchMatmul,
-    choose_smaller_operand,
+    choose_operand_to_change,
     make_matmul_operand_set,
     view_in_layout,
 )
@@ -40,7 +40,7 @@ class TorchBatched(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel)
             self.bind(a, b, c),
             c,
             lambda output: [MatmulPart(a, b.mT, output)],
-            choose_smaller_operand(a, b.mT),
+            choose_operand_to_change(a, b.mT),
         )
 
 

@@ -15,7 +15,7 @@ from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
     BaseScaledMatmul,
     BaseTorchMatmul,
-    choose_smaller_operand,
+    choose_operand_to_change,
     make_matmul_operand_set,
     make_quantized_change_detector,
     quantize_operand,
@@ -48,7 +48,7 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
             return [MatmulPart(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
         return make_matmul_operand_set(
-            problem, self.bind(a, b, c, tokens), c, list_parts, choose_smaller_operand(a, b.mT)
+            problem, self.bind(a, b, c, tokens), c, list_parts, choose_operand_to_change(a, b.mT)
         )
 
 
@@ -156,7 +156,7 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
             ]
 
         launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
-        changing = choose_smaller_operand(a.elements, b.elements)
+        changing = choose_operand_to_change(a.elements, b.elements)
         return make_matmul_operand_set(
             problem, launch, c, list_parts, changing, split_unquantized=list_exact_parts, find_changed=unchanged
         )

@@ -202,7 +202,7 @@ def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_Sample
     return torch.cat([multiply_on_host(left, right.t()).flatten() for left, right in operands])
 
 
-def choose_smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Choose the operand, A or B, in which signs are flipped between launches.
 
     Return the smaller operand, because it is faster to change, but the larger one if the smaller has few rows. With few

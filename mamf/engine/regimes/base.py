@@ -319,7 +319,8 @@ _MIN_CHECKED_LAUNCHES = 4
 _MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
 #: New streams of the process lengthen the time from a mark to a mark that waits for all queues, by at most this.
 _MAX_NEW_GAP_SECONDS = 20e-6
-#: To find out how long that time is without a launch, mamf takes this many medians of at most this many gaps each.
+#: To find out how long the time from a mark to an idle mark is without a launch, mamf measures this many medians, each
+#: of at most this many pairs of marks.
 _GAP_MEDIANS, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 

@@ -107,7 +107,7 @@ class Burst(Regime):
         )
 
     def start(self) -> None:
-        # Earlier work may have left the device throttled.
+        # Begin with the longest rest, because earlier work may have left the device throttled.
         self._rest_until = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
         self._measure_flush_seconds()
@@ -237,7 +237,7 @@ class Burst(Regime):
         """
         shortest = self._compute_min_train_size(period)
         if sample_count <= self.min_train_launches:
-            # A 95 % interval of the median needs 6 samples, which the first two trains give if both are this short.
+            # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
             return shortest
         fitting = min(self.backend.burst_traits.train_seconds / period, self.max_train_launches)
         lag = self._compute_host_lag(period)

@@ -130,7 +130,7 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         if name not in MATMUL_PRESETS:
             raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS)
         (product,) = values.get("product", ("forward",))
-        shapes = MATMUL_PRESETS[name].make_shapes(product, values.get("m"))
+        shapes = MATMUL_PRESETS[name].make_labeled_layer_shapes(product, values.get("m"))
         return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, taken=("m",))
 
 

@@ -16,7 +16,7 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.products import (
     BaseScaledMatmul,
-    choose_smaller_operand,
+    choose_operand_to_change,
     make_matmul_operand_set,
     make_quantized_change_detector,
     quantize_operand,
@@ -64,7 +64,7 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
             self.bind(backend, problem, a, b, c),
             c,
             lambda output: [MatmulPart(a, b, output[None])],
-            choose_smaller_operand(a.elements, b.elements),
+            choose_operand_to_change(a.elements, b.elements),
             split_unquantized=lambda output: [MatmulPart(values, weights, output[None])],
             find_changed=unchanged,
         )

@@ -137,7 +137,7 @@ class LinearLayer:
     input_size: int
 
     def make_shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_BY_LAYER_PASS."""
+        """Return the shape of one of the layer's three matmuls. ``product``: its name in LAYOUT_BY_LAYER_PASS."""
         return {
             "forward": MatmulShape(tokens, self.output_size, self.input_size),
             "grad-input": MatmulShape(tokens, self.input_size, self.output_size),
@@ -152,7 +152,9 @@ class LayerPreset:
     layers: tuple[LinearLayer, ...]
     token_counts: tuple[int, ...] = _TRAINING_TOKENS
 
-    def make_shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
+    def make_labeled_layer_shapes(
+        self, product: str = "forward", tokens: Sequence[int] | None = None
+    ) -> dict[MatmulShape, str]:
         """Return the shapes of one matmul of each layer, each shape with the names of its layers.
 
         ``product``: the matmul, by its name in LAYOUT_BY_LAYER_PASS. ``tokens``: token counts to use instead of the

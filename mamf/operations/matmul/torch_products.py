@@ -16,7 +16,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import BaseTorchMatmul, choose_smaller_operand, make_matmul_operand_set, view_in_layout
+from mamf.operations.products import BaseTorchMatmul, choose_operand_to_change, make_matmul_operand_set, view_in_layout
 from mamf.operations.whole_products import MatmulPart
 
 
@@ -58,7 +58,7 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
             launch,
             c,
             lambda output: [MatmulPart(a[None], b.mT[None], output[None])],
-            choose_smaller_operand(a, b.mT),
+            choose_operand_to_change(a, b.mT),
             scale,
             self.details(problem, shape),
         )

@@ -388,7 +388,7 @@ class Measurement(Tabular):
 #: The source of a rate: ``measured`` on this device, ``contributed`` for its model, ``published`` by other people,
 #: listed in a ``datasheet``, or ``given`` on the command line.
 RateSource = Literal[PeakSource, "given"]
-#: Tiers of rates without a log.
+#: The values of ``Rate.tier`` for rates that do not come from a log in results/.
 PUBLISHED, DATASHEET = "published, not checked", "datasheet"
 _FAST_ACCUMULATION = "fast accumulation"
 

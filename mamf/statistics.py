@@ -151,14 +151,16 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
 
 
 def compute_standard_deviation(samples: Sequence[float]) -> float:
-    """Return the standard deviation of samples; 0 for a single one. In floats, because exact fractions are 50 times
-    slower.
+    """Return the standard deviation of samples; 0 for a single sample. It is computed in floats, because
+    ``statistics.stdev`` uses exact fractions and takes 50 times as long.
     """
     return math.sqrt(_sum_squared_deviations(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
 def compute_exact_standard_deviation(samples: Sequence[float]) -> float:
-    """Compute the standard deviation with exact fractions, for reports that must reproduce every digit of old logs."""
+    """Compute the standard deviation of samples with exact fractions, for reports that must reproduce every digit of
+    old logs; 0 for a single sample.
+    """
     return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
 
 
@@ -235,20 +237,20 @@ def compute_standard_error(interval: Interval, figure: float) -> float:
 
 
 def compute_run_error(
-    figures: Sequence[float], middle: float, within: Sequence[float], known: Repeatability
+    figures: Sequence[float], middle: float, visit_errors: Sequence[float], known: Repeatability
 ) -> FigureError:
     """Return the error of a run's figure, relative to the mean over all runs of the same measurement.
 
     ``figures``: the mean or median seconds per launch of each visit (one measurement of one kernel and shape) in this
-    run. ``middle``: the run's figure, which combines them. ``within``: the relative standard error of each visit.
+    run. ``middle``: the run's figure, which combines them. ``visit_errors``: the relative standard error of each visit.
     ``known``: how much repeated runs differ.
 
     The error has three terms: the relative deviation between runs, the deviation between runs in seconds, and the
     standard error of the visits. All rows of a run share half of the relative variance between runs.
     """
     count = len(figures)
-    # The median, because other work on the device can disturb one visit and leaves the run's median as it is.
-    inside = 0.0 if known.ignores_within else _stdlib.median(error**2 for error in within)
+    # Use the median error of the visits, because other work on the device may disturb a single visit.
+    inside = 0.0 if known.ignores_within else _stdlib.median(error**2 for error in visit_errors)
     of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / count
     shared = known.run**2 / 2
     own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
@@ -258,7 +260,7 @@ def compute_run_error(
 def compute_repeat_interval(
     figures: Sequence[float],
     middle: float,
-    within: Sequence[float],
+    visit_errors: Sequence[float],
     known: Repeatability,
     celsius: float | None = None,
 ) -> Interval:
@@ -270,7 +272,7 @@ def compute_repeat_interval(
     the card was cold (``celsius``), the interval is wider by the speed that a warm card loses. The interval does not
     include errors that all runs share, such as the bias of the timer (see Measurement.accuracy).
     """
-    error = compute_run_error(figures, middle, within, known)
+    error = compute_run_error(figures, middle, visit_errors, known)
     half = _REPEAT_HALF_WIDTH * error.total + known.compute_cold_gain(celsius)
     # The interval is nearly symmetric if it is narrow. If it is wide, this formula keeps its lower end above 0.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)

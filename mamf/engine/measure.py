@@ -161,23 +161,23 @@ class _RowMeasurement:
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
-    def add_true_clock(self, checked: CheckedKernel, taken: Samples) -> None:
-        """Measure the true clock of the compute units and store it in ``taken``, if the operation counts FLOP and
+    def add_true_clock(self, checked: CheckedKernel, samples: Samples) -> None:
+        """Measure the true clock of the compute units and store it in ``samples``, if the operation counts FLOP and
         ``wants_clock`` returns True for the rate.
         """
         work = self.problem.work(self.shape)
-        seconds = compute_figure(taken.seconds, "mean" if self.regime.best_by == "mean" else "median")
-        if taken.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
-            taken.clock_hz = self.regime.measure_true_clock(checked, seconds)
+        seconds = compute_figure(samples.seconds, "mean" if self.regime.best_by == "mean" else "median")
+        if samples.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
+            samples.clock_hz = self.regime.measure_true_clock(checked, seconds)
 
     def make_row_from_samples(
-        self, taken: Samples, verdict: Verdict, peak: int | None, reserved: int | None
+        self, samples: Samples, verdict: Verdict, peak: int | None, reserved: int | None
     ) -> Measurement:
         # Round to nanoseconds as the log does, so that figures computed from the log are identical to those of the row.
         # No timer resolves a nanosecond.
-        seconds = [round(sample, 9) for sample in taken.seconds]
+        seconds = [round(sample, 9) for sample in samples.seconds]
         work = self.problem.work(self.shape)
-        accuracy = find_timer_accuracy(self.regime.backend.name, taken.timer_overhead)
+        accuracy = find_timer_accuracy(self.regime.backend.name, samples.timer_overhead)
         possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
@@ -192,15 +192,15 @@ class _RowMeasurement:
             peak_reserved_bytes=reserved,
             samples=tuple(possible),
             implausible_samples=tuple(impossible),
-            launches=taken.launches,
-            timer_overhead=taken.timer_overhead,
+            launches=samples.launches,
+            timer_overhead=samples.timer_overhead,
             timer_accuracy=accuracy,
-            conditions=summarize_readings(taken.readings, taken.watts),
-            remarks=(*taken.remarks, *alternation),
+            conditions=summarize_readings(samples.readings, samples.watts),
+            remarks=(*samples.remarks, *alternation),
         )
         info = self.regime.backend.info
-        if taken.clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
-            clock_hz = float(round(taken.clock_hz))
+        if samples.clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
+            clock_hz = float(round(samples.clock_hz))
             used = compute_cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
@@ -222,14 +222,14 @@ class _RowMeasurement:
 
 
 def build_row_from_samples(
-    kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, taken: Samples, verdict: Verdict
+    kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, samples: Samples, verdict: Verdict
 ) -> Measurement:
     """Build a row of the log from samples that the caller took without the regime's loop. ``verdict``: how far the
     worst verified output is from its reference.
     """
     limit = find_rate_limit(kernel, regime.backend.info, problem, shape)
     return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row_from_samples(
-        taken, verdict, None, None
+        samples, verdict, None, None
     )
 
 

@@ -107,13 +107,13 @@ class _UnreadStep(NamedTuple):
     """A step that may not have ended on the device yet, so the meter has not read its marks.
 
     - ``marks``: the end of the previous step, the call of ``begin`` (None without a call), and the end of this step.
-    - ``work``: a function that returns the step's tokens, samples and FLOP, and the seconds that these FLOP would take
-      at the datasheet's peak and at the ceiling.
+    - ``compute_work``: a function that returns the step's tokens, samples and FLOP, and the seconds that these FLOP
+      would take at the datasheet's peak and at the ceiling.
     """
 
-    number: int
+    step_number: int
     marks: tuple[Any, Any, Any]
-    work: Callable[[], tuple[float, ...]]
+    compute_work: Callable[[], tuple[float, ...]]
 
 
 class Meter:
@@ -237,10 +237,10 @@ class Meter:
             if self._has_events:
                 self.backend.wait(end)
             between = _NAN if begun is None else self._measure_seconds(start, begun)
-            sums = (self._measure_seconds(start, end), between, *step.work())
+            sums = (self._measure_seconds(start, end), between, *step.compute_work())
             self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]
             self._read_step_count += 1
-            return self._make_figures(step.number, 1, *sums)
+            return self._make_figures(step.step_number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""

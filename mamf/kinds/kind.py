@@ -113,8 +113,8 @@ class Kind(ABC):
     ) -> dict[str, Any]:
         """Make the summary, which is the last record of a log, from the rows and from how the run ended.
 
-        ``ceilings``: the ceilings that the rows confirm or, if the kind confirms none, the ceilings that they are
-        shares of.
+        ``ceilings``: the ceilings that the rows confirm or, if this kind of run confirms none, the ceilings that
+        reports compare the rows with.
         """
 
 

@@ -11,8 +11,8 @@ from mamf.backend import Backend
 from mamf.errors import Sizes, parse_size
 from mamf.kernel import Kernel
 from mamf.operation import describe
-from mamf.operations.matmul.operation import ProductOperation
-from mamf.operations.matmul.shapes import ProductProblem
+from mamf.operations.matmul.operation import BaseMatmulOperation
+from mamf.operations.matmul.shapes import BaseMatmulProblem
 
 
 @dataclass(frozen=True, order=True)
@@ -51,8 +51,8 @@ class BatchedShape(Sizes):
 
 
 @dataclass(frozen=True)
-class BatchedProblem(ProductProblem):
-    """All parameters of a batched matmul except its shape: the fields of ProductProblem."""
+class BatchedProblem(BaseMatmulProblem):
+    """All parameters of a batched matmul except its shape: the fields of BaseMatmulProblem."""
 
     operation: ClassVar[str] = "batched"
     convention: ClassVar[str] = "2*B*M*N*K; A and B read, C written, once each"
@@ -64,7 +64,7 @@ class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
     operation = "batched"
 
 
-class Batched(ProductOperation[BatchedProblem, BatchedShape]):
+class Batched(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     name = "batched"
     kernel_group = "mamf.batched_kernels"
     kernel_type = BatchedKernel

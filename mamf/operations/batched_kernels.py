@@ -11,15 +11,15 @@ from mamf.backend import Backend
 from mamf.operations.batched import BatchedKernel, BatchedProblem, BatchedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
-    TorchProducts,
-    choose_smaller_operand,
+    BaseTorchMatmul,
+    choose_operand_to_change,
     make_matmul_operand_set,
     view_in_layout,
 )
 from mamf.operations.whole_products import MatmulPart
 
 
-class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
+class TorchBatched(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
     """A kernel that runs batched matmul with one function of torch. Derived classes define the launch."""
 
     has_padding = True
@@ -40,7 +40,7 @@ class TorchBatched(TorchProducts[BatchedProblem, BatchedShape], BatchedKernel):
             self.bind(a, b, c),
             c,
             lambda output: [MatmulPart(a, b.mT, output)],
-            choose_smaller_operand(a, b.mT),
+            choose_operand_to_change(a, b.mT),
         )
 
 

@@ -107,30 +107,35 @@ def make_block_group(blocks: int, device_type: str) -> Any:
 
 def gather_objects(local_object: object) -> list[Any]:
     """Return the objects that all ranks pass to this function, in the order of ranks. All ranks must call it."""
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, local_object)
-    return found
+    objects: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(objects, local_object)
+    return objects
 
 
 class CheckedCollective:
     """A collective on given buffers, with its launch and the result that is expected of it.
 
-    Each buffer is treated as a number of equal parts: a single part, or one part per rank. ``part``: elements per part.
-    ``group``: the process group; None for the default group.
+    Each buffer is treated as a number of equal parts: a single part, or one part per rank. ``part_elements``: the
+    number of elements per part. ``group``: the process group; None for the default group.
     """
 
     def __init__(
-        self, problem: CollectiveProblem, part: int, sent: torch.Tensor, received: torch.Tensor, group: Any = None
+        self,
+        problem: CollectiveProblem,
+        part_elements: int,
+        sent: torch.Tensor,
+        received: torch.Tensor,
+        group: Any = None,
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
-        self._sent, self._received, self._part_elements = sent, received, part
+        self._sent, self._received, self._part_elements = sent, received, part_elements
         # A ring reduction of n ranks rounds the partial sums over 1 to n ranks. Their combined error is sqrt(n / 2)
         # times the error of one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
-        places = sorted({0, part - 1, *(chooser.randrange(part) for _ in range(_SAMPLE_COUNT))})
-        self._sampled_indices = torch.tensor(places, device=sent.device)
+        indices = sorted({0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLE_COUNT))})
+        self._sampled_indices = torch.tensor(indices, device=sent.device)
         self._launches = 0
         call: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
         self._run_collective = call if group is None else partial(call, group=group)
@@ -192,16 +197,16 @@ class CheckedCollective:
     def _measure_error(self) -> float:
         if self._expected_sums is not None and not torch.equal(self._sum_bits(self._received), self._expected_sums):
             return math.inf
-        found, expected = self._copy_samples(self._received), self._expected
+        samples, expected = self._copy_samples(self._received), self._expected
         if self._collective == "all_reduce":
             # Each launch after the first reduces the sums again, which multiplies them by the number of ranks.
             exponent = min(self._launches - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
             expected = (expected * float(self._ranks) ** exponent).to(self._received.dtype).double()
             is_finite = expected.isfinite()
-            if not torch.equal(found[~is_finite], expected[~is_finite]):
+            if not torch.equal(samples[~is_finite], expected[~is_finite]):
                 return math.inf
-            found, expected = found[is_finite], expected[is_finite]
-        difference, norm = (torch.linalg.vector_norm(each).item() for each in (found - expected, expected))
+            samples, expected = samples[is_finite], expected[is_finite]
+        difference, norm = (torch.linalg.vector_norm(each).item() for each in (samples - expected, expected))
         return difference / norm if norm else (math.inf if difference else 0.0)
 
 

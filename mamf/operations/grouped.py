@@ -13,8 +13,8 @@ from mamf.errors import Sizes, parse_size
 from mamf.kernel import Kernel, Work
 from mamf.measurement import Measurement
 from mamf.operation import Preset, describe
-from mamf.operations.matmul.operation import ProductOperation
-from mamf.operations.matmul.shapes import ProductProblem
+from mamf.operations.matmul.operation import BaseMatmulOperation
+from mamf.operations.matmul.shapes import BaseMatmulProblem
 
 Routing = Literal["balanced", "skewed"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
@@ -58,8 +58,8 @@ class GroupedShape(Sizes):
 
 
 @dataclass(frozen=True)
-class GroupedProblem(ProductProblem):
-    """All parameters of a grouped matmul except its shape: the fields of ProductProblem, and ``routing``.
+class GroupedProblem(BaseMatmulProblem):
+    """All parameters of a grouped matmul except its shape: the fields of BaseMatmulProblem, and ``routing``.
 
     ``routing``: how tokens are distributed over experts. ``balanced`` gives all experts as equal a number of tokens as
     possible. ``skewed`` follows Zipf's law: the expert of rank r gets a share of tokens proportional to 1/r, and the
@@ -152,7 +152,7 @@ class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
     operation = "grouped"
 
 
-class Grouped(ProductOperation[GroupedProblem, GroupedShape]):
+class Grouped(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     name = "grouped"
     kernel_group = "mamf.grouped_kernels"
     kernel_type = GroupedKernel

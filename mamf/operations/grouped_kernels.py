@@ -13,9 +13,9 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.grouped import GroupedKernel, GroupedProblem, GroupedShape
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.products import (
-    ScaledProducts,
-    TorchProducts,
-    choose_smaller_operand,
+    BaseScaledMatmul,
+    BaseTorchMatmul,
+    choose_operand_to_change,
     make_matmul_operand_set,
     make_quantized_change_detector,
     quantize_operand,
@@ -29,7 +29,7 @@ from mamf.operations.whole_products import MatmulPart
 _REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
-class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
+class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
     """A kernel that runs grouped matmul in torch. Derived classes define their dtypes and the launch."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class TorchGrouped(TorchProducts[GroupedProblem, GroupedShape], GroupedKernel):
             return [MatmulPart(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
         return make_matmul_operand_set(
-            problem, self.bind(a, b, c, tokens), c, list_parts, choose_smaller_operand(a, b.mT)
+            problem, self.bind(a, b, c, tokens), c, list_parts, choose_operand_to_change(a, b.mT)
         )
 
 
@@ -110,7 +110,7 @@ class Loop(TorchGrouped):
         return launch
 
 
-class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], GroupedKernel):
+class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], GroupedKernel):
     """The kernel torch.nn.functional.scaled_grouped_mm: one launch for all experts, with a scale per row.
 
     Weights are stored as in a linear layer, [experts, N, K].
@@ -156,7 +156,7 @@ class FunctionalScaledGroupedMm(ScaledProducts[GroupedProblem, GroupedShape], Gr
             ]
 
         launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
-        changing = choose_smaller_operand(a.elements, b.elements)
+        changing = choose_operand_to_change(a.elements, b.elements)
         return make_matmul_operand_set(
             problem, launch, c, list_parts, changing, split_unquantized=list_exact_parts, find_changed=unchanged
         )

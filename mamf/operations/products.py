@@ -18,7 +18,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES, SCALED_FORMATS
 from mamf.kernel import Verdict
-from mamf.operations.matmul.shapes import ProductProblem, ProductProblemT, ProductShape, ProductShapeT
+from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape, MatmulProblemT, MatmulShapeT
 from mamf.operations.operand_sets import (
     ChangeDetector,
     OperandSet,
@@ -34,8 +34,8 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.quantization import QuantizedOperand, quantize_to_format
 from mamf.operations.whole_products import (
+    MatmulOperand,
     MatmulPart,
-    Operand,
     find_wrong_cells,
     round_like_result,
     verify_all_entries,
@@ -59,7 +59,7 @@ _SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
 def make_matmul_operand_set(
-    problem: ProductProblem,
+    problem: BaseMatmulProblem,
     launch: Callable[[], object],
     c: torch.Tensor,
     split_into_parts: SplitIntoParts,
@@ -129,7 +129,7 @@ def make_matmul_operand_set(
     )
 
 
-class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
+class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     """A kernel that computes one or several matmuls with a torch function. Derived classes define dtypes and launch."""
 
     #: Whether the function accepts operands with unused elements after each stored row.
@@ -139,13 +139,13 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
     #: The operand dtypes for which the kernel has fast accumulation (partial sums with fewer bits).
     fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
-    def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
+    def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         if problem.padding and not self.has_padding:
             return f"kernel {self.name} does not support padded rows: use --layout {problem.layout[:2]}"
         unsupported = self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
         return unsupported or self.unsupported_problem(backend, problem)
 
-    def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the kernel does not support the problem's output dtype, layout or accumulation, or None."""
         outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
         if problem.out_dtype not in outputs:
@@ -154,7 +154,7 @@ class TorchProducts(TorchKernel[ProductProblemT, ProductShapeT]):
             return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
         return None
 
-    def settings(self, backend: Backend, problem: ProductProblemT) -> AbstractContextManager[object]:
+    def settings(self, backend: Backend, problem: MatmulProblemT) -> AbstractContextManager[object]:
         # Set the precision for float32 too, because float32 would run as tf32 if the user's setting in torch is "high".
         return use_float32_precision("high" if problem.dtype == "tf32" else "highest")
 
@@ -202,7 +202,7 @@ def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_Sample
     return torch.cat([multiply_on_host(left, right.t()).flatten() for left, right in operands])
 
 
-def choose_smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Choose the operand, A or B, in which signs are flipped between launches.
 
     Return the smaller operand, because it is faster to change, but the larger one if the smaller has few rows. With few
@@ -212,7 +212,7 @@ def choose_smaller_operand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
 
 
-def copy_operand_rows_to_host(operand: Operand, product: int, rows: torch.Tensor) -> torch.Tensor:
+def copy_operand_rows_to_host(operand: MatmulOperand, product: int, rows: torch.Tensor) -> torch.Tensor:
     return (
         operand.dequantize_on_host(rows)
         if isinstance(operand, QuantizedOperand)
@@ -257,7 +257,7 @@ def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
 # -- scaled formats ----------------------------------------------------------------------------------------------------
 
 
-class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
+class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     """A kernel that computes one or several matmuls of operands in scaled formats. Derived classes define the
     launch.
     """
@@ -274,7 +274,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
             return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install 'torch>=2.10'")
         return super().unavailable(backend)
 
-    def unsupported(self, backend: Backend, problem: ProductProblemT) -> str | None:
+    def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         if reason := self._unsupported_dtype(problem):
             return reason
         if problem.layout != "nt":
@@ -285,13 +285,13 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
             return f"kernel {self.name} writes {', '.join(self.out_dtypes)}, not {problem.out_dtype}"
         return self.unsupported_problem(backend, problem)
 
-    def unsupported_problem(self, backend: Backend, problem: ProductProblemT) -> str | None:
+    def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the device does not support the problem's format with its accumulation, or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
             return f"{problem.dtype} has no fast accumulation; only fp8_rowwise and fp8 have it"
         return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
 
-    def unsupported_shape(self, problem: ProductProblemT, shape: ProductShapeT) -> str | None:
+    def unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:
         scaled_format = DTYPES[problem.dtype].scaled_format
         n, k = scaled_format.multiples_of_n_and_k if scaled_format else (1, 1)
         return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
@@ -301,7 +301,7 @@ class ScaledProducts(TorchKernel[ProductProblemT, ProductShapeT]):
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
-def view_operand_rows(shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def view_operand_rows(shape: BaseMatmulShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """View the memory of an operand, ``a`` or ``b``, as its values (rows, K) before quantization.
 
     ``flat``: the memory of all buffers, by name.
@@ -310,7 +310,7 @@ def view_operand_rows(shape: ProductShape, operand: str, flat: Mapping[str, torc
 
 
 def quantize_operand(
-    backend: Backend, problem: ProductProblem, shape: ProductShape, operand: str, flat: Mapping[str, torch.Tensor]
+    backend: Backend, problem: BaseMatmulProblem, shape: BaseMatmulShape, operand: str, flat: Mapping[str, torch.Tensor]
 ) -> QuantizedOperand:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
 

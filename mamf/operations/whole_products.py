@@ -30,7 +30,7 @@ import torch
 
 from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL, Verdict, WrongCells
-from mamf.operations.matmul.shapes import ProductProblem
+from mamf.operations.matmul.shapes import BaseMatmulProblem
 from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
 from mamf.operations.quantization import QuantizedOperand
 
@@ -53,7 +53,7 @@ _MAX_ROUNDING_DISTANCE = 0.5 + 2.0**-16
 _SUM_DTYPES = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
 #: A matmul operand: a tensor (batch, rows, K), or a quantized operand (rows, K).
-Operand = torch.Tensor | QuantizedOperand
+MatmulOperand = torch.Tensor | QuantizedOperand
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class MatmulPart:
     ``c`` (batch, M, N) is the output of ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K).
     """
 
-    left: Operand
-    right: Operand
+    left: MatmulOperand
+    right: MatmulOperand
     c: torch.Tensor
 
     def orient_for_short_rows(self) -> MatmulPart:
@@ -74,7 +74,7 @@ class MatmulPart:
         return MatmulPart(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
 
 
-def verify_all_entries(problem: ProductProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
+def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
     """Verify every entry of C, and return the verdict. Its error is a low estimate of C's relative error.
 
     ``parts``: the matmuls of the launch. ``scale``: the factor from A @ B to C.
@@ -90,7 +90,7 @@ def verify_all_entries(problem: ProductProblem, parts: Sequence[MatmulPart], sca
 
 
 def _verify_entries_in_chunks(
-    problem: ProductProblem, parts: Sequence[MatmulPart], scale: float, chunk_elements: int
+    problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float, chunk_elements: int
 ) -> Verdict:
     if problem.has_int8_output:
         return _verify_rounded_entries(parts, scale, chunk_elements)
@@ -175,7 +175,7 @@ def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return torch.where((found - limited).abs() <= _MAX_ROUNDING_DISTANCE, found, limited.round())
 
 
-def find_wrong_cells(problem: ProductProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
+def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
     """Find the cells of C, of CELL x CELL entries each, that have a wrong entry.
 
     Apply Freivalds' test to CELL columns of C at a time, or to all columns that share a scale of B. The test finds the
@@ -195,7 +195,7 @@ def find_wrong_cells(problem: ProductProblem, parts: Sequence[MatmulPart], scale
     return WrongCells(frozenset(found), *parts[0].c.shape[1:])
 
 
-def _find_wrong_rows(problem: ProductProblem, part: MatmulPart, scale: float) -> torch.Tensor:
+def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float) -> torch.Tensor:
     """Return booleans (batch, M): True for each row of C whose error is larger than rounding explains."""
     if problem.has_int8_output:
         found = part.c.float()
@@ -269,7 +269,7 @@ def _choose_sum_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _multiply_by_vectors(
-    operand: Operand, vectors: torch.Tensor, sum_dtype: torch.dtype, chunk_elements: int
+    operand: MatmulOperand, vectors: torch.Tensor, sum_dtype: torch.dtype, chunk_elements: int
 ) -> torch.Tensor:
     """Multiply an operand (batch, rows, K) by vectors (batch, K, count), and return (batch, rows, count).
 
@@ -301,7 +301,7 @@ def _multiply_by_vectors(
 
 
 def _multiply_transpose_by_vectors(
-    operand: Operand, vectors: torch.Tensor, sum_dtype: torch.dtype, chunk_elements: int
+    operand: MatmulOperand, vectors: torch.Tensor, sum_dtype: torch.dtype, chunk_elements: int
 ) -> torch.Tensor:
     """Multiply the transpose of an operand (batch, rows, K) by vectors (batch, rows, count); return (batch, K, count).
 
@@ -325,7 +325,7 @@ def _split_into_chunks(tensor: torch.Tensor, chunk_elements: int) -> Iterator[to
 
 
 def verify_special_product(
-    problem: ProductProblem,
+    problem: BaseMatmulProblem,
     split_into_parts: Callable[[torch.Tensor], Sequence[MatmulPart]],
     launch: Callable[[], torch.Tensor],
     scale: float,

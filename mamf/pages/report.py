@@ -144,7 +144,7 @@ def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
+# -- making pages ------------------------------------------------------------------------------------------------------
 
 
 def make_report(paths: Sequence[Path]) -> Page:
@@ -290,7 +290,7 @@ def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
     return []
 
 
-# -- the parts of a page -----------------------------------------------------------------------------------------------
+# -- reading logs into the parts of a page -----------------------------------------------------------------------------
 
 
 def read_source(path: Path) -> LogSource:
@@ -410,11 +410,11 @@ def _list_figures(log: RunLog) -> Iterable[HeadlineFigure]:
 
 def _find_best_rows(log: RunLog) -> list[Measurement]:
     """Return the best row of each problem and regime, on normal data if any row has normal data."""
-    best: dict[tuple[Any, str], Measurement] = {}
+    best_rows: dict[tuple[Any, str], Measurement] = {}
     rows = select_ranked_rows(row for row in log.measurements if row.operation == log.plan.operation)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
-        best.setdefault((row.problem, row.regime), row)
-    return list(best.values())[:_MAX_FACTS]
+        best_rows.setdefault((row.problem, row.regime), row)
+    return list(best_rows.values())[:_MAX_FACTS]
 
 
 def _has_normal_data(problem: Any) -> bool:

@@ -127,18 +127,18 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _write_files(output: Path, texts: Mapping[str, str], old: set[str]) -> None:
+def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[str]) -> None:
     make_folder(output / _DEVICES_FOLDER)
     # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
-    write_atomically(output / FILE_LIST, "\n".join(sorted(old | set(texts))))
-    for name, text in texts.items():
+    write_atomically(output / FILE_LIST, "\n".join(sorted(old_files | set(texts_by_file))))
+    for name, text in texts_by_file.items():
         write_atomically(output / name, text)
-    for name in old - set(texts):
+    for name in old_files - set(texts_by_file):
         (output / name).unlink()
-    write_atomically(output / FILE_LIST, "\n".join(sorted(texts)))
+    write_atomically(output / FILE_LIST, "\n".join(sorted(texts_by_file)))
 
 
-# -- for programs ------------------------------------------------------------------------------------------------------
+# -- entries of index.json, for programs -------------------------------------------------------------------------------
 
 
 #: Version of the format of index.json. It rises if a field is removed, renamed or redefined, but not for new fields.
@@ -211,7 +211,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
         make_text_column("vendor", lambda line: line.vendor),
         _make_log_column(logs),
     ]
-    devices: list[Column[str]] = [
+    device_columns: list[Column[str]] = [
         Column("", "device", lambda name: Link(format_device_name(name), pages[name]), left=True),
         Column("", "cards", lambda name: count_cards(runs[name])),
         Column("", "logs", lambda name: len(runs[name])),
@@ -231,7 +231,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
             Section(f"Ceilings of {format_count(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
             Section("All ceilings", _make_tables(columns, data.lines)),
             Section("What the words mean", [Lines(_WORD_EXPLANATIONS)] if data.lines else []),
-            Section("Devices", _make_tables(devices, sorted(runs))),
+            Section("Devices", _make_tables(device_columns, sorted(runs))),
             Section("Add your accelerator", _CONTRIBUTION_PARTS),
         ],
         links=[("As CSV", CSV), ("As JSON", FEED)],
@@ -248,9 +248,9 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]
     log, attention = _make_log_column(logs), select_attention_rates(data.attention, per_kernel=True)
-    operation: Column[ResultRate] = make_text_column("operation", lambda entry: entry.row.operation)
-    kernels = _make_tables([operation, *make_kernel_columns(), log], select_best_per_problem(data.kernels))
-    ceilings: list[Column[CeilingLine]] = [
+    operation_column: Column[ResultRate] = make_text_column("operation", lambda entry: entry.row.operation)
+    kernels = _make_tables([operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernels))
+    ceiling_columns: list[Column[CeilingLine]] = [
         *_make_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole_number),
         Column("", "J/TFLOP", _format_joules),
@@ -275,7 +275,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
         [_describe_device(data)],
         [_make_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
         sections=[
-            Section("Ceilings", _make_tables(ceilings, data.lines)),
+            Section("Ceilings", _make_tables(ceiling_columns, data.lines)),
             Section("Cards side by side", [_make_cards_chart(line) for line in leading]),
             Section("Cards in other dtypes", [_make_cards_chart(line) for line in others], is_open=False),
             Section("Attention kernels", _make_tables([*make_attention_columns(), log], attention)),
@@ -338,7 +338,7 @@ def _format_range(line: CeilingLine) -> str | None:
     return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables of the site ------------------------------------------------------------------------------------------------
 
 
 def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
@@ -373,7 +373,7 @@ def _make_figure_columns() -> list[Column[CeilingLine]]:
     ]
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- pictures of the site ----------------------------------------------------------------------------------------------
 
 
 def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:

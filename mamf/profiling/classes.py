@@ -148,15 +148,15 @@ class ClassSeconds(NamedTuple):
     hidden: float
 
 
-def compute_class_seconds(by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, ClassSeconds]:
+def compute_class_seconds(intervals_by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, ClassSeconds]:
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
-    ``by_class``: the intervals of the events of each class, as (begin, end) in seconds.
+    ``intervals_by_class``: the intervals of the events of each class, as (begin, end) in seconds.
     """
     shares: dict[str, ClassSeconds] = {}
     covered: Intervals = []
     for name in WORK_CLASSES:
-        intervals = merge_intervals(by_class.get(name, ()))
+        intervals = merge_intervals(intervals_by_class.get(name, ()))
         if not intervals:
             continue
         covered_with_class = merge_intervals([*covered, *intervals])

@@ -212,15 +212,15 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
         yield f"a step needs {work}: {format_rate(profile.tflops, 'TFLOPS')}{share}{time}"
 
 
-def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[ClassRow]]:
-    """Return the columns of the table of classes, or of modules if ``what`` is ``module``.
+def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Column[ClassRow]]:
+    """Return the columns of the table of classes, or of modules if ``row_kind`` is ``module``.
 
     The printed table has values per step; csv and json have sums over all profiled steps.
     """
     steps = profile.steps or 1
-    rows = profile.classes if what == "class" else profile.modules
+    rows = profile.classes if row_kind == "class" else profile.modules
     return [
-        Column(what, what, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
+        Column(row_kind, row_kind, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
         Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
         Column("step_seconds", "ms", lambda row: row.visible / steps, format_milliseconds),
         Column(
@@ -230,7 +230,7 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
             format_milliseconds,
             3,
         ),
-        Column("", "calls" if what == "class" else "", lambda row: row.calls / steps, importance=3),
+        Column("", "calls" if row_kind == "class" else "", lambda row: row.calls / steps, importance=3),
         Column("calls", "", lambda row: row.calls),
         Column("visible_seconds", "", lambda row: row.visible),
         Column("hidden_seconds", "", lambda row: row.hidden),
@@ -244,9 +244,9 @@ def _make_class_columns(profile: Profile, what: str = "class") -> list[Column[Cl
 
 
 def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
-    what, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
+    row_kind, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
     return [
-        Column("kernel", what, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
+        Column("kernel", row_kind, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
         Column("class", "class", lambda row: row.class_name, importance=2, left=True),
         Column("", "calls", lambda row: row.calls / steps, importance=3),
         Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),

@@ -151,8 +151,8 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
 def describe_scouted_regimes(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield a line for each regime that has no confirmed ceiling: its fastest row so far, or that it was not measured.
-    ``regimes``: those of the plan.
+    """Yield a line for each regime that has no confirmed ceiling: the fastest row so far, or that the run did not
+    measure the regime. ``regimes``: the regimes of the plan.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]

@@ -179,22 +179,22 @@ def format_share(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def describe_overall_change(each: PooledRows, comparison: Comparison, tolerance: float) -> str:
+def describe_overall_change(pooled: PooledRows, comparison: Comparison, tolerance: float) -> str:
     """Say how the rates of all rows of a regime changed as a whole, or how large a uniform loss would have been
     detected.
     """
-    interval, threshold = each.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
+    interval, threshold = pooled.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (
-        f"{each.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
+        f"{pooled.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
     )
     if interval.high < 1:
-        found = f"slower{'' if each.is_regression(tolerance) else ', and not'} by {threshold}"
+        found = f"slower{'' if pooled.is_regression(tolerance) else ', and not'} by {threshold}"
     elif interval.low > 1:
         found = "faster"
     else:
-        smallest = format_share(round(each.compute_smallest_loss(tolerance), 4))
+        smallest = format_share(round(pooled.compute_smallest_loss(tolerance), 4))
         found = f"no common change; a uniform loss below {smallest} would not have been found"
-    return f"{each.regime}, {each.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
+    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
 
 def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
@@ -267,7 +267,7 @@ def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[
     return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
-# -- guards ------------------------------------------------------------------------------------------------------------
+# -- reports of guards, which compare a run with a baseline ------------------------------------------------------------
 
 
 #: XML element of a JUnit test by the outcome of its row. Tests of other rows have no such element and pass.

@@ -347,14 +347,14 @@ class Document:
         """Return the rows of all tables as records (mappings from column names to values), by the key of the table. All
         records with the same key get the same columns, with None for a missing value.
         """
-        found: dict[str, list[dict[str, object]]] = {}
+        records_by_key: dict[str, list[dict[str, object]]] = {}
         for block in self.blocks:
             if isinstance(block, Table):
-                found.setdefault(block.key, []).extend(block.make_records())
-        for records in found.values():
+                records_by_key.setdefault(block.key, []).extend(block.make_records())
+        for records in records_by_key.values():
             names = dict.fromkeys(name for record in records for name in record)
             records[:] = [{name: record.get(name) for name in names} for record in records]
-        return found
+        return records_by_key
 
 
 def make_columns_from_mappings(
@@ -383,7 +383,7 @@ def make_columns_from_mappings(
     ]
 
 
-# -- columns that several reports have ---------------------------------------------------------------------------------
+# -- columns that several reports share --------------------------------------------------------------------------------
 
 
 def make_interval_columns(

@@ -23,20 +23,20 @@ def format_terminal(document: Document, width: int | None = None) -> str:
     ``width``.
     """
     texts: list[str] = []
-    hidden: dict[str, None] = {}
+    hidden_titles: dict[str, None] = {}
     last = 0
     for block in document.visible_blocks:
         if isinstance(block, Table):
             text, dropped = _format_terminal_table(block, width)
-            hidden |= dict.fromkeys(dropped)
+            hidden_titles |= dict.fromkeys(dropped)
             last = len(texts)
         elif width is not None and isinstance(block, Details):
             continue
         else:
             text = _format_lines([block.heading, *block.texts] if block.heading else block.texts, width)
         texts.append(text)
-    if hidden:
-        texts[last] += _format_lines([f"hidden columns (use --wide): {', '.join(hidden)}"], width)
+    if hidden_titles:
+        texts[last] += _format_lines([f"hidden columns (use --wide): {', '.join(hidden_titles)}"], width)
     return "\n".join(texts)
 
 

@@ -57,14 +57,14 @@ def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowG
     ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; a named kernel
     without a row leaves None.
     """
-    found: dict[RowGroup, Measurement | None] = {}
+    baselines: dict[RowGroup, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
         if len({row.kernel for row in same}) > 1:
             measured = [row for row in same if row.ok]
             named = next((row for row in measured if row.kernel == (name or "eager")), None)
             slowest = min(measured, key=lambda row: row.comparable_rate, default=None)
-            found[group] = named or (None if name else slowest)
-    return found
+            baselines[group] = named or (None if name else slowest)
+    return baselines
 
 
 def compute_speed_up(row: Measurement, baseline: Measurement | None) -> float | None:
@@ -100,14 +100,14 @@ def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
     return found
 
 
-def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
-    """Return a table of the best kernel of each shape. ``found``: at least one winner; ``top``: the maximum number of
-    rows for people, None for all.
+def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
+    """Return a table of the best kernel of each shape. ``winners``: at least one. ``top``: the maximum number of rows
+    that people see, None for all.
     """
-    names, shared = split_shared_parts([make_group_title(each.row) for each in found])
-    own = dict(zip(map(id, found), names, strict=True))
-    unit = found[0].row.work.unit
-    shown, factor = choose_unit(unit, [each.row.best_rate for each in found])
+    names, shared = split_shared_parts([make_group_title(each.row) for each in winners])
+    own = dict(zip(map(id, winners), names, strict=True))
+    unit = winners[0].row.work.unit
+    shown, factor = choose_unit(unit, [each.row.best_rate for each in winners])
     columns: list[Column[Winner]] = [
         Column("problem", "", lambda each: make_group_title(each.row)),
         Column("", "problem", lambda each: own[id(each)], left=True),
@@ -140,13 +140,15 @@ def make_winner_table(found: Sequence[Winner], shares: Shares, top: int | None) 
             True,
         ),
     ]
-    return Table(columns, found, f"best kernel per shape: {shared}", "best_kernels", top=top)
+    return Table(columns, winners, f"best kernel per shape: {shared}", "best_kernels", top=top)
 
 
-def describe_winners(found: Sequence[Winner]) -> str:
+def describe_winners(winners: Sequence[Winner]) -> str:
     """Return a line that says how many shapes each kernel is the best on."""
-    counts = Counter(each.row.kernel for each in found).most_common()
-    return f"best of {format_count(len(found), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
+    counts = Counter(each.row.kernel for each in winners).most_common()
+    return (
+        f"best of {format_count(len(winners), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
+    )
 
 
 def make_group_table(

@@ -201,7 +201,7 @@ def safe_address(address: str) -> str:
     return address if scheme.lower() in ("", "http", "https") else ""
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- turning pictures into SVG elements --------------------------------------------------------------------------------
 
 # The policy of a page forbids style attributes, and colors depend on dark mode. So the styles of an SVG become plain
 # attributes whose colors are variables of the style sheet. Each bar and point gets a <title> with its figures, which
@@ -226,7 +226,7 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
     of each name in the legend. Without matplotlib there are no SVGs, and a note says what to install.
     """
     shown = escape_invisible_texts(picture)
-    parts: dict[str, Any] = {
+    context: dict[str, Any] = {
         "title": shown.title,
         "subtitle": shown.subtitle,
         "pictures": [],
@@ -235,10 +235,10 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
     }
     panels = [panel for row in shown.make_panel_rows() for panel in row if panel]
     try:
-        parts["pictures"] = [_draw_svg(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
+        context["pictures"] = [_draw_svg(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
     except UnavailableError as error:
-        return {**parts, "notes": [str(error)]}
-    parts["legend"] = [
+        return {**context, "notes": [str(error)]}
+    context["legend"] = [
         {
             "name": name,
             "paint": _choose_paint(style["color"]),
@@ -247,18 +247,18 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
         }
         for name, style in shown.make_legend()
     ]
-    return parts
+    return context
 
 
-def _draw_svg(panel: DrawnPanel, salt: str) -> str:
-    """Draw a panel as an SVG element. ``salt``: a text that makes the ids in this SVG different from those of other
+def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
+    """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
     pictures on the page.
     """
     from matplotlib import rc_context
 
     figure = new_figure(*panel.size)
     figure.set_facecolor("none")
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": id_salt}
     with disable_math_text(), rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph"

@@ -167,7 +167,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
             )
 
 
-# -- the format of TraceLens -------------------------------------------------------------------------------------------
+# -- export of roofs in the format of TraceLens ------------------------------------------------------------------------
 
 
 def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
@@ -293,11 +293,11 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 
 def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
-    labeled: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
+    earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
 
     def label_rising(level: str, rate: float, regime: str) -> str:
-        is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in labeled)
-        labeled.append(rate)
+        is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
+        earlier_rates.append(rate)
         return "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
 
     for regime in roofs.regimes:
@@ -340,13 +340,13 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
         axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
     for mark in chart.marks:
         x, y = mark.place
-        look: dict[str, Any] = {
+        marker_style: dict[str, Any] = {
             "markersize": _MARKER_POINTS,
             "markeredgecolor": "white",
             "linestyle": "none",
             "zorder": 4,
         }
-        (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **look)
+        (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **marker_style)
         HINTS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
     _draw_labels(axes, chart)
 
@@ -371,8 +371,8 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
             y -= _LABEL_HEIGHT / 4
         taken.append((left, left + width, y))
         arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _LABEL_HEIGHT else None
-        look: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": side, "va": "center", "zorder": 5}
-        axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **look)
+        text_style: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": side, "va": "center", "zorder": 5}
+        axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **text_style)
 
     for line in sorted(chart.lines, key=lambda each: -each.end[1]):
         if line.start[1] != line.end[1]:
@@ -393,9 +393,9 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
         start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),
         height / end,
     )
-    look: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
+    text_style: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
     rotation = math.degrees(math.atan(slope))
-    axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **look)
+    axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **text_style)
 
 
 def group_series(marks: Iterable[RoofMark]) -> list[list[RoofMark]]:

@@ -204,14 +204,14 @@ def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 def find_best_rows(rows: Sequence[Measurement]) -> dict[str, BestRow]:
     """Return the best row of each regime, in the order in which the run measured the regimes."""
-    found: dict[str, BestRow] = {}
+    best_rows: dict[str, BestRow] = {}
     for regime in dict.fromkeys(row.regime for row in rows):
         if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
             figures = [row.comparable_rate for row in best_first]
-            found[regime] = BestRow(
+            best_rows[regime] = BestRow(
                 best_first[0], compute_arithmetic_mean(figures), compute_geometric_mean(figures), len(figures)
             )
-    return found
+    return best_rows
 
 
 def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
     }
 
 
-# -- besides the figures -----------------------------------------------------------------------------------------------
+# -- describing rows in words ------------------------------------------------------------------------------------------
 
 
 def summarize_failure(row: Measurement) -> str:
@@ -312,7 +312,7 @@ def describe_row_interval(row: Measurement) -> str:
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else UNKNOWN_INTERVAL_REASON
 
 
-# -- devices that shared a run -----------------------------------------------------------------------------------------
+# -- devices that measured one run together ----------------------------------------------------------------------------
 
 COMPARABLE_TITLE = "comparable"
 

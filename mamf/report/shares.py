@@ -73,7 +73,7 @@ def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
 
 def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
     """Return a rate (in 1e12 per second) as a share of the rate that the datasheet states for the problem, or None if
-    there is no such rate. ``header``: the header of the log, which has the device.
+    the datasheet states none. ``header``: the header of the log, which describes the device.
     """
     peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
@@ -205,7 +205,7 @@ class Shares:
             return lambda row: getattr(self.make_row_point(row), name, None)
 
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
-        roof: list[Column[Measurement]] = [
+        roof_columns: list[Column[Measurement]] = [
             Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", make_reader("roof")),
             Column("share_of_roof", "% of roof", make_reader("share"), format_percent, 1),
             Column("bound_by", "", make_reader("bound")),
@@ -217,7 +217,7 @@ class Shares:
             Column("mbu", "MBU", self.compute_row_mbu, format_percent, 1),
             Column("mamfu", "MAMFU", self.compute_row_mamfu, format_percent, 1),
             Column("mamfu_accuracy", "", lambda row: compute_share_accuracy(row, self.ceilings) or None),
-            *(roof if self.roofs is not None else ()),
+            *(roof_columns if self.roofs is not None else ()),
         ]
 
     def yield_remarks(self, row: Measurement) -> Iterator[str]:

@@ -105,10 +105,10 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
             _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
             _make_measured_step("sustained, normal data", last, _describe_power_cost(last, info)),
         ]
-    known: list[float | None] = [None]
+    known_rates: list[float | None] = [None]
     for step in steps:
-        known.append(known[-1] if step.tflops is None else step.tflops)
-    return [replace(step, before=before) for step, before in zip(steps, known, strict=False)]
+        known_rates.append(known_rates[-1] if step.tflops is None else step.tflops)
+    return [replace(step, before=before) for step, before in zip(steps, known_rates, strict=False)]
 
 
 def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -268,7 +268,7 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     return [f"{last}: {format_significant(rate)} TFLOPS{share}{loss}"]
 
 
-# -- as a chart --------------------------------------------------------------------------------------------------------
+# -- chart of the waterfall, and the study of overlap ------------------------------------------------------------------
 
 _LOST_NAME = "lost since the step before"
 

@@ -64,8 +64,8 @@ def _find_problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, st
 
 
 def compute_max_wrong_share(checked: int) -> float:
-    """Return the 95 % upper bound of the share of wrong results after ``checked`` results were all right: about 3 /
-    checked.
+    """Return the 95 % upper bound of the share of wrong results after ``checked`` results were all right, which is
+    about 3 / checked.
     """
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
@@ -108,8 +108,8 @@ def _compute_binomial_probability(count: int, checked: int, share: float) -> flo
 
 
 def _describe_wrong_share(wrong: int, checked: int) -> str:
-    """Return the range of the share of wrong problems in percent, with 95 % confidence: an upper bound if no problem
-    was wrong.
+    """Return the range, with 95 % confidence, of the share of wrong problems in percent; only an upper bound if no
+    problem was wrong.
     """
     if not wrong:
         return f"at most {_format_percent(compute_max_wrong_share(checked))} %"

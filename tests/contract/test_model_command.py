@@ -32,7 +32,7 @@ def test_a_run_is_kept_resumed_shown_compared_and_drawn(run, tmp_path):
     assert len(read_run_log(tmp_path / "cut.jsonl").measurements) == 4
     assert run(*ON_CPU, "--resume", "run.jsonl", *TINY, *QUICK, *WHAT, *attention)[0] == 0
     shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])["measurements"]
-    assert {row["parameters"] for row in shown} == {row.problem.parameters(row.shape) for row in rows}
+    assert {row["parameters"] for row in shown} == {row.problem.count_parameters(row.shape) for row in rows}
     assert "4 rows: " in run("compare", "run.jsonl", "cut.jsonl")[1]
     found = run("results", "check", "run.jsonl")[1]
     assert "foreign-row" not in found and "row-mismatch" not in found and "missing-row" not in found

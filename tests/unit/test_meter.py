@@ -121,7 +121,7 @@ def test_each_dtype_counts_against_its_own_ceiling(card, monkeypatch):
     known = {"float8_e4m3fn": 1600.0, "bfloat16": 800.0}
     monkeypatch.setattr(
         known_ceilings,
-        "_find_measured",
+        "_find_measured_ceiling",
         lambda backend, dtype, regime: measured(known[dtype], dtype),
     )
     *_, last = train(card, meter_of(card, flops_per_step=flops, ceiling=None))

@@ -181,11 +181,11 @@ class Regime(ABC):
         settings must still apply, because the launches are repeated here.
         """
 
-    def make_confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
+    def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
         """Return the regime whose measurements confirm a ceiling (the highest rate of a device).
 
-        ``chosen``: the clock and other conditions when the candidate for the ceiling was chosen. ``seconds``: the time
-        available for each measurement.
+        ``chosen_conditions``: the clock and other conditions when the candidate for the ceiling was chosen.
+        ``seconds``: the time available for each measurement.
         """
         return self
 
@@ -194,12 +194,12 @@ class Regime(ABC):
         this took in ``last_visit_seconds``. ``estimate``: host seconds per launch.
         """
         begun = self.backend.now()
-        taken = self.sample(checked, rule, estimate)
-        taken.remarks += [self.row_remark] if self.row_remark else []
-        self.require_no_unseen_work(checked, min(taken.seconds, default=0.0))
+        samples = self.sample(checked, rule, estimate)
+        samples.remarks += [self.row_remark] if self.row_remark else []
+        self.require_no_unseen_work(checked, min(samples.seconds, default=0.0))
         checked.verify(whole=True)
         self.last_visit_seconds = self.backend.now() - begun
-        return taken
+        return samples
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
         """Measure the mean clock of the compute units in hertz, with additional launches, each of about ``seconds``.
@@ -319,7 +319,8 @@ _MIN_CHECKED_LAUNCHES = 4
 _MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
 #: New streams of the process lengthen the time from a mark to a mark that waits for all queues, by at most this.
 _MAX_NEW_GAP_SECONDS = 20e-6
-#: To find out how long that time is without a launch, mamf takes this many medians of at most this many gaps each.
+#: To find out how long the time from a mark to an idle mark is without a launch, mamf measures this many medians, each
+#: of at most this many pairs of marks.
 _GAP_MEDIANS, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
@@ -342,21 +343,22 @@ def describe_wrong_result(verdict: Verdict) -> str:
     return f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
 
 
-def compute_skipped_work_ratio(checked: Sequence[float], others: Sequence[float]) -> float:
+def compute_skipped_work_ratio(checked: Sequence[float], unchecked: Sequence[float]) -> float:
     """Return how many times longer the checked launches (whose operands were just changed and whose output is verified)
-    took than the ``others``, or 0 if that does not show that the others skip work. Both lists are seconds per launch.
+    took than the ``unchecked`` ones, or 0 if that does not show that the unchecked ones skip work. Both lists are in
+    seconds per launch.
     """
-    if len(checked) < _MIN_CHECKED_LAUNCHES or not others:
+    if len(checked) < _MIN_CHECKED_LAUNCHES or not unchecked:
         return 0.0
-    times = min(checked) / max(statistics.median(others), 1e-9)
-    return times if times > _MAX_CHECKED_RATIO else 0.0
+    ratio = min(checked) / max(statistics.median(unchecked), 1e-9)
+    return ratio if ratio > _MAX_CHECKED_RATIO else 0.0
 
 
-def require_no_skipped_work(times: float) -> None:
-    """Raise WrongResultError if ``times``, from ``compute_skipped_work_ratio``, shows that launches skip work."""
-    if times:
+def require_no_skipped_work(ratio: float) -> None:
+    """Raise WrongResultError if ``ratio``, from ``compute_skipped_work_ratio``, shows that launches skip work."""
+    if ratio:
         reason = (
-            f"launches take {times:.3g} times as long after their operands change: the other launches skip the work"
+            f"launches take {ratio:.3g} times as long after their operands change: the other launches skip the work"
         )
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 

@@ -107,18 +107,18 @@ class Burst(Regime):
         )
 
     def start(self) -> None:
-        # Earlier work may have left the device throttled.
+        # Begin with the longest rest, because earlier work may have left the device throttled.
         self._rest_until = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
         self._is_cold = True
-        self._time_flush()
+        self._measure_flush_seconds()
         self._idle_mark_host_seconds = (
             self._idle_mark_gap_and_queueing_seconds[1] if self.backend.has_idle_marks else 0.0
         )
         self._overhead = choose_overhead(self.backend.name, self.backend.timer_overhead())
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        taken = Samples(timer_overhead=self._overhead.seconds)
-        taken.remarks += [self._overhead.remark] if self._overhead.remark else []
+        samples = Samples(timer_overhead=self._overhead.seconds)
+        samples.remarks += [self._overhead.remark] if self._overhead.remark else []
         size = self._compute_min_train_size(estimate)
         lead, trains = self.min_lead_seconds, 0
         verified_seconds: list[float] = []
@@ -134,19 +134,19 @@ class Burst(Regime):
             if not trains and not rule.is_budget_over(now) and self._is_throttled_by_earlier_load(reading):
                 self._rest_until_recovered()
                 continue
-            taken.seconds += seconds
+            samples.seconds += seconds
             verified_seconds.append(seconds[-1])
             unverified_seconds += seconds[:-1]
-            taken.add_reading(reading)
+            samples.add_reading(reading)
             trains += 1
-            median = stdlib_statistics.median(taken.seconds)
+            median = stdlib_statistics.median(samples.seconds)
             is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
-            if rule.should_stop(taken.seconds, now - begun, now, is_representative):
-                taken.launches = len(taken.seconds)
+            if rule.should_stop(samples.seconds, now - begun, now, is_representative):
+                samples.launches = len(samples.seconds)
                 require_no_skipped_work(compute_skipped_work_ratio(verified_seconds, unverified_seconds))
-                return taken
+                return samples
             period = median + self._flush_seconds
-            size = self._compute_train_size(period, len(taken.seconds))
+            size = self._compute_train_size(period, len(samples.seconds))
             lead = self.min_lead_seconds + size * self._compute_host_lag(period)
             self._rest_until_recovered()
 
@@ -231,13 +231,13 @@ class Burst(Regime):
         if owed > 0:
             self.backend.sleep(owed)
 
-    def _compute_train_size(self, period: float, taken: int) -> int:
+    def _compute_train_size(self, period: float, sample_count: int) -> int:
         """Return the number of launches in the next train. ``period``: device seconds of a cache flush and a launch.
-        ``taken``: the number of samples so far in this visit.
+        ``sample_count``: the number of samples so far in this visit.
         """
         shortest = self._compute_min_train_size(period)
-        if taken <= self.min_train_launches:
-            # A 95 % interval of the median needs 6 samples, which the first two trains give if both are this short.
+        if sample_count <= self.min_train_launches:
+            # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
             return shortest
         fitting = min(self.backend.burst_traits.train_seconds / period, self.max_train_launches)
         lag = self._compute_host_lag(period)
@@ -317,7 +317,7 @@ class Burst(Regime):
             self.backend.flush_cache()
         return self.launch_timed(launch)
 
-    def _time_flush(self, repeats: int = 10) -> None:
+    def _measure_flush_seconds(self, repeats: int = 10) -> None:
         self.backend.flush_cache()
         self.backend.synchronize()
         start, begun = self.backend.mark(), self.backend.now()

@@ -59,7 +59,7 @@ class Classic(Regime):
     def _run_loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
         backend, begun = self.backend, self.backend.now()
         launch_marks: list[tuple[object, object]] = []
-        taken = Samples()
+        samples = Samples()
         checked.change_operands_and_poison()
         launches = self.warmup_launches + self.timed_launches
         for count in range(1, launches + 1):
@@ -73,16 +73,16 @@ class Classic(Regime):
             if late or rule.is_budget_over(now):
                 break
         idle = self.queue_idle_mark(launch_marks[-1][1])
-        taken.add_reading(self.read_sensors())
+        samples.add_reading(self.read_sensors())
         self.synchronize(checked, launch_marks[-1][1], idle)
         checked.verify()
         if len(launch_marks) < launches:
-            taken.remarks.append(f"cut short after {len(launch_marks)} launches")
+            samples.remarks.append(f"cut short after {len(launch_marks)} launches")
         # If the loop was cut short, use its last launches, at which the device was warmest.
         timed = launch_marks[min(self.warmup_launches, max(0, len(launch_marks) - rule.min_samples)) :]
-        taken.seconds = [backend.seconds_between(start, end) for start, end in timed]
-        taken.launches = len(taken.seconds)
-        return taken
+        samples.seconds = [backend.seconds_between(start, end) for start, end in timed]
+        samples.launches = len(samples.seconds)
+        return samples
 
     def _flush_and_queue_launch(self, checked: CheckedKernel) -> tuple[object, object]:
         self.backend.flush_cache(self.flush_bytes)

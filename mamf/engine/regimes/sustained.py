@@ -160,13 +160,17 @@ class Sustained(Regime):
             launch()
             self.backend.submit()
 
-    def make_confirmation_regime(self, chosen: Conditions, seconds: float) -> Regime:
+    def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
         """Return the regime whose visits confirm a ceiling. If the device was throttled when the candidate was chosen
-        (conditions ``chosen``), or does not report its clock, it has a rest before each visit, and each visit spans as
+        (``chosen_conditions``), or does not report its clock, it has a rest before each visit, and each visit spans as
         many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise it is this regime.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
-        is_held_back = chosen.clock_hz is None or maximum is None or chosen.clock_hz < _MIN_UNTHROTTLED_SHARE * maximum
+        is_held_back = (
+            chosen_conditions.clock_hz is None
+            or maximum is None
+            or chosen_conditions.clock_hz < _MIN_UNTHROTTLED_SHARE * maximum
+        )
         if not is_held_back or not traits.rest_seconds:
             return self
         swing = traits.swing_seconds
@@ -186,18 +190,18 @@ class Sustained(Regime):
         begun = self.backend.now()
         if self._is_cold():
             self._loaded_seconds = 0.0
-        taken = Samples()
+        samples = Samples()
         with disable_garbage_collection():
             blocks = _BlockQueue(self, checked)
             if not self._run_until_settled(blocks, rule):
-                taken.remarks.append("clock and power had not settled")
-            self._take_block_samples(blocks, rule, taken)
+                samples.remarks.append("clock and power had not settled")
+            self._take_block_samples(blocks, rule, samples)
             self.synchronize(checked, *self._queue_last_marks())
-        taken.clock_hz = blocks.compute_clock_hz()
+        samples.clock_hz = blocks.compute_clock_hz()
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
-        return taken
+        return samples
 
     def _queue_last_marks(self) -> tuple[object, object]:
         """Queue a mark and an idle mark (which waits for all queues of the device) after the last launch, and return
@@ -241,7 +245,7 @@ class Sustained(Regime):
                 break
         return False
 
-    def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, taken: Samples) -> None:
+    def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, samples: Samples) -> None:
         blocks.begin_visit()
         begun, ticks = self.backend.now(), list[EnergyTick]()
         for block in blocks:
@@ -254,23 +258,23 @@ class Sustained(Regime):
             if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.
                 begun = now
                 continue
-            taken.seconds.append(block.seconds)
-            taken.launches += block.launches
-            taken.add_reading(block.reading)
+            samples.seconds.append(block.seconds)
+            samples.launches += block.launches
+            samples.add_reading(block.reading)
             is_long_enough = now - begun >= self.visit_seconds
             if rule.is_budget_over(now) or (
-                is_long_enough and rule.should_stop(taken.seconds, now - begun, now, figure="mean")
+                is_long_enough and rule.should_stop(samples.seconds, now - begun, now, figure="mean")
             ):
                 break
-        taken.watts = compute_mean_watts(ticks)
+        samples.watts = compute_mean_watts(ticks)
         blocks.end_visit()
 
-    def wait_for_tick(self, longest: float) -> EnergyTick | None:
+    def wait_for_tick(self, max_wait_seconds: float) -> EnergyTick | None:
         """Wait until the energy counter changes, and return when it changed and its new value. Return None if there is
-        no energy counter, or if it does not change within ``longest`` seconds.
+        no energy counter, or if it does not change within ``max_wait_seconds`` seconds.
         """
         begun, before = self.backend.now(), self.read_sensors(energy=True)
-        while before is not None and before.joules is not None and self.backend.now() - begun < longest:
+        while before is not None and before.joules is not None and self.backend.now() - begun < max_wait_seconds:
             self.backend.sleep(_POLL_SECONDS)
             after = self.read_sensors(energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:

@@ -28,25 +28,25 @@ class Spaced(Regime):
     max_rest_seconds: ClassVar[float] = 0.05
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        begun, taken = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
+        begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
         self.load_before_checks(checked)
         checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify(whole=True)
         compare = checked.prepared.remember and checked.prepared.remember(0, result)
-        while not taken.seconds or not rule.should_stop(
-            taken.seconds, self.backend.now() - begun, self.backend.now(), False
+        while not samples.seconds or not rule.should_stop(
+            samples.seconds, self.backend.now() - begun, self.backend.now(), False
         ):
-            self._launch_and_compare_outputs(checked, taken, compare, rule, estimate)
+            self._launch_and_compare_outputs(checked, samples, compare, rule, estimate)
         if checked.prepared.verify_special is not None:
             verdict = checked.prepared.verify_special()
             if not verdict.ok:
                 raise WrongResultError(verdict)
-            taken.details |= verdict.details
+            samples.details |= verdict.details
             checked.poison()
-        taken.details[BOUND] = checked.verdict.tolerance
-        return taken
+        samples.details[BOUND] = checked.verdict.tolerance
+        return samples
 
     def load_before_checks(self, checked: CheckedKernel) -> None:
         """Load the device before its first checked launch, if the regime needs that."""
@@ -59,11 +59,11 @@ class Spaced(Regime):
         self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
 
     def _launch_and_compare_outputs(
-        self, checked: CheckedKernel, taken: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
+        self, checked: CheckedKernel, samples: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
     ) -> None:
         """Launch a few times, compare each output with the first one by ``compare`` (None: verify each output), and
-        store the times and counts in ``taken``. Raise WrongResultError if an output is wrong, or if it differs from the
-        first one although the kernel promises equal bits.
+        store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if it differs from
+        the first one although the kernel promises equal bits.
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
@@ -75,22 +75,22 @@ class Spaced(Regime):
             found += [compare(result)] if compare else []
             if not compare or not checked.prepared.repeats_bits:
                 checked.verify(whole=True)
-        taken.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
+        samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
-        taken.seconds = [*taken.seconds, *(self.backend.seconds_between(*each) for each in marks)][
+        samples.seconds = [*samples.seconds, *(self.backend.seconds_between(*each) for each in marks)][
             -_LAUNCHES_PER_COMPARISON:
         ]
         wrong = [each() for each in found]
         differing = [each for each in wrong if each.cells]
-        taken.launches += len(marks)
-        launches = int(taken.details[CHECKED_LAUNCHES]) + len(marks)
-        taken.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
+        samples.launches += len(marks)
+        launches = int(samples.details[CHECKED_LAUNCHES]) + len(marks)
+        samples.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
             reason = f"{len(differing)} of {len(marks)} launches gave an output that differs from the first one"
-            details = {**taken.details, WRONG_TILES: describe_wrong_cells(differing[0])}
+            details = {**samples.details, WRONG_TILES: describe_wrong_cells(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:
-            taken.details[OTHER_BITS] = int(taken.details.get(OTHER_BITS, 0)) + len(differing)
+            samples.details[OTHER_BITS] = int(samples.details.get(OTHER_BITS, 0)) + len(differing)
 
 
 class Loaded(Spaced):

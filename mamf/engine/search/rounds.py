@@ -78,12 +78,12 @@ def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidat
 
 
 def drop_beaten_candidates(
-    rows: Sequence[Measurement], left: Sequence[Candidate], max_share_behind: float
+    rows: Sequence[Measurement], candidates: Sequence[Candidate], max_share_behind: float
 ) -> list[Candidate]:
-    """Return the candidates of ``left`` whose median rate over the rounds in ``rows`` is at most the share
+    """Return those of ``candidates`` whose median rate over the rounds in ``rows`` is at most the share
     ``max_share_behind`` below the median rate of the best candidate.
     """
-    found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in left}
+    found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in candidates}
     if not found:
         return []
     middle = {candidate: compute_median_rate(rounds.values()) for candidate, rounds in found.items()}
@@ -227,10 +227,10 @@ class ConfirmationRounds:
         return max((longest for _, longest in self._preparing_seconds.values()), default=0.0)
 
     def _confirm_by_visits(
-        self, regime: Regime, chosen: Conditions, candidate: Candidate, max_visits: int, end_time: float
+        self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
     ) -> StepsWithRows:
-        """Visit a candidate in sustained to confirm it, up to ``max_visits`` times, and return the rows. ``chosen``:
-        the clock and other conditions of the device when the candidate was chosen.
+        """Visit a candidate in sustained to confirm it, up to ``max_visits`` times, and return the rows.
+        ``chosen_conditions``: the clock and other conditions of the device when the candidate was chosen.
         """
         phase, longest = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
         for number in range(1, max_visits + 1):
@@ -238,7 +238,7 @@ class ConfirmationRounds:
             if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._estimate_preparing_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
-                    chosen, min(longest, (end_time - self.runner.now()) / due - aside)
+                    chosen_conditions, min(longest, (end_time - self.runner.now()) / due - aside)
                 )
                 longest = phase.regime.fixed_visit_seconds
                 phase.end_time = end_time - longest - aside if longest else end_time
@@ -315,12 +315,12 @@ class ConfirmationRounds:
         return min(1.0, max(0.05, (end_time - self.runner.now()) / max(visits, 1)))
 
     def _select_affordable(
-        self, rows: Sequence[Measurement], left: Sequence[Candidate], seconds_each: float, rounds: int
+        self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
         """Return the best candidates so far: as many as there is time to measure in ``rounds`` more rounds, if each
         measurement takes ``seconds_each``; at least one.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)
-        best_first = sorted(left, key=lambda each: compute_median_rate(found[each].values()), reverse=True)
-        return best_first[: max(1, int(min(count, len(left))))]
+        best_first = sorted(candidates, key=lambda each: compute_median_rate(found[each].values()), reverse=True)
+        return best_first[: max(1, int(min(count, len(candidates))))]

@@ -120,7 +120,7 @@ class FindStrategy(PlanStrategy):
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self, seen: list[Measurement]) -> Steps:
+    def _search_burst(self, burst_rows: list[Measurement]) -> Steps:
         problem, shapes = self.plan.problem, list_grid_shapes(self.options.grid)
         self.runner.allocate_largest_operands(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.runner.start_regime(Burst(self.backend))
@@ -171,8 +171,8 @@ class FindStrategy(PlanStrategy):
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidate_count]
         self.runner.on_phase("burst: choosing algorithms")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
-        until = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
-        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, until)
+        end_time = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
+        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, end_time)
         candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
         measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
@@ -183,13 +183,13 @@ class FindStrategy(PlanStrategy):
             self.pace.choose_end_share,
             self.pace.burst_end_share,
         )
-        seen += [*measured, *confirming]
+        burst_rows += [*measured, *confirming]
 
     def _run_search(
-        self, search: Search, regime: Regime, phase: str, max_measured: int, until: float, rule: StoppingRule
+        self, search: Search, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
     ) -> Steps:
         while len(search.measured) < max_measured and self.runner.has_next_step(
-            regime, phase, until, is_due=len(search.measured) < MIN_ROUNDS
+            regime, phase, end_time, is_due=len(search.measured) < MIN_ROUNDS
         ):
             proposed = search.propose()
             if proposed is None:
@@ -276,19 +276,19 @@ class FindStrategy(PlanStrategy):
         shapes: Sequence[MatmulShape],
         rule: StoppingRule,
         kernels: Sequence[MatmulKernel],
-        until: float,
+        end_time: float,
     ) -> Steps:
-        """Measure the algorithms of these kernels on these shapes, until the backend time ``until``. A quick search
+        """Measure the algorithms of these kernels on these shapes, until the backend time ``end_time``. A quick search
         measures all algorithms of a kernel on the first shape only.
         """
         for kernel in kernels:
             begun = self.runner.now()
-            yield from self._measure_algorithms(regime, shapes, rule, kernel, until)
+            yield from self._measure_algorithms(regime, shapes, rule, kernel, end_time)
             if not kernel.has_cheap_variants:
                 self._compiling_seconds += self.runner.now() - begun
 
     def _measure_algorithms(
-        self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, until: float
+        self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, end_time: float
     ) -> Steps:
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
@@ -300,7 +300,7 @@ class FindStrategy(PlanStrategy):
                 names.add(variant.name)
                 if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
                     continue
-                if not self.runner.has_next_step(regime, ALGORITHM, until):
+                if not self.runner.has_next_step(regime, ALGORITHM, end_time):
                     return
                 row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
                 if row is None:
@@ -347,13 +347,13 @@ class FindStrategy(PlanStrategy):
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
         self.runner.on_phase("sustained: soaking, then visiting")
-        rule, until = (
+        rule, end_time = (
             StoppingRule(self.plan.precision, self.visit_seconds),
             self._compute_phase_end(self.pace.visit_end_share),
         )
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
-            if not self.runner.has_next_step(regime, "visit", until, is_due=len(visits) < 2):
+            if not self.runner.has_next_step(regime, "visit", end_time, is_due=len(visits) < 2):
                 break
             step = Step(self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
             row = yield from self._confirmation.measure_step(step)
@@ -442,8 +442,8 @@ class KernelsFindStrategy(RowsStrategy):
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._get_confirmation(run, problem)
-            until = now + _SHARE_FOR_CHOOSING * part, now + part
-            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *until)
+            end_time = now + _SHARE_FOR_CHOOSING * part, now + part
+            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
         """Return the shape and kernel of the ``count`` fastest rows of a problem, without shapes that cannot be a

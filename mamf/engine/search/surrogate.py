@@ -47,7 +47,7 @@ _MIN_NOISE = 0.001
 
 
 @functools.cache
-def _get_blas() -> ThreadpoolController:
+def _get_blas_controller() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -58,7 +58,7 @@ def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parame
 
     @functools.wraps(method)
     def run_limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
-        with _get_blas().limit(limits=1):
+        with _get_blas_controller().limit(limits=1):
             return method(*arguments, **named)
 
     return run_limited

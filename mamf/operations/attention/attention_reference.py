@@ -344,9 +344,9 @@ def verify_special_attention(
     """Verify a launch with an infinity in V and a NaN in Q.
 
     All queries see the key whose value is infinite, so a whole column of the output must not be finite. The NaN must
-    make a row of the output NaN; if a kernel loses it, the details say so, but this is no error. All other output must
-    keep its bits. The operands, and the output that ``launch`` returns, have the shape [batch, heads, sequence, head
-    dimension]. If no key is seen by all queries, nothing is checked and the verdict is ok.
+    make a row of the output NaN; if a kernel loses it, the details say so, but the verdict is still ok. All other
+    output must keep its bits. The operands, and the output that ``launch`` returns, have the shape [batch, heads,
+    sequence, head dimension]. If no key is seen by all queries, nothing is checked and the verdict is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)

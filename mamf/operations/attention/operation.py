@@ -51,7 +51,7 @@ class HeadDims(NamedTuple):
 
 
 def make_equal_head_dims(*widths: int) -> tuple[HeadDims, ...]:
-    """Return for each number the head dimensions in which keys and values have this dimension."""
+    """Return the HeadDims for each of these numbers, which is the dimension of both keys and values."""
     return tuple(HeadDims(width, width) for width in widths)
 
 
@@ -266,7 +266,7 @@ class AttentionProblem(DeclaredProblem):
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
     def traffic(self, shape: AttentionShape) -> int:
-        """Return the bytes that a launch moves at least: each operand is read once and each result is written once."""
+        """Return the minimum bytes that a launch moves: each operand is read once and each result is written once."""
         elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
         forward = sum(elements.values())
         # A backward pass reads q, k, v, o and do, and writes dq, dk and dv.

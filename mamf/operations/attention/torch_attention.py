@@ -139,7 +139,7 @@ class TorchAttention(AttentionKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        call = self.bind(backend, problem, shape)
+        forward_pass = self.bind(backend, problem, shape)
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), sets)
         attentions = [
             PreparedAttention(self, problem, shape, self.view_operands(problem, shape, flat)) for flat in memory
@@ -147,10 +147,10 @@ class TorchAttention(AttentionKernel):
         if problem.direction == "bwd":
             # Run a forward pass first, so that memory that a library allocates only once, such as a workspace, is not
             # counted below as memory of a saved forward pass.
-            attentions[0].make_launch(call)
+            attentions[0].make_launch(forward_pass)
             attentions[0].release_forward()
         before = backend.allocated_memory()
-        launches = [attention.make_launch(call) for attention in attentions]
+        launches = [attention.make_launch(forward_pass) for attention in attentions]
         after = backend.allocated_memory()
         ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
 
@@ -213,27 +213,27 @@ class PreparedAttention:
             verify_special=partial(self._verify_special, launch) if is_special else None,
         )
 
-    def run_forward(self, call: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def run_forward(self, forward_pass: Callable[..., torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
-            return call(*(self._operands[name] for name in "qkv"))
+            return forward_pass(*(self._operands[name] for name in "qkv"))
 
-    def make_launch(self, call: Callable[..., torch.Tensor]) -> Callable[[], object]:
+    def make_launch(self, forward_pass: Callable[..., torch.Tensor]) -> Callable[[], object]:
         """Return a function without arguments that launches the passes of the problem's direction.
 
-        ``call``: launches the forward pass with q, k and v. For ``bwd``, run the forward pass here, once, and keep its
-        autograd graph: each launch runs the graph backward.
+        ``forward_pass``: launches the forward pass with q, k and v. For ``bwd``, run the forward pass here, once, and
+        keep its autograd graph: each launch runs the graph backward.
         """
         if self._problem.direction == "fwd":
-            return lambda: self.run_forward(call)
+            return lambda: self.run_forward(forward_pass)
         leaves = [self._operands[name].detach().requires_grad_() for name in "qkv"]
         gradient = self._operands["do"]
         if self._problem.direction == "bwd":
-            output = call(*leaves)
+            output = forward_pass(*leaves)
             self._forward = output.detach()
             return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
         def run_both_passes() -> object:
-            result = call(*leaves)
+            result = forward_pass(*leaves)
             return (result.detach(), *torch.autograd.grad(result, leaves, gradient))
 
         return run_both_passes
@@ -257,7 +257,7 @@ class PreparedAttention:
         if self._details is None:
             operands = [self._operands[name] for name in "qkv"]
             self._details = self._kernel.details(self._problem, self._shape, operands)
-        found = self._judge_distance(compare_rows(*self._prepare_comparison(result), covers_all_heads=False))
+        found = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
         return replace(found, details={**self._details, **found.details})
 
     def verify_whole(self, result: object) -> Verdict:
@@ -266,7 +266,7 @@ class PreparedAttention:
         The samples are random rows of the output and of dQ, and the sums of dK and dV along the keys. The host also
         verifies some rows of one head.
         """
-        compared = self._prepare_comparison(result)
+        compared = self._list_comparison_inputs(result)
         whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_rows_on_host(*compared)
         rows = [self._judge_distance(each) for each in (compare_rows(*compared), on_host) if each]
         worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
@@ -279,7 +279,7 @@ class PreparedAttention:
             )
         return replace(worst, details=whole.details, reason=reason)
 
-    def _prepare_comparison(
+    def _list_comparison_inputs(
         self, result: object
     ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return self._shape, self._view_as_bhsd(self._operands), self._view_as_bhsd(self._name_results(result))

@@ -190,8 +190,8 @@ def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch
 
 
 class CompiledEager(Eager):
-    """The kernel ``Eager`` under torch.compile. The compiler must not replace it by SDPA, which is a kernel of its
-    own.
+    """The kernel ``Eager`` under torch.compile. The compiler must not replace it by SDPA, which is a separate
+    kernel.
     """
 
     name = "compiled-eager"

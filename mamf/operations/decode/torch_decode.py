@@ -229,16 +229,16 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     """
     replay, results = backend.capture([each.launch for each in sets])
 
-    def verify_with(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
+    def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         found = [check(result) for check, result in zip(checks, results, strict=True)]
         wrong = next((each for each in found if not each.ok), found[0])
         return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in found))
 
     return OperandSet(
         replay,
-        lambda _: verify_with([each.verify for each in sets]),
+        lambda _: verify_all_results([each.verify for each in sets]),
         outputs=[tensor for result in results for tensor in list_tensors(result)],
-        verify_whole=lambda _: verify_with([each.verify_whole or each.verify for each in sets]),
+        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in sets]),
         change=lambda: [each.change() for each in sets if each.change],
         restore=lambda: [each.restore() for each in sets],
     )

@@ -22,9 +22,9 @@ from mamf.operations.matmul.shapes import (
     PADDING_SUFFIXES,
     MatmulKernel,
     MatmulProblem,
+    MatmulProblemT,
     MatmulShape,
-    ProductProblemT,
-    ProductShapeT,
+    MatmulShapeT,
 )
 from mamf.plans import CLASSIC, KERNEL_REGIMES
 from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
@@ -36,7 +36,7 @@ _LONG_K_SHARE, _KNOWN_FAULTY_KS, _LONG_KS = 0.25, (12680, 16648, 20488, 24584), 
 _LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
 
 
-class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
+class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
     """The base class of the operations for single, batched and grouped matmuls."""
 
     gives_tensors = True
@@ -45,7 +45,7 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         "in float32; 256 entries by the host in float64"
     )
 
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProductProblemT:
+    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblemT:
         """Make a problem from the fields in ``asked`` and the device's defaults.
 
         The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
@@ -63,7 +63,7 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
         error = row.details.get("quantization_error")
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
 
-    def words(self, problem: ProductProblemT) -> Sequence[str]:
+    def words(self, problem: MatmulProblemT) -> Sequence[str]:
         """Return the fields of a problem that differ from the defaults, each as its name and its value."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output_dtype}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
@@ -86,11 +86,11 @@ class ProductOperation(FlopOperation[ProductProblemT, ProductShapeT]):
             sizes = draw_sizes(chooser, 3, terms, *counts)
         return {"layout": layout, "data": data, "shape": self.shape_type(*counts, *sizes)}
 
-    def axis(self, shape: ProductShapeT) -> float:
+    def axis(self, shape: MatmulShapeT) -> float:
         return float(shape.flop)
 
 
-class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
+class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     name = "matmul"
     kernel_group = "mamf.kernels"
     kernel_type = MatmulKernel
@@ -131,7 +131,7 @@ class Matmul(ProductOperation[MatmulProblem, MatmulShape]):
         if name not in MATMUL_PRESETS:
             raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS)
         (product,) = values.get("product", ("forward",))
-        shapes = MATMUL_PRESETS[name].make_shapes(product, values.get("m"))
+        shapes = MATMUL_PRESETS[name].make_labeled_layer_shapes(product, values.get("m"))
         return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, taken=("m",))
 
 

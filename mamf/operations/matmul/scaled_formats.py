@@ -15,8 +15,8 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.products import (
-    ScaledProducts,
-    choose_smaller_operand,
+    BaseScaledMatmul,
+    choose_operand_to_change,
     make_matmul_operand_set,
     make_quantized_change_detector,
     quantize_operand,
@@ -43,7 +43,7 @@ _OUTPUT_DTYPES = {
 _BLOCK_SCALES_MULTIPLE = 4
 
 
-class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKernel):
+class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     """A matmul of operands in a scaled format. Derived classes implement ``bind``, which returns the launch."""
 
     @abstractmethod
@@ -64,7 +64,7 @@ class ScaledFormatMatmul(ScaledProducts[MatmulProblem, MatmulShape], MatmulKerne
             self.bind(backend, problem, a, b, c),
             c,
             lambda output: [MatmulPart(a, b, output[None])],
-            choose_smaller_operand(a.elements, b.elements),
+            choose_operand_to_change(a.elements, b.elements),
             split_unquantized=lambda output: [MatmulPart(values, weights, output[None])],
             find_changed=unchanged,
         )

@@ -137,7 +137,7 @@ class LinearLayer:
     input_size: int
 
     def make_shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """Return the shape of one of the layer's matmuls, by its name in LAYOUT_BY_LAYER_PASS."""
+        """Return the shape of one of the layer's three matmuls. ``product``: its name in LAYOUT_BY_LAYER_PASS."""
         return {
             "forward": MatmulShape(tokens, self.output_size, self.input_size),
             "grad-input": MatmulShape(tokens, self.input_size, self.output_size),
@@ -152,7 +152,9 @@ class LayerPreset:
     layers: tuple[LinearLayer, ...]
     token_counts: tuple[int, ...] = _TRAINING_TOKENS
 
-    def make_shapes(self, product: str = "forward", tokens: Sequence[int] | None = None) -> dict[MatmulShape, str]:
+    def make_labeled_layer_shapes(
+        self, product: str = "forward", tokens: Sequence[int] | None = None
+    ) -> dict[MatmulShape, str]:
         """Return the shapes of one matmul of each layer, each shape with the names of its layers.
 
         ``product``: the matmul, by its name in LAYOUT_BY_LAYER_PASS. ``tokens``: token counts to use instead of the
@@ -222,7 +224,7 @@ _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 UNQUANTIZED_DTYPE = "bfloat16"
 
 
-class ProductShape(Protocol):
+class BaseMatmulShape(Protocol):
     """The interface of the shapes of single, batched and grouped matmuls."""
 
     @property
@@ -241,7 +243,7 @@ class ProductShape(Protocol):
 
 
 @dataclass(frozen=True)
-class ProductProblem(DeclaredProblem):
+class BaseMatmulProblem(DeclaredProblem):
     """All parameters of single, batched or grouped matmuls except their shape. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
@@ -306,7 +308,7 @@ class ProductProblem(DeclaredProblem):
         """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
-    def count_stored_elements(self, shape: ProductShape, operand: str) -> int:
+    def count_stored_elements(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the number of elements of ``a`` or ``b`` in memory, including the unused elements after each row."""
         is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
         rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
@@ -319,7 +321,7 @@ class ProductProblem(DeclaredProblem):
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
-    def buffers(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def buffers(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``a``, ``b`` and ``c``.
 
         With ``rewrite`` there is also ``c_rewrite``, which the classic regime copies over C. For a scaled format, ``a``
@@ -345,12 +347,12 @@ class ProductProblem(DeclaredProblem):
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed
 
-    def work(self, shape: ProductShape) -> Work:
+    def work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
         written = shape.elements["c"] * DTYPES[self.out_dtype].itemsize
         return Work(shape.flop, operands + written, self.convention)
 
-    def count_operand_bytes(self, shape: ProductShape, operand: str) -> int:
+    def count_operand_bytes(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""
         count, scaled_format = shape.elements[operand], DTYPES[self.dtype].scaled_format
         if scaled_format is None:
@@ -359,19 +361,19 @@ class ProductProblem(DeclaredProblem):
         scale_size = 4 if scaling.scale_dtype == "float32" else 1
         return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
 
-    def nbytes(self, shape: ProductShape, sets: int = 1, rewrite: bool = False) -> int:
+    def nbytes(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write, for ``sets`` operand sets."""
         buffers = self.buffers(shape, sets, rewrite)
         unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
         return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
 
 
-ProductProblemT = TypeVar("ProductProblemT", bound=ProductProblem)
-ProductShapeT = TypeVar("ProductShapeT", bound=ProductShape)
+MatmulProblemT = TypeVar("MatmulProblemT", bound=BaseMatmulProblem)
+MatmulShapeT = TypeVar("MatmulShapeT", bound=BaseMatmulShape)
 
 
 @dataclass(frozen=True)
-class MatmulProblem(ProductProblem):
+class MatmulProblem(BaseMatmulProblem):
     """All parameters of a matmul except its shape.
 
     ``layout``: a letter for A and a letter for B: ``n`` if memory contains the rows of the matrix one after the other,

@@ -16,11 +16,11 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import TorchProducts, choose_smaller_operand, make_matmul_operand_set, view_in_layout
+from mamf.operations.products import BaseTorchMatmul, choose_operand_to_change, make_matmul_operand_set, view_in_layout
 from mamf.operations.whole_products import MatmulPart
 
 
-class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
+class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     """A matmul kernel that calls one function with tensors. Derived classes define their dtypes, and the launch in
     ``bind``.
     """
@@ -58,7 +58,7 @@ class TorchMatmul(TorchProducts[MatmulProblem, MatmulShape], MatmulKernel):
             launch,
             c,
             lambda output: [MatmulPart(a[None], b.mT[None], output[None])],
-            choose_smaller_operand(a, b.mT),
+            choose_operand_to_change(a, b.mT),
             scale,
             self.details(problem, shape),
         )

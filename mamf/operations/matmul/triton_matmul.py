@@ -352,8 +352,8 @@ class Gluon(TorchMatmul):
         return configured
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether an error means that a tile does not compile, or needs more memory or registers than there
-        are.
+        """Return whether an error means that a tile does not compile, or needs more memory or registers than the
+        device has.
         """
         from triton.errors import TritonError
 

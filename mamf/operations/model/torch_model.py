@@ -315,12 +315,12 @@ class PreparedModel:
         gradient is relative to its expected norm.
         """
         losses, gradients = self._get_reference(index)
-        found, *found_gradients = list_tensors(result)
-        error = compute_relative_error(found, losses, losses - losses.mean())
+        measured, *measured_gradients = list_tensors(result)
+        error = compute_relative_error(measured, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
             details["gradient_error"] = off = get_max_error(
-                map(compute_relative_error, found_gradients, gradients, gradients)
+                map(compute_relative_error, measured_gradients, gradients, gradients)
             )
             error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
@@ -358,6 +358,6 @@ def draw_batch(
     return text[:, :-1].contiguous().to(device), text[:, 1:].contiguous().to(device)
 
 
-def compute_relative_error(found: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
-    """Return the norm of ``found - reference`` divided by the norm of ``scale``."""
-    return float((found.float() - reference.to(found.device)).norm() / scale.norm())
+def compute_relative_error(measured: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
+    """Return the norm of ``measured - reference`` divided by the norm of ``scale``."""
+    return float((measured.float() - reference.to(measured.device)).norm() / scale.norm())

@@ -86,10 +86,10 @@ class StackedChart(Picture):
         return _ROW_HEIGHT_INCHES * len(self.make_panel_rows())
 
     def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
-        drawn: list[DrawnPanel | None] = [self._make_drawn_panel(panel) for panel in self.panels]
-        columns = -(-len(drawn) // -(-len(drawn) // _MAX_COLUMNS))
-        drawn += [None] * (-len(drawn) % columns)
-        return [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
+        drawn_panels: list[DrawnPanel | None] = [self._make_drawn_panel(panel) for panel in self.panels]
+        columns = -(-len(drawn_panels) // -(-len(drawn_panels) // _MAX_COLUMNS))
+        drawn_panels += [None] * (-len(drawn_panels) % columns)
+        return [drawn_panels[start : start + columns] for start in range(0, len(drawn_panels), columns)]
 
     def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
         described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
@@ -139,7 +139,7 @@ def _draw_bar(axes: Axes, place: int, bar: StackedBar, chart: StackedChart, top:
         axes.plot([place, place], bar.interval, color="black", linewidth=1.5)
 
 
-# -- figures in rows ---------------------------------------------------------------------------------------------------
+# -- RangeChart: figures in rows, with intervals -----------------------------------------------------------------------
 
 _RANGE_ROW_INCHES, _BELOW_ROWS_INCHES = 0.26, 0.9
 _MAX_NAME_CHARACTERS = 34
@@ -242,8 +242,8 @@ def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style:
         axes.barh(ys, values, 0.8, color=style["color"])
         for point in row.points:
             axes.annotate(f"{point.value:.1f}", (point.high, y), (5, 0), textcoords="offset points", va="center")
-    look: dict[str, Any] = style | {"marker": "none"} if chart.is_bars else style
-    (drawn,) = axes.plot(values, ys, **look, linestyle="none", markersize=7, markeredgecolor="white")
+    marker_style: dict[str, Any] = style | {"marker": "none"} if chart.is_bars else style
+    (drawn,) = axes.plot(values, ys, **marker_style, linestyle="none", markersize=7, markeredgecolor="white")
     HINTS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
     if row.peak is not None:
         axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK_LINE_STYLE)

@@ -129,13 +129,13 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
             )
     styles = choose_styles(mark.kernel for mark in chart.marks)
     for mark in chart.marks:
-        look: dict[str, Any] = {
+        marker_style: dict[str, Any] = {
             "markersize": _MARKER_POINTS,
             "markeredgecolor": "white",
             "linestyle": "none",
             "zorder": 4,
         }
-        (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **look)
+        (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **marker_style)
         HINTS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
         axes.annotate(
             mark.label,

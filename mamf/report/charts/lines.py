@@ -123,11 +123,13 @@ class Chart(Picture):
     @property
     def names(self) -> list[str]:
         """The names of all lines, highest rate first, or in order of appearance if lines do not join the points."""
-        best: dict[str, float] = {}
+        highest_rates: dict[str, float] = {}
         for panel in self.panels:
             for line in panel.lines:
-                best[line.name] = max(best.get(line.name, 0.0), *(point.y for point in line.points))
-        return sorted(best, key=lambda name: -best[name]) if self.is_connected else list(best)
+                highest_rates[line.name] = max(highest_rates.get(line.name, 0.0), *(point.y for point in line.points))
+        return (
+            sorted(highest_rates, key=lambda name: -highest_rates[name]) if self.is_connected else list(highest_rates)
+        )
 
     @property
     def styles(self) -> dict[str, Style]:
@@ -154,7 +156,7 @@ class Chart(Picture):
         return [(name, {**look, **vars(styles[name])}) for name in self.names]
 
 
-# -- axes --------------------------------------------------------------------------------------------------------------
+# -- ticks and scales of the axes of a Chart ---------------------------------------------------------------------------
 
 
 def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
@@ -167,9 +169,9 @@ def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float
     return low - margin, high + margin
 
 
-def make_labeled_ticks(sizes: Iterable[float], text: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
-    """Return a tick for each distinct size, in increasing order. ``text``: returns the label of a size."""
-    return tuple((size, text(size)) for size in sorted(set(sizes)))
+def make_labeled_ticks(sizes: Iterable[float], format_label: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
+    """Return a tick for each distinct size, in increasing order. ``format_label``: returns the label of a size."""
+    return tuple((size, format_label(size)) for size in sorted(set(sizes)))
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
@@ -258,7 +260,7 @@ def _add_share_axis(axes: Axes, panel: Panel) -> None:
     shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
-# -- panels ------------------------------------------------------------------------------------------------------------
+# -- drawing the panels of a Chart -------------------------------------------------------------------------------------
 
 
 def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:

@@ -35,9 +35,9 @@ _MAX_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``: its rate in the statistic of its regime, with the interval if it is
-    of that statistic. Rates of several devices are scaled to the first device of the run. ``share``: a factor on the
-    rate.
+    """Return the point of a row at position ``x``: the rate in the statistic of its regime, and the interval if the
+    interval is of the same statistic. Rates of several devices are scaled to the first device of the run. ``share``:
+    a factor on the rate.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -47,23 +47,23 @@ def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
     return Point(x, scale / seconds, scale / slow, scale / fast)
 
 
-def choose_regimes(rows: Sequence[Measurement], wanted: str | None) -> list[str]:
-    """Return the regimes to draw, in the order of the log: the wanted one, or all that have figures. Raises UsageError
-    if the wanted regime, or every regime, has no figures.
+def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[str]:
+    """Return the regimes to draw in the order of the log: the requested one, or all that have figures. Raises
+    UsageError if the requested regime, or every regime, has no figures.
     """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
         raise UsageError("nothing to draw: the log has no measured row")
-    if wanted is not None and wanted not in measured:
-        raise UsageError(f"nothing to draw in {wanted}: the log has {', '.join(measured)}")
-    return [wanted] if wanted else measured
+    if requested is not None and requested not in measured:
+        raise UsageError(f"nothing to draw in {requested}: the log has {', '.join(measured)}")
+    return [requested] if requested else measured
 
 
-def select_rows_to_draw(rows: Sequence[Measurement], wanted: str | None) -> tuple[list[str], list[Measurement]]:
+def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
     """Return the regimes to draw and their rows with figures, without references (rows that a run repeats to see drift)
-    and trials that rank algorithms. Raises UsageError if the wanted regime, or every regime, has no figures.
+    and trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no figures.
     """
-    regimes = choose_regimes(rows, wanted)
+    regimes = choose_regimes(rows, requested)
     kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
     return regimes, [row for row in kept if row.regime in regimes]
 
@@ -95,7 +95,7 @@ def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> 
     return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
 
 
-# -- sweeps and finds of products --------------------------------------------------------------------------------------
+# -- charts of sweeps and finds of matmuls -----------------------------------------------------------------------------
 
 
 def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
@@ -165,7 +165,7 @@ def make_find_chart(
     return Chart(title, describe_machine_briefly(header), axis, (tuple(panels),), False, notes=notes)
 
 
-# -- kernels of any operation ------------------------------------------------------------------------------------------
+# -- charts of kernels of any operation --------------------------------------------------------------------------------
 
 #: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
 _FLOP_LABEL = "FLOP"
@@ -229,7 +229,7 @@ def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     return ", ".join(f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records))
 
 
-# -- steps of a model --------------------------------------------------------------------------------------------------
+# -- charts of training steps of a model -------------------------------------------------------------------------------
 
 #: The parts of a training step that each measured phase runs, in their order.
 _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
@@ -336,7 +336,7 @@ def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Ite
             yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so there is no MAMFU"
 
 
-# -- attention ---------------------------------------------------------------------------------------------------------
+# -- charts of attention kernels ---------------------------------------------------------------------------------------
 
 # Rows of attention are split into panels by every field that has several values. Batch and heads are exceptions: sweeps
 # often vary them with the length or the head dimension to keep the total size constant. They split rows only if points
@@ -466,12 +466,12 @@ def _arrange_panels(
     """Return the panels as a grid. The first facets that need at most four columns together go across, and the
     remaining facets go down. ``make_panel``: makes the panel of rows.
     """
-    across: tuple[Facet, ...] = ()
+    column_facets: tuple[Facet, ...] = ()
     for facet in varying:
-        if len({read_facet_values((*across, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
-            across = (*across, facet)
-    down = tuple(facet for facet in varying if facet not in across)
-    inside = group_pairs(((read_facet_values(down, row), read_facet_values(across, row)), row) for row in rows)
+        if len({read_facet_values((*column_facets, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
+            column_facets = (*column_facets, facet)
+    down = tuple(facet for facet in varying if facet not in column_facets)
+    inside = group_pairs(((read_facet_values(down, row), read_facet_values(column_facets, row)), row) for row in rows)
     panels = {place: make_panel(alike) for place, alike in inside.items()}
     lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
     return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)

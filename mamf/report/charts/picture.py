@@ -151,7 +151,7 @@ def escape_invisible_texts(part: PartT) -> PartT:
     return cast("PartT", shown)
 
 
-# -- around and inside the panels --------------------------------------------------------------------------------------
+# -- layout of title, panels, legend and notes -------------------------------------------------------------------------
 
 
 def _arrange_figure(figure: Figure, picture: Picture) -> None:
@@ -185,14 +185,14 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
     engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
 
 
-def _draw_legend(figure: Figure, named: LegendEntries) -> Any:
+def _draw_legend(figure: Figure, entries: LegendEntries) -> Any:
     """Draw the legend below the panels in as many columns as fit the width."""
     from matplotlib.lines import Line2D
 
-    handles, labels = [Line2D([], [], **style) for _, style in named], [name for name, _ in named]
-    look: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT_POINTS, "frameon": False, "borderpad": 0}
+    handles, labels = [Line2D([], [], **style) for _, style in entries], [name for name, _ in entries]
+    legend_style: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT_POINTS, "frameon": False, "borderpad": 0}
     for columns in range(min(len(labels), _MAX_LEGEND_COLUMNS), 0, -1):
-        legend = figure.legend(handles, labels, ncols=columns, **look)
+        legend = figure.legend(handles, labels, ncols=columns, **legend_style)
         legend.set_in_layout(False)
         if columns == 1 or legend.get_window_extent().width <= (FILE_WIDTH - 2 * _MARGIN_INCHES) * DPI:
             break
@@ -278,8 +278,8 @@ class Style:
 
 
 def choose_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Choose a style for each name. Names of well-known kernels, regimes and parts always have the same style. For any
-    other name, a hash of the name selects a color, or the next free color or style if a name has it already.
+    """Choose a style for each name. Names of well-known kernels, regimes and parts always have the same style. A hash
+    of any other name selects its color; if another name of this picture has that color, the next free color is used.
     """
     wanted = sorted(set(names))
     places = {name: _STYLE_NUMBERS[name] for name in wanted if name in _STYLE_NUMBERS}
@@ -293,7 +293,7 @@ def choose_styles(names: Iterable[str]) -> dict[str, Style]:
     return {name: Style(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]) for name, place in places.items()}
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- writing image files -----------------------------------------------------------------------------------------------
 
 
 def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:

@@ -135,7 +135,7 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
         checked.warm_up_and_verify(backend)
         return measure_memory(backend, checked, problem, shape)
 
-    parameters = 4 * ModelProblem(**sizes).parameters(shape)
+    parameters = 4 * ModelProblem(**sizes).count_parameters(shape)
     backward, step = needed("forward-backward"), needed("step")
     assert parameters < needed("forward") < 2 * parameters
     assert backward > 2 * parameters

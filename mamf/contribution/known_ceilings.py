@@ -209,7 +209,7 @@ def _find_measured_ceiling(backend: Backend, dtype: str, regime: str) -> Ceiling
         try:
             ceiling = find_cached_ceiling(backend.info, each, regime)
         except RunLogError as error:
-            warnings.warn(f"measured ceiling ignored: {error}", MamfWarning, stacklevel=3)
+            warnings.warn(f"mamf ignores a measured ceiling: {error}", MamfWarning, stacklevel=3)
             continue
         if ceiling is not None:
             is_this = backend.info.uuid_hash is not None or not backend.is_accelerator

@@ -38,7 +38,9 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
         if others := [name for name in _UNCOUNTED_MODEL_ATTRIBUTES if getattr(trainer, name, None) is not None]:
-            warn(f"the FLOP of {' and '.join(others)} are not counted: give flops_per_step= to count them")
+            warn(
+                f"mamf does not count the FLOP of {' and '.join(others)}: pass flops_per_step= if you want them counted"
+            )
         return self
 
     @stop_metering_on_error

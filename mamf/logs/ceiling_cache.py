@@ -55,9 +55,9 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
     """
     try:
         for reason in _copy_to_cache(path):
-            warn(f"not cached for mamf peak: {reason}")
+            warn(f"not stored for 'mamf peak': {reason}")
     except (MamfError, OSError) as error:
-        warn(f"not cached for mamf peak: {get_first_line(error)}")
+        warn(f"not stored for 'mamf peak': {get_first_line(error)}")
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:

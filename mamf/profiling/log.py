@@ -313,7 +313,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
             yield f"{row.name}: FLOP and TFLOPS cover {known:.0%} of its time; the FLOP of the rest are unknown"
         if row.name == UNCLASSIFIED:
             share = row.visible / profile.whole_seconds
-            yield f"{share:.1%} is unclassified: neither its operation nor its kernel is known by name"
+            yield f"{share:.1%} of the time is unclassified: no rule names its operation or its kernel"
     if any(row.name.startswith("in ") for row in profile.memory):
         yield "memory in a module: allocated by its forward pass in these steps, and not yet freed at the peak"
     if profile.modules:
@@ -325,7 +325,7 @@ def _explain_idle(profile: Profile) -> str:
     """Return one line that says what duration shares and idle time refer to, and how certain idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
-        return "a step without the profiler was not timed: idle is an upper bound, all other shares are lower bounds"
+        return "mamf timed no step without the profiler: idle is an upper bound, all other shares are lower bounds"
     work = f"{format_milliseconds(busy)} ms of work in the trace"
     if busy > took + _ROUNDING_SECONDS:
         return f"{work}, slowed by the profiler, exceed the step without it: shares are of this work; idle is unknown"

@@ -139,7 +139,10 @@ def _describe_temperature(ceiling: Ceiling) -> Iterator[str]:
 
 def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     if has_faster_visit(ceiling, rows):
-        return "interval unknown: this shape was faster earlier in the run, so the device was busy later; find it again"
+        return (
+            "interval unknown: this shape was faster earlier in the run, so the device was busy later; "
+            "run 'mamf find' again"
+        )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
         return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"
@@ -162,7 +165,7 @@ def describe_scouted_regimes(
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
             rate = format_rate(best.best_rate, best.work.unit)
-            yield f"{regime}{dtype}: not confirmed; scouted so far {rate} @ {best.shape} ({best.kernel})"
+            yield f"{regime}{dtype}: not confirmed; best measurement so far: {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:
             yield f"{regime}{dtype}: not measured, because the run ended before it; --resume LOG continues"
 

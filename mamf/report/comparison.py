@@ -141,7 +141,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.interval.coverage < CONFIDENCE:
         yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
-        yield "two devices: A is corrected by the reference that both measured"
+        yield "A and B are from two devices: mamf corrected A by the reference shape that both measured"
 
 
 def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:

@@ -561,7 +561,7 @@ def test_the_budget_ends_it_and_what_is_only_scouted_is_named_so(find, on_launch
     code, out, _ = find("--budget", "22s", "--output", "run.jsonl")
     assert code == 0
     assert "burst (MAMF)" in out
-    assert "sustained: not confirmed; scouted so far 7" in out
+    assert "sustained: not confirmed; best measurement so far: 7" in out
     assert "interrupted: the budget ended" in out
     assert set(read_run_log(tmp_path / "run.jsonl").ceilings) == {"burst"}
 
@@ -609,7 +609,7 @@ def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp
     log = read_run_log(path)
     assert log.measurements
     assert ("burst (MAMF)" in out) == ("burst" in log.ceilings) == is_confirmed
-    assert ("burst, bfloat16: not confirmed; scouted so far" in out) != is_confirmed
+    assert ("burst, bfloat16: not confirmed; best measurement so far" in out) != is_confirmed
     assert log.summary["status"] == "interrupted"
 
 

@@ -100,7 +100,7 @@ def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_pa
     assert {path.read_bytes() for path in cache.iterdir()} == {good.read_bytes()}
     assert len(said) == 2
     assert all(
-        line.startswith("not cached for mamf peak: ") and f"because {reason}; the cached" in line for line in said
+        line.startswith("not stored for 'mamf peak': ") and f"because {reason}; the cached" in line for line in said
     )
 
 
@@ -146,7 +146,7 @@ def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):
     ceiling_cache.cache_ceilings(H200, pytest.fail)
     for path in cache.iterdir():
         path.write_text("{}\n")
-    with pytest.warns(UserWarning, match="measured ceiling ignored"):
+    with pytest.warns(UserWarning, match="ignores a measured ceiling"):
         assert mamf.peak(device()).source == "contributed"
 
 
@@ -207,7 +207,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_pat
         assert mamf.find("bfloat16").tflops > 1
     code, _, err = run("find", "--regime", "burst", "--output", "new.jsonl")
     assert code == 0
-    assert "not cached for mamf peak: " in err
+    assert "not stored for 'mamf peak': " in err
 
 
 @pytest.mark.parametrize(

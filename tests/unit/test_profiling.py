@@ -330,7 +330,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
             2e-4,
             "0.2300 ms of work in the trace, slowed by the profiler, exceed the step without it: shares are",
         ),
-        (None, "a step without the profiler was not timed: idle is an upper bound"),
+        (None, "mamf timed no step without the profiler: idle is an upper bound"),
     ],
 )
 def test_how_certain_idle_is(profile, took, said):

@@ -56,12 +56,8 @@ class XpuBackend(StreamedBackend):
     def unavailable(cls) -> Unavailable | None:
         try:
             import_extension_if_needed()
-        except (
-            ImportError,
-            OSError,
-            RuntimeError,
-            SystemExit,
-        ) as error:  # the extension exits if built for another torch
+        except (ImportError, OSError, RuntimeError, SystemExit) as error:
+            # The extension exits the process if it was built for another version of torch.
             return Unavailable(
                 f"{_EXTENSION} cannot be loaded ({error})",
                 f"pip uninstall {_EXTENSION}   # or install the one for this torch",

@@ -1,1 +1,1 @@
-"""The backends, one file per vendor. Installed as the package ``mamf_backends`` and found by entry point only."""
+"""Contain the backends, one file per vendor. This folder is installed as the package ``mamf_backends``."""

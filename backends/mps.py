@@ -1,4 +1,4 @@
-"""Apple GPUs, timed by the host clock around torch.mps.synchronize, because events of torch.mps are not yet reliable.
+"""Measure Apple GPUs with the host clock and torch.mps.synchronize, because events of torch.mps are not yet reliable.
 
 Until late in 2026 torch.mps.Event could hang after a synchronize, or give an end time before the start time (pytorch
 pull request 196395).
@@ -35,7 +35,7 @@ class MpsBackend(HostTimedBackend):
 
     @classmethod
     def device_name(cls, index: int) -> str:
-        # Older releases of torch report neither the name nor the number of cores.
+        # Older releases of torch have no get_name, so this method then returns a general name.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 

@@ -1,4 +1,4 @@
-"""Google TPUs. This backend is never available, because neither torch package for TPUs can time a launch.
+"""Tell users of Google TPUs why mamf cannot measure them: neither torch package for TPUs can time a launch.
 
 This follows from the code of torch_tpu 0.2.0 (its wheel) and torch_xla (pytorch/xla 41398bf). An event of torch_tpu
 waits for copies to the host that were pending when it was recorded, not for a place in the device's queue. Its
@@ -13,7 +13,7 @@ from mamf.backend import Unavailable
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import HostTimedBackend
 
-_PACKAGES = {
+_UNUSABLE_PACKAGES = {
     "torch_tpu": "its events and synchronize wait for copies to the host, not for kernels",
     "torch_xla": "it merges launches into a graph and has no events",
 }
@@ -21,17 +21,19 @@ _REMEDY = "pip install xprof   # its traces show device times; mamf also needs a
 
 
 class TpuBackend(HostTimedBackend):
-    """Never available: timing with a barrier that does not wait for kernels gives impossible rates."""
+    """A backend that is never available: without a barrier that waits for kernels, it would report impossible rates."""
 
     name = "tpu"
     device_type = "tpu"
 
     @classmethod
     def unavailable(cls) -> Unavailable:
-        installed = {name: version for name in _PACKAGES if (version := get_package_version(name))}
-        reasons = [f"{name} {version} cannot time a launch: {_PACKAGES[name]}" for name, version in installed.items()]
+        installed = {name: version for name in _UNUSABLE_PACKAGES if (version := get_package_version(name))}
+        reasons = [
+            f"{name} {version} cannot time a launch: {_UNUSABLE_PACKAGES[name]}" for name, version in installed.items()
+        ]
         return Unavailable(
-            "; ".join(reasons) or f"mamf can time launches with neither {' nor '.join(_PACKAGES)}", _REMEDY
+            "; ".join(reasons) or f"mamf can time launches with neither {' nor '.join(_UNUSABLE_PACKAGES)}", _REMEDY
         )
 
     @classmethod
@@ -39,5 +41,5 @@ class TpuBackend(HostTimedBackend):
         return 0
 
 
-# No device is ever opened, so there is no method to define for it.
+# Let Python accept this class without the methods that measure: mamf never creates a TpuBackend.
 TpuBackend.__abstractmethods__ = frozenset()

@@ -1,4 +1,4 @@
-"""Intel GPUs, through torch.xpu, or through intel-extension-for-pytorch if torch was built without XPU."""
+"""Measure Intel GPUs with torch.xpu, or with intel-extension-for-pytorch if torch was built without XPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXTENSION = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """The sensors of torch.xpu (torch 2.13 with pyzes). A sensor that needs privileges returns None."""
+    """The clock and temperature sensors that torch.xpu reads (torch 2.13 with pyzes); None for one it cannot read."""
 
     def __init__(self, vendor: Any, index: int) -> None:
         self.vendor = vendor
@@ -32,7 +32,7 @@ class XpuSensors:
         megahertz = self.call_or_none(getattr(self.vendor, "clock_rate", None))
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
-            # Power is not read: torch.xpu.power_draw takes 100 ms, far too long within a burst.
+            # Leave power out: torch.xpu.power_draw takes 100 ms, far too long between timed launches.
             celsius=self.call_or_none(getattr(self.vendor, "temperature", None)),
         )
 
@@ -56,7 +56,8 @@ class XpuBackend(StreamedBackend):
     def unavailable(cls) -> Unavailable | None:
         try:
             import_extension_if_needed()
-        except (ImportError, OSError, RuntimeError, SystemExit) as error:  # it exits if it does not fit torch's version
+        except (ImportError, OSError, RuntimeError, SystemExit) as error:
+            # The extension exits the process if it was built for another version of torch.
             return Unavailable(
                 f"{_EXTENSION} cannot be loaded ({error})",
                 f"pip uninstall {_EXTENSION}   # or install the one for this torch",
@@ -106,6 +107,6 @@ class XpuBackend(StreamedBackend):
 
 
 def import_extension_if_needed() -> None:
-    """Import the extension, which registers the device. A torch with native XPU must not load it."""
+    """Import intel-extension-for-pytorch, which makes Intel GPUs known to torch, unless torch itself supports them."""
     if not torch.xpu.is_available() and importlib.util.find_spec(_EXTENSION) is not None:
         importlib.import_module(_EXTENSION)

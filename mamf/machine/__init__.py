@@ -1,1 +1,1 @@
-"""Describes the machine for logs without private texts, and runs the checks of ``mamf doctor``."""
+"""Describe the machine for run logs, without private texts (user names), and run the checks of ``mamf doctor``."""

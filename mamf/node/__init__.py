@@ -1,1 +1,1 @@
-"""Measures all devices of one or more machines at the same time and finds slow, faulty and missing ones."""
+"""Measure all devices of one or more machines at the same time, and find slow, faulty and missing ones."""

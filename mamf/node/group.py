@@ -1,4 +1,4 @@
-"""Finds this process among the ranks that a launcher started, and connects the ranks with torch.distributed."""
+"""Find this process among the ranks that torchrun or srun started, and connect the ranks by torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch.distributed
 from mamf.backend import Backend
 from mamf.errors import UnavailableError, UsageError, get_first_line
 
-#: Each launcher's environment variables for the rank, the number of ranks, the rank within its node, and the node.
+#: Environment variables of torchrun and of srun: rank, number of ranks, rank within its node, index of the node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """This process among the ``ranks`` that a launcher started. ``index``: the rank within its node."""
+    """The place of this process among the ``ranks`` that a launcher started. ``index``: its rank within its node."""
 
     rank: int
     ranks: int
@@ -64,7 +64,7 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
     """Connect all ranks as torch's default process group, with the device's communication library and Gloo on the host.
 
     The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun sets. Raises UnavailableError if they do not meet
-    within ``seconds``. On exit the group is destroyed.
+    within ``seconds``. Destroys the process group on exit.
     """
     try:
         torch.distributed.init_process_group(
@@ -90,7 +90,7 @@ def choose_communication_backends(device_type: str) -> str:
 
 
 def gather_all(value: Any) -> list[Any]:
-    """Gather a value from every rank. Returns them by rank, on all ranks."""
+    """Gather a value from every rank, and return the list of all values, ordered by rank, on every rank."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values

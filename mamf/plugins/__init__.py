@@ -1,1 +1,1 @@
-"""Finds plugins (backends, operations, kernels) by entry point, loads them and enforces their contracts."""
+"""Find plugins (backends, operations, kernels) by entry point, load them and enforce their contracts."""

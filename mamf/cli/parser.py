@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
         # These parse the values of options without a type, and those of type Path.
         self.register("type", None, parse_nonempty_text)
-        self.register("type", Path, parse_path)
+        self.register("type", Path, lambda text: Path(parse_nonempty_text(text)))
         # A word such as -5m is a value, not an option: no option begins with a digit.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
@@ -172,10 +172,6 @@ def parse_nonempty_text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("the value is empty")
     return text
-
-
-def parse_path(text: str) -> Path:
-    return Path(parse_nonempty_text(text))
 
 
 def _wrap_examples(examples: str, width: int | None) -> str:

@@ -95,9 +95,6 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
     def interval(of: Interval) -> str:
         return format_interval(of, factor)
 
-    def get_joules_per_tflop(ceiling: Ceiling) -> float | None:
-        return ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None
-
     columns: list[Column[Ceiling]] = [
         Column("ceiling", "", make_ceiling_title),
         Column("", "ceiling", lambda each: own[id(each)], left=True),
@@ -125,7 +122,13 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         *make_clock_columns(lambda each: each.conditions, 3),
         Column("power_watts", "W", lambda each: each.conditions.watts, format_whole_number, 4),
-        Column("joules_per_tflop", "J/TFLOP", get_joules_per_tflop, "{:.3f}".format, 5),
+        Column(
+            "joules_per_tflop",
+            "J/TFLOP",
+            lambda ceiling: ceiling.joules_per_tflop if ceiling.unit == "TFLOPS" else None,
+            "{:.3f}".format,
+            5,
+        ),
     ]
     return Table(columns, ceilings, shared, "ceilings", label=make_ceiling_title)
 

@@ -198,10 +198,6 @@ def _make_sort_key(rows: MeasuredRows) -> tuple[bool, str, str, str]:
     return not any(each.status == WRONG_STATUS for each in rows), row.operation, row.kernel, row.problem.dtype
 
 
-def _format_megahertz(hertz: float) -> str:
-    return f"{hertz / 1e6:.0f}"
-
-
 def _describe_throttling(rows: MeasuredRows) -> str:
     reasons = Counter(reason for row in rows for reason in row.conditions.throttle_reasons)
     return ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
@@ -256,7 +252,7 @@ _STATE_COLUMNS: list[Column[MeasuredRows]] = [
         "clock_hz",
         "median MHz",
         lambda rows: compute_known_median(it.conditions.clock_hz for it in rows),
-        _format_megahertz,
+        lambda hertz: f"{hertz / 1e6:.0f}",
     ),
     Column(
         "power_watts",

@@ -19,8 +19,6 @@ EXAMPLES = """examples:
   mamf kernels --operation attention    the kernels of one operation
   mamf kernels --backend cpu            the kernels for another device
 """
-# The best-known operations come first.
-_FIRST_OPERATIONS = ("matmul", "attention")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +34,15 @@ def run(options: argparse.Namespace) -> int:
     if options.operation:
         make_operation(options.operation)  # report an unknown name before a device is opened
     backend = open_backend(options.backend or "auto", options.device or 0)
-    names = [options.operation] if options.operation else sorted(find_registered(OPERATIONS), key=_get_sort_key)
+    # The best-known operations come first.
+    names = (
+        [options.operation]
+        if options.operation
+        else sorted(find_registered(OPERATIONS), key=lambda name: (name != "matmul", name != "attention", name))
+    )
     head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
     print_document(options, Document("Kernels", [head, *(make_kernel_table(name, backend) for name in names)]))
     return 0
-
-
-def _get_sort_key(name: str) -> tuple[int, str]:
-    return (_FIRST_OPERATIONS.index(name) if name in _FIRST_OPERATIONS else len(_FIRST_OPERATIONS), name)
 
 
 def make_kernel_table(name: str, backend: Backend) -> Block:

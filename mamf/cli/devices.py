@@ -47,16 +47,16 @@ from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
 from mamf.node.children import (
-    ADDRESS,
-    FAILURE,
-    PHASE,
-    SUCCESS_CODES,
-    WAITING,
-    WARNING,
+    ADDRESS_KEY,
+    FAILURE_KEY,
+    PHASE_KEY,
+    SUCCESS_EXIT_CODES,
+    WAITING_PHASE,
+    WARNING_KEY,
     ChildEvent,
-    Children,
+    ChildProcesses,
     ChildWatch,
-    watch_until_end,
+    watch_children_until_end,
 )
 from mamf.node.device import DeviceRun
 from mamf.node.group import find_rank_place
@@ -158,7 +158,7 @@ def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable
     outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
     def forward_warning(event: ChildEvent) -> None:
-        line = str((event.message or {}).get(WARNING, ""))
+        line = str((event.message or {}).get(WARNING_KEY, ""))
         if line.startswith("mamf: ") and line not in said:  # print each warning once, not once per device
             said.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
@@ -166,11 +166,11 @@ def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = ChildWatch([*due], options.patience, success_codes=(*SUCCESS_CODES, WRONG))
+                watch = ChildWatch([*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, WRONG))
                 watch_children(watch, due, on_event=forward_warning)
-                outcome.failures |= watch.failures
-                outcome.codes += watch.codes.values()
-                for device in watch.failures:
+                outcome.failures |= watch.failure_reasons
+                outcome.codes += watch.exit_codes.values()
+                for device in watch.failure_reasons:
                     queues[device].clear()
         except KeyboardInterrupt:
             outcome.is_interrupted = True
@@ -261,7 +261,7 @@ def _measure_share(options: argparse.Namespace, run: RunCommand, send: Send) -> 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
         options.given = set()
-    with notify_listener(lambda text: send({PHASE: text})), reports_to(sys.stderr):
+    with notify_listener(lambda text: send({PHASE_KEY: text})), reports_to(sys.stderr):
         code = run(options)
     if code != _FAILED:
         return code
@@ -329,7 +329,7 @@ def make_empty_folder(folder: Path, option: str) -> None:
 def watch_children(
     watch: ChildWatch,
     commands: Mapping[int, Sequence[str]],
-    release: Callable[[Children], None] = lambda children: None,
+    release: Callable[[ChildProcesses], None] = lambda children: None,
     on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
     """Run one command per device and show what each device is doing.
@@ -343,8 +343,8 @@ def watch_children(
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
-    with Children(commands, environment) as children, Phases(names) as phases:
-        watch_until_end(watch, children.processes, children.wait_for_event, lambda: release(children), show)
+    with ChildProcesses(commands, environment) as children, Phases(names) as phases:
+        watch_children_until_end(watch, children.processes, children.wait_for_event, lambda: release(children), show)
 
 
 def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
@@ -365,7 +365,7 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
         except KeyboardInterrupt:
             return EXIT_CODE
         except get_plugin_errors() as error:  # including any error of a vendor's library
-            send({FAILURE: describe(error)})
+            send({FAILURE_KEY: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
 
@@ -406,23 +406,23 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
             run.is_over = True
         except KeyboardInterrupt:
             pass
-    run.failures = watch.failures
+    run.failures = watch.failure_reasons
     try:
         run.write(folder)
     except (RunLogWriteError, UsageError) as error:  # the verdict is still printed
         warn(str(error))
     _, devices = read_node(folder, known=run)
-    return folder, run, [replace(device, address=watch.addresses.get(device.index)) for device in devices]
+    return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
 def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
     commands = {index: _make_node_command(options, folder, len(run.devices), index) for index in run.devices}
 
-    def answer_waiting(children: Children) -> None:
-        if watch.failures:
-            run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failures))} failed"
-        for index in watch.running:
-            children.send(index, _END if run.not_together else _GO)
+    def answer_waiting(children: ChildProcesses) -> None:
+        if watch.failure_reasons:
+            run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+        for index in watch.running_ranks:
+            children.send_line(index, _END if run.not_together else _GO)
 
     watch_children(watch, commands, answer_waiting)
 
@@ -449,23 +449,23 @@ def measure_device(options: argparse.Namespace) -> int:
 def _measure_device(options: argparse.Namespace, send: Send) -> int:
     index, devices = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
-    send({PHASE: "opening the device"})
+    send({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)
     # Before each launch, so that a crash names its kernel; None after the last one.
     get_crashes(backend).set_pending_row = lambda row: send(
-        {PHASE: f"{row.kernel} at {row.shape}" if row else "between rows"}
+        {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
-    send({ADDRESS: backend.bus_address()})
+    send({ADDRESS_KEY: backend.bus_address()})
 
     def wait_for_others() -> bool:
         """Wait for the other devices; return False if one of them has failed."""
-        send({PHASE: WAITING})
+        send({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _GO
 
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
-    run.on_progress, run.wait_for_others = lambda text: send({PHASE: text}), wait_for_others
+    run.on_progress, run.wait_for_others = lambda text: send({PHASE_KEY: text}), wait_for_others
     run.measure_alone()
     if devices > 1:
         run.measure_together()

@@ -117,7 +117,7 @@ def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object,
 def time_kernel_parts(
     kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int
 ) -> dict[str, tuple[int, float]]:
-    """Launch each part of a kernel, such as one of its matmuls, by itself ``launches`` times. Return the FLOP and the
+    """Launch each part of a kernel, such as one of its matmuls, ``launches`` times on its own. Return the FLOP and the
     median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
     """
     if not hasattr(kernel, "parts"):

@@ -248,7 +248,7 @@ class Find(KernelRows):
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Build the roofs of the ceilings that a log has confirmed. Returns None if it has none of its own operation, or if
+    """Build the roofs of the ceilings that a log has confirmed. Returns None if it has no roof for its operation, or if
     memory bandwidth never limits rows of this operation.
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:

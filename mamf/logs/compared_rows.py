@@ -1,8 +1,8 @@
 """Turn the rows, confirmed candidates or ceilings of a log into rows with a rate and an interval that can be compared
 with those of another log, and decide whether two sets of runs differ by more than equal runs do.
 
-Two runs of the same kernels differ in two ways: all rows of a run are shifted by a common factor, and each row has an
-error of its own. Both were estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints the
+Two runs of the same kernels differ in two ways: all rows of a run are shifted by a common factor, and each row has a
+separate error. Both were estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints the
 estimates. More rows do not reduce the common shift. More runs do, but only if the runs of the two sides alternate.
 """
 

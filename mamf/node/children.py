@@ -1,4 +1,8 @@
-"""Runs one child process per device and watches them. If one hangs, dies or fails, the others continue."""
+"""Start one child process per device and watch all of them, for ``mamf node`` and ``--devices``.
+
+If one child hangs, dies or fails, the other children continue. Each child has a number, its rank. It sends messages as
+lines of JSON on stdout, and receives lines of text on stdin.
+"""
 
 from __future__ import annotations
 
@@ -15,91 +19,114 @@ from typing import Any, NamedTuple
 
 from mamf.errors import CRASH_SIGNALS
 
-#: Keys of a child's message: its current phase, why its device failed, the device's bus address.
-PHASE, FAILURE, ADDRESS = "phase", "failure", "address"
-#: Key of a message with a line that the child printed to stderr.
-WARNING = "warning"
-#: The phases of a child that waits for the others, and of one that measures together with them.
-WAITING, TOGETHER = "waits for the others", "together"
-_TICK_SECONDS = 0.5
-_MAX_END_SECONDS = 15.0
-#: Exit codes that are not failures: success, and an interrupted run.
-SUCCESS_CODES = (0, 130)
+#: Keys in the JSON messages of a child process: its current activity (phase), the reason why its device failed, and the
+#: bus address of its device.
+PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
+#: Key in the message that this module makes from each line that a child process prints to stderr.
+WARNING_KEY = "warning"
+#: Phases of a child process: it waits until all other children wait too, or it measures at the same time as they do.
+WAITING_PHASE, TOGETHER_PHASE = "waits for the others", "together"
+# Maximum time to wait for the next message before looking for hanging children.
+_POLL_SECONDS = 0.5
+# Maximum time after SIGTERM in which a child may close its log. Then it is killed.
+_MAX_CLOSING_SECONDS = 15.0
+#: Exit codes of a child process that are not failures: 0 (success) and 130 (interrupted by Ctrl-C).
+SUCCESS_EXIT_CODES = (0, 130)
 
 
 class ChildEvent(NamedTuple):
-    """A message from a child or, if ``message`` is None, its end. ``last_line``: the last line of its stderr."""
+    """A message from a child process, or the end of this process.
+
+    - ``rank``: the number of the child.
+    - ``message``: the JSON object that the child sent, or None if the child has ended.
+    - ``exit_code``: the exit code of a child that has ended, negative if a signal killed it.
+    - ``last_stderr_line``: the last line that a child that has ended printed to stderr.
+    """
 
     rank: int
     message: Mapping[str, Any] | None
-    code: int = 0
-    last_line: str = ""
+    exit_code: int = 0
+    last_stderr_line: str = ""
 
 
 @dataclass
 class ChildWatch:
-    """The state of all children, by rank.
+    """The state of all child processes, which is updated from their messages. It starts and kills nothing itself.
 
-    ``ranks``: all children that were started. ``patience``: seconds without a message after which a child counts as
-    hanging. ``now``: a clock in seconds. ``success_codes``: exit codes that are not failures.
+    - ``ranks``: the numbers of all children that were started.
+    - ``timeout_seconds``: a child that sends no message for longer than this counts as hanging.
+    - ``read_clock``: returns the current time in seconds.
+    - ``success_exit_codes``: exit codes of a child that are not failures.
+    - ``exit_codes``: the exit code of each child that has ended, by rank.
+    - ``failure_reasons``: why a child or its device failed, by rank.
+    - ``phases``: the last activity that each child reported, by rank.
+    - ``bus_addresses``: the bus address of each child's device, by rank; None if it is unknown.
     """
 
     ranks: Sequence[int]
-    patience: float
-    now: Callable[[], float] = time.monotonic
-    success_codes: Sequence[int] = SUCCESS_CODES
-    codes: dict[int, int] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    timeout_seconds: float
+    read_clock: Callable[[], float] = time.monotonic
+    success_exit_codes: Sequence[int] = SUCCESS_EXIT_CODES
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    failure_reasons: dict[int, str] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
-    addresses: dict[int, str | None] = field(default_factory=dict)
+    bus_addresses: dict[int, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.running = set(self.ranks)
-        self._last_heard = dict.fromkeys(self.ranks, self.now())
+        self.running_ranks = set(self.ranks)
+        self._last_message_times = dict.fromkeys(self.ranks, self.read_clock())
 
-    def update(self, event: ChildEvent) -> None:
-        """Update the state with a message or the end of a child."""
+    def record_event(self, event: ChildEvent) -> None:
+        """Record a message from a child, or the end of the child with its exit code."""
         rank = event.rank
-        self._last_heard[rank] = self.now()
+        self._last_message_times[rank] = self.read_clock()
         if event.message is not None:
-            if PHASE in event.message:
-                self.phases[rank] = str(event.message[PHASE])
-            if ADDRESS in event.message:
-                self.addresses[rank] = event.message[ADDRESS]
-            if event.message.get(FAILURE) and rank in self.running:
-                self.failures.setdefault(rank, str(event.message[FAILURE]))
-        elif rank in self.running:
-            self.running.discard(rank)
-            self.codes[rank] = event.code
-            if event.code not in self.success_codes and rank not in self.failures:
-                signal = CRASH_SIGNALS.get(event.code, f"signal {-event.code}")
-                reason = f"killed by {signal}" if event.code < 0 else f"exit code {event.code}"
-                words = event.last_line.removeprefix("mamf: ") or reason
-                self.failures[rank] = f"its process ended early (phase: {self.phases.get(rank, 'start')}): {words}"
+            if PHASE_KEY in event.message:
+                self.phases[rank] = str(event.message[PHASE_KEY])
+            if ADDRESS_KEY in event.message:
+                self.bus_addresses[rank] = event.message[ADDRESS_KEY]
+            if event.message.get(FAILURE_KEY) and rank in self.running_ranks:
+                self.failure_reasons.setdefault(rank, str(event.message[FAILURE_KEY]))
+        elif rank in self.running_ranks:
+            self.running_ranks.discard(rank)
+            self.exit_codes[rank] = event.exit_code
+            if event.exit_code not in self.success_exit_codes and rank not in self.failure_reasons:
+                signal = CRASH_SIGNALS.get(event.exit_code, f"signal {-event.exit_code}")
+                reason = f"killed by {signal}" if event.exit_code < 0 else f"exit code {event.exit_code}"
+                explanation = event.last_stderr_line.removeprefix("mamf: ") or reason
+                self.failure_reasons[rank] = (
+                    f"its process ended early (phase: {self.phases.get(rank, 'start')}): {explanation}"
+                )
 
-    def all_wait(self) -> bool:
-        """Return whether every running child waits for the others."""
-        return all(self.phases.get(rank) == WAITING for rank in self.running)
+    def are_all_waiting(self) -> bool:
+        """Return whether every child that is still running has reported that it waits for the other children."""
+        return all(self.phases.get(rank) == WAITING_PHASE for rank in self.running_ranks)
 
-    def resume_all(self) -> None:
-        """Mark all running children as measuring at the same time, and restart their timeouts."""
-        for rank in self.running:
-            self.phases[rank], self._last_heard[rank] = TOGETHER, self.now()
+    def mark_all_resumed(self) -> None:
+        """Record that all running children now measure at the same time, and restart the timeout of each of them."""
+        for rank in self.running_ranks:
+            self.phases[rank], self._last_message_times[rank] = TOGETHER_PHASE, self.read_clock()
 
-    def mark_hanging(self) -> list[int]:
-        """Mark children that sent nothing for too long as failed, unless they wait for others. Return their ranks."""
-        late = self.now() - self.patience
+    def mark_hanging_as_failed(self) -> list[int]:
+        """Record a failure for each child that sent no message for longer than the timeout, and return the ranks of
+        these children. A child that waits for other children does not count as hanging.
+        """
+        earliest_time = self.read_clock() - self.timeout_seconds
         hanging = [
-            rank for rank in sorted(self.running) if self._last_heard[rank] < late and self.phases.get(rank) != WAITING
+            rank
+            for rank in sorted(self.running_ranks)
+            if self._last_message_times[rank] < earliest_time and self.phases.get(rank) != WAITING_PHASE
         ]
         for rank in hanging:
-            reason = f"it hangs: no message for {self.patience:.0f} s (phase: {self.phases.get(rank, 'start')})"
-            self.failures.setdefault(rank, reason)
+            reason = f"it hangs: no message for {self.timeout_seconds:.0f} s (phase: {self.phases.get(rank, 'start')})"
+            self.failure_reasons.setdefault(rank, reason)
         return hanging
 
 
 def parse_message(line: str) -> dict[str, Any]:
-    """Parse a line of a child's stdout as a message. Returns an empty dict for any other output."""
+    """Parse a line that a child process printed to stdout as a JSON object. Returns an empty dict if the line is
+    anything else, such as text that a library printed.
+    """
     try:
         record = json.loads(line)
     except ValueError:
@@ -107,33 +134,40 @@ def parse_message(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def watch_until_end(
+def watch_children_until_end(
     watch: ChildWatch,
     processes: Mapping[int, Any],
-    events: Callable[[float], ChildEvent | None],
-    release: Callable[[], None],
+    wait_for_event: Callable[[float], ChildEvent | None],
+    resume_children: Callable[[], None],
     on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
-    """Watch all children until they have ended, and kill those that hang.
+    """Watch all child processes until every one has ended, and kill each child that hangs.
 
-    ``events``: returns the next event, or None if none arrives within the given seconds. ``release``: called whenever
-    all running children wait for one another; it must let them continue.
+    - ``watch``: the state of the children, which this function updates.
+    - ``processes``: the process of each child, by rank.
+    - ``wait_for_event``: returns the next event, or None if no event arrives within the given seconds.
+    - ``resume_children``: called whenever all running children wait for one another; it must let them continue.
+    - ``on_event``: called with each event, after ``watch`` has recorded it.
     """
-    while watch.running:
-        event = events(_TICK_SECONDS)
+    while watch.running_ranks:
+        event = wait_for_event(_POLL_SECONDS)
         if event is not None:
-            watch.update(event)
+            watch.record_event(event)
             on_event(event)
-        for rank in watch.mark_hanging():
+        for rank in watch.mark_hanging_as_failed():
             processes[rank].kill()
-            watch.running.discard(rank)  # a process blocked in a driver survives the kill
-        if watch.running and watch.all_wait():
-            watch.resume_all()
-            release()
+            watch.running_ranks.discard(
+                rank
+            )  # do not wait for its end: a process that is blocked in a driver survives the kill
+        if watch.running_ranks and watch.are_all_waiting():
+            watch.mark_all_resumed()
+            resume_children()
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a child in a new session, so that Ctrl-C reaches only the parent, which then stops the child."""
+    """Start a child process in a new session, so that Ctrl-C in the terminal interrupts only the parent process. The
+    parent then stops the child.
+    """
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -146,35 +180,41 @@ def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subpr
     )
 
 
-def divide_cores(processes: int) -> dict[str, str]:
-    """Return environment variables that divide the CPU cores among ``processes`` processes.
+def make_thread_limit_variables(process_count: int) -> dict[str, str]:
+    """Return environment variables that limit each of ``process_count`` processes to an equal share of the CPU cores.
 
-    Without them each process starts a torch thread per core, and these threads take the cores from one another.
+    Without these variables torch starts one thread per core in each process, and the threads of different processes
+    compete for the same cores.
     """
-    if processes < 2:
+    if process_count < 2:
         return {}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // processes))}
+    return {"OMP_NUM_THREADS": str(max(1, cores // process_count))}
 
 
-class Children(contextlib.AbstractContextManager["Children"]):
-    """The child processes and their messages. Use as a context manager, which stops all children on exit."""
+class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
+    """The child processes of a run, with a queue of their messages. A context manager that stops all children on exit.
+
+    - ``processes``: the process of each child, by rank.
+    """
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
-        self._events: queue.Queue[ChildEvent] = queue.Queue()
-        environment = {**divide_cores(len(commands)), **environment}
+        self._event_queue: queue.Queue[ChildEvent] = queue.Queue()
+        environment = {**make_thread_limit_variables(len(commands)), **environment}
         self.processes: dict[int, subprocess.Popen[str]] = {}
         try:
             for rank, command in commands.items():
                 self.processes[rank] = start_child(command, environment)
         except BaseException:
-            self.stop()
+            self.stop_all()
             raise
         for rank, process in self.processes.items():
-            threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
+            threading.Thread(target=self._read_messages, args=(rank, process), daemon=True).start()
 
-    def send(self, rank: int, line: str) -> None:
-        """Send a line to a child's stdin. If the child has ended, this does nothing: the watch notices its end."""
+    def send_line(self, rank: int, line: str) -> None:
+        """Send a line of text to a child's stdin. If the child has ended, do nothing, because its end arrives as an
+        event.
+        """
         stdin = self.processes[rank].stdin
         assert stdin is not None
         with contextlib.suppress(OSError):
@@ -182,35 +222,39 @@ class Children(contextlib.AbstractContextManager["Children"]):
             stdin.flush()
 
     def wait_for_event(self, seconds: float) -> ChildEvent | None:
-        """Return the next event, or None if none arrives within ``seconds``."""
+        """Return the next message or end of any child, or None if nothing arrives within ``seconds``."""
         try:
-            return self._events.get(timeout=seconds)
+            return self._event_queue.get(timeout=seconds)
         except queue.Empty:
             return None
 
-    def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
-        words: list[str] = []
-        complaints = threading.Thread(target=self._forward_stderr, args=(rank, process, words), daemon=True)
-        complaints.start()
+    def _read_messages(self, rank: int, process: subprocess.Popen[str]) -> None:
+        """Put each line of a child's stdout into the queue as an event, and finally its exit code. Runs in a thread."""
+        last_lines: list[str] = []
+        stderr_reader = threading.Thread(target=self._forward_stderr, args=(rank, process, last_lines), daemon=True)
+        stderr_reader.start()
         assert process.stdout is not None
         for line in process.stdout:
-            self._events.put(ChildEvent(rank, parse_message(line)))
-        code = process.wait()
-        complaints.join(timeout=1.0)
-        self._events.put(ChildEvent(rank, None, code, words[-1] if words else ""))
+            self._event_queue.put(ChildEvent(rank, parse_message(line)))
+        exit_code = process.wait()
+        stderr_reader.join(timeout=1.0)
+        self._event_queue.put(ChildEvent(rank, None, exit_code, last_lines[-1] if last_lines else ""))
 
-    def _forward_stderr(self, rank: int, process: subprocess.Popen[str], words: list[str]) -> None:
-        """Turn each line of a child's stderr into an event, and keep the last line in ``words``."""
+    def _forward_stderr(self, rank: int, process: subprocess.Popen[str], last_lines: list[str]) -> None:
+        """Put each line of a child's stderr into the queue as an event. Runs in a thread.
+
+        ``last_lines``: a list that this method changes, so that its only item is the last line.
+        """
         assert process.stderr is not None
         for line in filter(None, map(str.strip, process.stderr)):
-            words[:] = [line]
-            self._events.put(ChildEvent(rank, {WARNING: line}))
+            last_lines[:] = [line]
+            self._event_queue.put(ChildEvent(rank, {WARNING_KEY: line}))
 
-    def stop(self) -> None:
-        """Ask all children to close their logs and end (SIGTERM), then kill those that are still running."""
+    def stop_all(self) -> None:
+        """Ask all children by SIGTERM to close their logs and end, then kill each child that still runs after 15 s."""
         for process in self.processes.values():
             process.terminate()
-        deadline = time.monotonic() + _MAX_END_SECONDS
+        deadline = time.monotonic() + _MAX_CLOSING_SECONDS
         for process in self.processes.values():
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -219,4 +263,4 @@ class Children(contextlib.AbstractContextManager["Children"]):
 
     def __exit__(self, *raised: object) -> None:
         if any(process.poll() is None for process in self.processes.values()):
-            self.stop()
+            self.stop_all()

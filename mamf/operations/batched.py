@@ -17,7 +17,7 @@ from mamf.operations.matmul.shapes import BaseMatmulProblem
 
 @dataclass(frozen=True, order=True)
 class BatchedShape(Sizes):
-    """The shape of a batch of matmuls C[B,M,N] = A[B,M,K] @ B[B,K,N], each with operands of its own.
+    """The shape of a batch of matmuls C[B,M,N] = A[B,M,K] @ B[B,K,N], each with separate operands.
 
     A shape is written ``BxMxNxK``.
     """

@@ -174,7 +174,7 @@ _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
 #: followed by this suffix.
 _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
-#: Pattern of one token of a mangled C++ name. Literals, types and substitutions are tokens of their own, so that their
+#: Pattern of one token of a mangled C++ name. Literals, types and substitutions are separate tokens, so that their
 #: digits are not taken for the length of an identifier.
 _MANGLED_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
 #: Pattern of the boundary between two words of a name: a change of case in camelCase, or characters other than letters

@@ -305,7 +305,7 @@ def make_range_provider(make_range: Callable[[str], AbstractContextManager[objec
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=make_range)
 
 
-# Modules that torch.compile compiled are left out, and each other module gets hooks of its own. A hook on a compiled
+# Modules that torch.compile compiled are left out, and each other module gets separate hooks. A hook on a compiled
 # module, or a global hook on all modules, would make torch compile them again within the profiled steps.
 def _list_eager_modules() -> list[Any]:
     import torch

@@ -14,7 +14,16 @@ from mamf.cli.progress import Phases
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.node.children import FAILURE, PHASE, WAITING, ChildEvent, Children, ChildWatch, parse_message, watch_until_end
+from mamf.node.children import (
+    FAILURE_KEY,
+    PHASE_KEY,
+    WAITING_PHASE,
+    ChildEvent,
+    ChildProcesses,
+    ChildWatch,
+    parse_message,
+    watch_children_until_end,
+)
 from mamf.node.group import RankPlace, find_rank_place
 from mamf.node.logs import NodeRun
 from mamf.operations import unknown
@@ -144,18 +153,18 @@ def watch_of(script, ranks=3, patience=60.0):
     """The watch after a script of (seconds later, what comes): with its processes, and how often all went on."""
     now, went_on = [0.0], []
     processes = {rank: Killed(rank, script) for rank in range(ranks)}
-    watch = ChildWatch(range(ranks), patience, now=lambda: now[0])
+    watch = ChildWatch(range(ranks), patience, read_clock=lambda: now[0])
 
     def events(seconds):
         later, event = script.pop(0) if script else (patience, None)
         now[0] += later
         return event
 
-    watch_until_end(watch, processes, events, lambda: went_on.append(now[0]))
+    watch_children_until_end(watch, processes, events, lambda: went_on.append(now[0]))
     return watch, [rank for rank, process in processes.items() if process.was_killed], len(went_on)
 
 
-def says(rank, text, kind=PHASE, later=1.0):
+def says(rank, text, kind=PHASE_KEY, later=1.0):
     return later, ChildEvent(rank, {kind: text})
 
 
@@ -164,32 +173,32 @@ def ends(rank, code=0, words="", later=1.0):
 
 
 def test_who_is_silent_hangs_and_is_killed_but_not_who_waits_for_it():
-    script = [says(0, WAITING), says(1, "find scout"), says(2, WAITING), (61.0, None), ends(0), ends(2)]
+    script = [says(0, WAITING_PHASE), says(1, "find scout"), says(2, WAITING_PHASE), (61.0, None), ends(0), ends(2)]
     watch, killed, went_on = watch_of(script)
-    assert watch.failures == {1: "it hangs: no message for 60 s (phase: find scout)"}
+    assert watch.failure_reasons == {1: "it hangs: no message for 60 s (phase: find scout)"}
     assert (killed, went_on) == ([1], 1)
 
 
 def test_who_ends_early_failed_with_its_last_words_or_its_signal():
-    script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITING), ends(2)]
+    script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITING_PHASE), ends(2)]
     watch, killed, went_on = watch_of(script)
-    assert watch.failures[0] == "its process ended early (phase: start): CUDA error: device lost"
-    assert watch.failures[1] == "its process ended early (phase: start): killed by SIGSEGV"
+    assert watch.failure_reasons[0] == "its process ended early (phase: start): CUDA error: device lost"
+    assert watch.failure_reasons[1] == "its process ended early (phase: start): killed by SIGSEGV"
     assert (killed, went_on) == ([], 1)
 
 
 def test_a_device_that_fails_together_with_the_others_does_not_stop_them():
-    waiting = [says(rank, WAITING) for rank in range(3)]
-    others = [says(0, WAITING), says(2, WAITING), ends(0), ends(2)]
-    watch, killed, went_on = watch_of([*waiting, says(1, "no peer access", FAILURE), ends(1, 1), *others])
-    assert watch.failures == {1: "no peer access"}
+    waiting = [says(rank, WAITING_PHASE) for rank in range(3)]
+    others = [says(0, WAITING_PHASE), says(2, WAITING_PHASE), ends(0), ends(2)]
+    watch, killed, went_on = watch_of([*waiting, says(1, "no peer access", FAILURE_KEY), ends(1, 1), *others])
+    assert watch.failure_reasons == {1: "no peer access"}
     assert (killed, went_on) == ([], 2)
 
 
 def test_who_hangs_and_cannot_be_killed_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(Killed, "kill", lambda process: None)
-    watch, _, went_on = watch_of([says(0, WAITING), says(1, "find"), (61.0, None), ends(0)], ranks=2)
-    assert (list(watch.failures), went_on) == ([1], 1)
+    watch, _, went_on = watch_of([says(0, WAITING_PHASE), says(1, "find"), (61.0, None), ends(0)], ranks=2)
+    assert (list(watch.failure_reasons), went_on) == ([1], 1)
 
 
 def test_where_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
@@ -202,7 +211,7 @@ def test_where_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
 
     monkeypatch.setattr("mamf.node.children.start_child", started)
     with pytest.raises(FileNotFoundError):
-        Children({0: ["first"], 1: ["no such program"]}, {})
+        ChildProcesses({0: ["first"], 1: ["no such program"]}, {})
     assert ended == [["first"]]
 
 
@@ -210,10 +219,10 @@ def test_what_is_no_line_of_ours_is_no_matter():
     noise = [
         (0.1, ChildEvent(0, parse_message("Warning: something\n"))),
         (0.1, ChildEvent(0, parse_message("[1, 2]"))),
-        says(0, WAITING),
+        says(0, WAITING_PHASE),
         ends(0),
     ]
-    assert watch_of(noise, ranks=1)[0].failures == {}
+    assert watch_of(noise, ranks=1)[0].failure_reasons == {}
 
 
 # -- several machines --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.node import children
-from mamf.node.children import Children
+from mamf.node.children import ChildProcesses
 from mamf.node.device import DeviceRun
 from mamf.node.logs import (
     ALONE,
@@ -249,6 +249,6 @@ def test_processes_share_the_cores_unless_the_user_says_how_many(monkeypatch, pr
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
     begun = {}
     monkeypatch.setattr(children, "start_child", lambda command, environment: begun.setdefault(command[0], environment))
-    monkeypatch.setattr(Children, "_read", lambda *of: None)
-    Children({rank: [rank] for rank in range(processes)}, {} if own is None else {"OMP_NUM_THREADS": own})
+    monkeypatch.setattr(ChildProcesses, "_read_messages", lambda *of: None)
+    ChildProcesses({rank: [rank] for rank in range(processes)}, {} if own is None else {"OMP_NUM_THREADS": own})
     assert {environment.get("OMP_NUM_THREADS") for environment in begun.values()} == {told}

@@ -265,8 +265,8 @@ class Search:
         return SearchResult(leaders[0][0], measured, self._is_exhausted)
 
     def _draw_unmeasured_candidate(self) -> Candidate | None:
-        """Return a random shape and kernel that is neither measured yet nor hopeless (near failed ones); None if there
-        is none.
+        """Return a random shape and kernel that is neither measured yet nor hopeless (near failed ones); None if all
+        are.
         """
         left = [
             candidate

@@ -450,7 +450,7 @@ def run_and_capture_output(command: Sequence[str]) -> ProgramOutput:
     An interrupt kills the program and the processes that it started. Raises UnavailableError if it cannot be started.
     """
     try:
-        # Give the program a session of its own, so that Ctrl-C reaches only mamf, which then kills that session.
+        # Give the program a separate session, so that Ctrl-C reaches only mamf, which then kills that session.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )

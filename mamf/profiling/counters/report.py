@@ -1,6 +1,6 @@
 """Make the report of ``mamf counters``: one row per kernel with its hardware counters and what bounds its speed.
 
-A launch of a kernel may run several device kernels. Each of these then has a row of its own.
+A launch of a kernel may run several device kernels. Each of these then has a separate row.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling
 from mamf.errors import RunLogError, UsageError, describe_error
-from mamf.files import write_atomically
+from mamf.files import write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.privacy import scrub
 from mamf.measurement import Measurement, group_pairs
@@ -57,7 +57,7 @@ class NodeRun:
             "not_together": scrub(self.not_together),
             "failures": {str(index): scrub(reason) for index, reason in self.failures.items()},
         }
-        write_atomically(folder / RUN, json.dumps(record, indent=1) + "\n")
+        write_file_atomically(folder / RUN, json.dumps(record, indent=1) + "\n")
 
 
 def read_run(folder: Path) -> NodeRun | None:

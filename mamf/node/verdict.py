@@ -60,7 +60,7 @@ class NodeDevice:
     - ``index``, ``node``: the index of the device on its node (machine), and the number of this node among the nodes
       that are judged together.
     - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
-    - ``address``: the bus address of the device. Only the command that measured it knows it, because logs do not have it.
+    - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
     - ``dtype``: the data type of its matmul figures.
     - ``build``: its number of compute units and its power limit in watts.
     - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.

@@ -283,7 +283,7 @@ def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
 
 
 def _yield_early_end_reason(part: str, log: RunLog) -> Iterable[str]:
-    """Return a baseline of the contributed ceilings (in results/) for the names, builds and data types of these devices."""
+    """Yield the reason why the measurement of a part ended early if the device is at fault, otherwise nothing."""
     if log.summary is None:
         yield f"its process disappeared or was killed during {part}"
     elif log.summary["reason"] and log.summary["reason"] not in _FAULTLESS_END_REASONS:

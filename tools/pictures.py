@@ -27,7 +27,8 @@ from figure_tables import ROOT, read
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import build_log_roofs
 from mamf.node.logs import make_log_path, read_node_folders
-from mamf.node.verdict import judge_devices, make_node_chart
+from mamf.node.report import make_node_chart
+from mamf.node.verdict import judge_devices
 from mamf.report.charts.clocks import make_clock_chart
 from mamf.report.charts.picture import Picture, draw_figure
 from mamf.report.roofline import make_roofline_chart, select_points

@@ -26,16 +26,16 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import choose_kernels, make_operation
 
-# # Time for which one bandwidth pattern or one direction of copies is measured.
+# Time for which one bandwidth pattern or one direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
-# # Number of turns in which the devices of a ring copy to their neighbors, so that a device and its neighbor never copy
+# Number of turns in which the devices of a ring copy to their neighbors, so that a device and its neighbor never copy
 # in the same turn.
 _COPY_TURN_COUNT = 3
-#: #: A function that is called with a text that says what the device does now. Call it at least once per measured row,
+#: A function that is called with a text that says what the device does now. Call it at least once per measured row,
 #: because ``mamf node`` assumes that a device hangs if it reports nothing.
 ProgressCallback = Callable[[str], None]
-#: # The share of the time budget for the search for the fastest matmul, and the minimum share for each later part. A
-#: later part gets all of the time that the earlier parts left over.
+# The share of the time budget for the search for the fastest matmul, and the minimum share for each later part. A later
+# part gets all of the time that the earlier parts left over.
 _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
 
 
@@ -51,7 +51,7 @@ class PartShapes(NamedTuple):
 
 
 _ACCELERATOR_SHAPES = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
-# # Use smaller arrays on a CPU, so that a CPU takes about as long as an accelerator.
+# Use smaller arrays on a CPU, so that a CPU takes about as long as an accelerator.
 _HOST_SHAPES = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
@@ -74,7 +74,7 @@ class DeviceRun:
     budget_seconds: float = NODE_BUDGET_SECONDS
     verify_budget_seconds: float | None = None
     on_progress: ProgressCallback = lambda text: None
-    #: #: A function that blocks until all devices of the machine have called it, and returns whether to continue.
+    #: A function that blocks until all devices of the machine have called it, and returns whether to continue.
     wait_for_others: Callable[[], bool] = lambda: True
 
     def measure_single_device_parts(self) -> None:

@@ -19,25 +19,25 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling
 from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_atomically
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.privacy import scrub
+from mamf.machine.privacy import scrub_text
 from mamf.measurement import Measurement, group_pairs
 from mamf.node.verdict import BURST, FIGURE_UNITS, SUSTAINED, Baseline, NodeDevice
 from mamf.peaks import find_contributed_rates
 
-#: #: The names of the parts that need only one device, in the order in which they are measured.
+#: The names of the parts that need only one device, in the order in which they are measured.
 SINGLE_DEVICE_PARTS = ("find", "bandwidth", "copies")
 #: The names of the parts that all devices measure at the same time, after the parts of single devices.
 MULTI_DEVICE_PARTS = ("peers",)
-#: #: The name of the optional part that verifies results. It follows the other parts of single devices.
+#: The name of the optional part that verifies results. It follows the other parts of single devices.
 VERIFY_PART = "verify"
 #: The name of the file with what the parent process knows about the run.
 RUN_FILE_NAME = "run.json"
 # The version of the format of run.json, which the file states.
 _RUN_FILE_SCHEMA = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: #: Beginnings of the failure reasons for which the device is not at fault.
+#: Beginnings of the failure reasons for which the device is not at fault.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# # Beginnings of the reasons in the summary of a log for which a run ended early, but the device is not at fault.
+# Beginnings of the reasons in the summary of a log for which a run ended early, but the device is not at fault.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
@@ -62,8 +62,8 @@ class NodeRun:
             "schema": _RUN_FILE_SCHEMA,
             "devices": list(self.devices),
             "is_over": self.was_watched_to_end,
-            "not_together": scrub(self.why_not_together),
-            "failures": {str(index): scrub(reason) for index, reason in self.failures.items()},
+            "not_together": scrub_text(self.why_not_together),
+            "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
         write_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "\n")
 

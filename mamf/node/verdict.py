@@ -1,47 +1,31 @@
-"""Decide by fixed limits whether a device of a machine is slow, faulty or missing, and report the verdict.
+"""Decide by fixed limits whether a device of a machine is slow, faulty or missing.
 
 The module measures nothing and reads no files. It compares each device with the median of all *other* devices of its
 model, and with a baseline (cards that are known to be good). The limits suit the spread of 26 H200 cards (standard
 deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how often they give a false verdict at
 this and other spreads.
 
-The report contains the verdict and the figures of every device. It is a document (``make_node_document``) or a chart
-(``make_node_chart``). A figure is one measured rate, such as ``burst``; a machine is called a node.
+A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import attrgetter
 from statistics import fmean, median, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN, UsageError
+from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.document import (
-    Answer,
-    Block,
-    Column,
-    Document,
-    Lines,
-    Table,
-    convert_to_snake_case,
-    format_significant,
-    format_whole_number,
-    make_sensor_columns,
-    merge_remarks,
-)
+from mamf.report.document import format_significant
 
-#: #: The names of the figures by which devices are compared: the ceilings of matmul in short bursts and under
-#: continuous load, the memory bandwidth of the patterns copy and read, and the bandwidth of copies to a device, to the
-#: host and to another device.
+#: The names of the figures by which devices are compared: the ceilings of matmul in short bursts and under continuous
+#: load, the memory bandwidth of the patterns copy and read, and the bandwidth of copies to a device, to the host and to
+#: another device.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
 TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
-#: #: The unit in which each figure is printed, and the factor that converts 1e12 FLOP or bytes per second to this unit.
+#: The unit in which each figure is printed, and the factor that converts 1e12 FLOP or bytes per second to this unit.
 FIGURE_UNITS = {
     BURST: ("TFLOPS", 1.0),
     SUSTAINED: ("TFLOPS", 1.0),
@@ -109,10 +93,10 @@ def format_figure(figure: str, value: float) -> str:
     return f"{format_significant(value * factor)} {unit}"
 
 
-#: #: Name of the mean of the burst and sustained shortfalls. A slow card is slow in both figures, so this mean has a
-#: lower limit than each of the two shortfalls.
+#: Name of the mean of the burst and sustained shortfalls. A slow card is slow in both figures, so this mean has a lower
+#: limit than each of the two shortfalls.
 BURST_AND_SUSTAINED = "burst and sustained"
-#: #: Maximum share by which a figure of a device may be below the median of the other devices. The limits for copies to
+#: Maximum share by which a figure of a device may be below the median of the other devices. The limits for copies to
 #: and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 % while all devices
 #: copy at the same time. A link with half of its lanes loses 50 %.
 SHORTFALL_LIMITS = {
@@ -125,25 +109,25 @@ SHORTFALL_LIMITS = {
     TO_DEVICE: 0.4,
     TO_HOST: 0.4,
 }
-#: #: A shortfall (how far a figure is below its reference) of more than this multiple of its limit is CRITICAL.
+#: A shortfall (how far a figure is below its reference) of more than this multiple of its limit is CRITICAL.
 CRITICAL_LIMIT_MULTIPLE = 2.0
-#: #: Maximum relative standard deviation of a figure among the other devices at which a shortfall can be CRITICAL. If
-#: the other devices differ more, the shortfall may be normal.
+#: Maximum relative standard deviation of a figure among the other devices at which a shortfall can be CRITICAL. If the
+#: other devices differ more, the shortfall may be normal.
 MAX_SPREAD_FOR_CRITICAL = 0.015
-#: # Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul
-#: rates within 0.3 %, so a comparison with an earlier run of the same card halves the limits. Memory rates of one card
-#: vary as much as those of different cards, so their limits stay. A baseline of other cards may consist of a single
-#: card, or of the fastest of many, so its limits are wider.
+# Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul rates
+# within 0.3 %, so a comparison with an earlier run of the same card halves the limits. Memory rates of one card vary as
+# much as those of different cards, so their limits stay. A baseline of other cards may consist of a single card, or of
+# the fastest of many, so its limits are wider.
 _SAME_CARD_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
 _OTHER_CARD_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
 
 _LEVELS_BY_SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
-#: # Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
+# Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
 _EXPECTED_THROTTLE_REASONS = ("power cap",)
 _MIN_THROTTLED_SHARE = 0.1
-#: # A figure whose confidence interval has a larger half-width (as a share of the figure) is a finding and is not
-#: compared. On healthy cards it is below 3 %. Copies to and from the host are exempt, because the copies of several
-#: devices slow one another down.
+# A figure whose confidence interval has a larger half-width (as a share of the figure) is a finding and is not
+# compared. On healthy cards it is below 3 %. Copies to and from the host are exempt, because the copies of several
+# devices slow one another down.
 _MAX_COMPARABLE_HALF_WIDTH = 0.1
 _HOST_COPIES = (TO_DEVICE, TO_HOST)
 
@@ -404,157 +388,3 @@ def compute_lost_speed_share(devices: Sequence[NodeDevice]) -> float:
     figure = choose_speed_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]
     return 1 - min(values) / fmean(values) if values else 0.0
-
-
-_IDENTITY_FIELDS = ("node", "index", "name", "uuid_hash", "address")
-
-
-def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_not_together: str = "") -> Document:
-    """Make the report that ``mamf node`` prints, with the verdict and the figures of all devices.
-
-    In a pager the first line shows the reason for the verdict; in a terminal the last line repeats it with the exit
-    code. ``why_not_together``: why the devices did not measure at the same time; empty if they did.
-    """
-    others = merge_remarks((finding.text, finding.level) for finding in verdict.findings[1:])
-    models = Counter(device.name for device in devices if device.name)
-    remarks = [f"{count} x {name}" for name, count in models.items()]
-    remarks += [f"not measured together: {why_not_together}"] if why_not_together else []
-    pace = (
-        [describe_slowest(devices)] if verdict.findings else []
-    )  # without findings, verdict.reason contains this line
-    blocks: list[Block] = [
-        Lines([verdict.reason, *others]),
-        Table(make_device_columns(devices), devices, key="figures"),
-        Lines(remarks),
-        Answer([*pace, f"{verdict.reason} (exit code {verdict.exit_code})"]),
-    ]
-    data = {
-        "level": verdict.level,
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
-        "not_together": why_not_together,
-        "slowest": describe_slowest(devices),
-        "lost_share": compute_lost_speed_share(devices),
-        "pace": choose_speed_figure(devices),
-        "devices": [device.to_record() for device in devices],
-    }
-    return Document("Node", blocks, data)
-
-
-def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
-    """Make the columns of the table of devices: figures, sensor readings, and the place of a device when all are
-    ordered by speed (1: the fastest).
-    """
-    pace = choose_speed_figure(devices)
-    order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
-    places = {device.label: place for place, device in enumerate(order, start=1)}
-    return [
-        Column("", "device", lambda device: device.full_label, left=True),
-        *(Column(name, "", attrgetter(name)) for name in _IDENTITY_FIELDS),
-        *(column for name in FIGURE_UNITS for column in make_figure_columns(name)),
-        Column("place", "place", lambda device: places.get(device.label), importance=2),
-        *make_sensor_columns(lambda device: device.conditions),
-        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole_number, importance=6),
-        Column("throttled", "throttled", format_throttling, importance=3, left=True),
-        Column("failures", "", lambda device: "; ".join(device.failures)),
-        Column("lacks", "", lambda device: "; ".join(device.lacks)),
-    ]
-
-
-def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
-    """Make two columns for a figure: its value in its unit, and the half-width of its confidence interval in %."""
-    unit, factor = FIGURE_UNITS[name]
-    return [
-        Column(
-            convert_to_snake_case(f"{name} {unit}"),
-            f"{name} {unit}",
-            lambda device: device.figures[name] * factor if name in device.figures else None,
-            format_significant,
-            importance=0 if name == SUSTAINED else 1,
-        ),
-        Column(
-            f"{name}_half_width_percent",
-            f"{name} +-%" if name in (BURST, SUSTAINED) else "",
-            lambda device: 100 * device.half_widths[name] if name in device.half_widths else None,
-            "{:.2f}".format,
-            importance=5,
-        ),
-    ]
-
-
-def format_throttling(device: NodeDevice) -> str:
-    return ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
-
-
-def collect_figure_values(figure: str, devices: Iterable[NodeDevice]) -> list[float]:
-    """Return the values of the figure named ``figure``, in 1e12 FLOP/s or bytes/s. Devices without this figure are left
-    out.
-    """
-    return [device.figures[figure] for device in devices if figure in device.figures]
-
-
-def compute_relative_range(values: Sequence[float]) -> float:
-    """Compute how far the maximum of positive values is above their minimum, as a share of the minimum."""
-    return max(values) / min(values) - 1
-
-
-# Maximum number of devices that have a label of their own on the axis or in the legend of the chart.
-_MAX_DEVICE_LABELS = 12
-# Maximum number of findings whose texts are notes below the chart.
-_MAX_CHART_FINDINGS = 4
-#: # Maximum number of panels that are drawn next to one another.
-_MAX_PANELS_PER_ROW = 4
-
-
-def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Chart:
-    """Make a chart with one panel per figure, in which each device is a point. Each panel has its own scale. Raises
-    UsageError if no device has a figure.
-    """
-    figures = [name for name in FIGURE_UNITS if any(name in device.figures for device in devices)]
-    if not figures:
-        raise UsageError("nothing to draw: no device has a figure")
-    panels = [_draw_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
-    across = -(-len(panels) // rows)
-    padded = [*panels, *[None] * (rows * across - len(panels))]
-    notes = [describe_slowest(devices), *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS])]
-    ticks = tuple(
-        (float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_DEVICE_LABELS
-    )
-    return Chart(
-        f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
-        ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("device", ticks=ticks),
-        tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
-        notes=(*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
-        is_connected=False,
-        has_intervals=True,
-        has_own_scales=True,
-    )
-
-
-def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
-    unit, factor = FIGURE_UNITS[name]
-    lines: dict[str, list[Point]] = {}
-    for place, (device, line) in enumerate(zip(devices, _choose_legend_names(devices), strict=True)):
-        if name in device.figures:
-            rate = device.figures[name] * factor
-            half = rate * device.half_widths.get(name, 0.0)
-            lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
-    title = (
-        f"{name}, spread {compute_relative_range(collect_figure_values(name, devices)):.1%}"
-        if len(devices) > 1
-        else name
-    )
-    return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
-
-
-def _choose_legend_names(devices: Sequence[NodeDevice]) -> list[str]:
-    """Return a name for the legend for each device: its label, or the name of its node (machine) if there are too many
-    devices. Devices with one name have one color.
-    """
-    if len(devices) <= _MAX_DEVICE_LABELS:
-        return [device.label for device in devices]
-    nodes = {device.node for device in devices}
-    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device" for device in devices]

@@ -19,7 +19,8 @@ from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
 from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
-from mamf.node.verdict import judge_devices, make_node_chart, make_node_document
+from mamf.node.report import make_node_chart, make_node_document
+from mamf.node.verdict import judge_devices
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION

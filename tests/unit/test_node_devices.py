@@ -24,7 +24,8 @@ from mamf.node.logs import (
     read_node_folder,
     read_node_folders,
 )
-from mamf.node.verdict import BURST, CRITICAL, FIGURE_UNITS, OK, SUSTAINED, NodeDevice, judge_devices, make_node_chart
+from mamf.node.report import make_node_chart
+from mamf.node.verdict import BURST, CRITICAL, FIGURE_UNITS, OK, SUSTAINED, NodeDevice, judge_devices
 from mamf.operations import unknown
 from mamf.testing import Physics
 

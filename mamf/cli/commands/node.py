@@ -113,7 +113,8 @@ def _print_verdict(
     options: argparse.Namespace, why_not_together: str, devices: Sequence[NodeDevice], baseline: Baseline | None
 ) -> int:
     from mamf.node.logs import make_contributed_baseline
-    from mamf.node.verdict import judge_devices, make_node_document
+    from mamf.node.report import make_node_document
+    from mamf.node.verdict import judge_devices
     from mamf.report.formats import SINGLE_TABLE_FORMATS
 
     verdict = judge_devices(

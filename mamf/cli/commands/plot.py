@@ -63,7 +63,8 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.logs.shared_runs import is_shared_folder
     from mamf.node.logs import make_contributed_baseline, read_node_folders
-    from mamf.node.verdict import judge_devices, make_node_chart
+    from mamf.node.report import make_node_chart
+    from mamf.node.verdict import judge_devices
     from mamf.report.charts.clocks import make_clock_chart
     from mamf.report.imported import convert_log, convert_run, make_side_by_side_chart
 

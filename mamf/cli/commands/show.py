@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
 def _make_folder_document(folder: Path) -> Document:
     """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
     from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
-    from mamf.node.verdict import judge_devices, make_node_document
+    from mamf.node.report import make_node_document
+    from mamf.node.verdict import judge_devices
     from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):

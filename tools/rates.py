@@ -69,7 +69,7 @@ from mamf.logs.compared_rows import (
     list_compared_rows,
     make_pairing_fields,
 )
-from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, judge_pair
+from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, DEFAULT_ROUNDS, judge_pair
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import make_plan_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -89,7 +89,7 @@ from mamf.node.verdict import (
 )
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
+from mamf.plans import BURST, GUARD, MATMUL, RANKING_STATISTIC_BY_REGIME, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import count_checked
 from mamf.statistics import Interval, Summary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
@@ -327,7 +327,9 @@ class _Run:
 class Guards:
     """Guards of one card, of rows that nothing but their shape sets apart."""
 
-    def __init__(self, card: VisitScatter, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_TOLERANCE) -> None:
+    def __init__(
+        self, card: VisitScatter, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_REGRESSION_TOLERANCE
+    ) -> None:
         self.card, self.tolerance, self.backend = card, tolerance, SimulatedBackend()
         self.shapes = tuple(AttentionShape(1, 16, 16, n, n, 128, 128) for n in range(512, 512 * (ROWS + 1), 512))
         problems, regimes, options = (AttentionProblem(),), (card.regime,), GuardOptions(rounds)
@@ -377,7 +379,7 @@ class Guards:
 
 def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
-    fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, BEST_BY[regime], "ok")
+    fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
     summary, known = Summary(20, *[seconds] * 4, interval), find_calibration("", regime, MatmulProblem())
     where = {"phase": asked.phase, "round": asked.round}
     return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)

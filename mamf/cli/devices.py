@@ -39,7 +39,7 @@ from mamf.errors import (
     UnsupportedError,
     UsageError,
     describe_error,
-    get_plugin_errors,
+    get_catchable_plugin_errors,
 )
 from mamf.files import make_folder
 from mamf.kinds.kind import ReportOptions
@@ -364,7 +364,7 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
             return work(send)
         except KeyboardInterrupt:
             return EXIT_CODE
-        except get_plugin_errors() as error:  # including any error of a vendor's library
+        except get_catchable_plugin_errors() as error:  # including any error of a vendor's library
             send({FAILURE_KEY: describe(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 

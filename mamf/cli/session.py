@@ -15,7 +15,7 @@ from mamf.backend import Advice, Backend, describe_sharing
 from mamf.cli.terminal import note_stream, print_document, say, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.plans import BURST, CEILINGS, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
+from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import NamedKernel, Setup, Strategy
@@ -63,7 +63,7 @@ def _require_effect(options: argparse.Namespace) -> None:
     }
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
         option, regime = of_regimes[name]
-        if regime not in (options.regime or CEILINGS):
+        if regime not in (options.regime or CEILING_REGIMES):
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
         raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from mamf.errors import RunLogError
-from mamf.files import create_atomically
+from mamf.files import create_file_atomically
 from mamf.logs.records import make_json_values, read_record
 from mamf.logs.run_log import (
     MALFORMED_ERRORS,
@@ -103,7 +103,7 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
     Raises UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full. Never leaves a
     partial file.
     """
-    create_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
+    create_file_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
 
 
 def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:

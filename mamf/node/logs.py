@@ -17,7 +17,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling
 from mamf.errors import RunLogError, UsageError, describe_error
-from mamf.files import write_atomically
+from mamf.files import write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.privacy import scrub_text
 from mamf.measurement import Measurement, group_pairs
@@ -65,7 +65,8 @@ class NodeRun:
             "not_together": scrub_text(self.why_not_together),
             "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
-        write_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "\n")
+        write_file_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "
+")
 
 
 def read_run_file(folder: Path) -> NodeRun | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import MAX_CEILING_SHARE, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
-from mamf.errors import DEFAULT_TOLERANCE, OK, MamfError, UsageError
+from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
@@ -268,7 +268,7 @@ def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
     if logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
-        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
+        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_REGRESSION_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
         for log in logs:  # readers pass pages on, so a page must not name folders of this machine

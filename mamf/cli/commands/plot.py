@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add, say
 from mamf.errors import UsageError
-from mamf.plans import NAMES
+from mamf.plans import REGIME_NAMES
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="picture file to write, .png or .svg (default: the log's name with .png)",
     )
     add(parser, "--overwrite")
-    add(parser, "--regime", nargs=None, choices=NAMES, default_text="all; for attention the first in the log")
+    add(parser, "--regime", nargs=None, choices=REGIME_NAMES, default_text="all; for attention the first in the log")
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )

@@ -17,7 +17,7 @@ from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
 from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import get_operation
-from mamf.plans import ALGORITHM
+from mamf.plans import ALGORITHM_PHASE
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import (
     Axis,
@@ -64,7 +64,7 @@ def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> t
     and trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no figures.
     """
     regimes = choose_regimes(rows, requested)
-    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
+    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
     return regimes, [row for row in kept if row.regime in regimes]
 
 

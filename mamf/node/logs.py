@@ -65,8 +65,7 @@ class NodeRun:
             "not_together": scrub_text(self.why_not_together),
             "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
-        write_file_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "
-")
+        write_file_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "\n")
 
 
 def read_run_file(folder: Path) -> NodeRun | None:

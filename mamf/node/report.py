@@ -120,7 +120,7 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
     ]
 
 
-# Maximum number of devices that have a label of their own on the axis or in the legend of the chart.
+# Maximum number of devices with a separate label on the axis or in the legend of the chart.
 _MAX_DEVICE_LABELS = 12
 # Maximum number of findings whose texts are notes below the chart.
 _MAX_CHART_FINDINGS = 4

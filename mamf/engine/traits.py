@@ -135,8 +135,8 @@ def _make_sustained_traits(assumed: SustainedTraits, settling_seconds: float | N
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:
-    """Return the size in bytes of the device's cache: of the largest copies that are clearly faster than copies in
-    memory; None if no copies are.
+    """Return the size of the device's cache in bytes: the largest array that is copied clearly faster than an array
+    that no cache can contain. None if no array is.
     """
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)

@@ -337,7 +337,7 @@ def make_profile_source(path: Path, script: str, profile: Profile) -> LogSource:
         f"{document.title} on {describe_device(profile)}",
         [describe_largest_classes(profile), _format_start(header)],
         document,
-        conditions=list_conditions({"device": {"name": describe_device(profile)}, "timer": None, **header}),
+        conditions=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
         facts=_list_profile_facts(profile),
     )
@@ -373,7 +373,7 @@ def make_log_source(log: RunLog) -> LogSource:
         document,
         [] if log.counter_records else list(_draw_pictures(log)),
         [] if log.plan.kind == OVERLAP else list(_list_figures(log)),
-        list_conditions(header),
+        make_conditions_blocks(header),
         header["command"],
         log,
         [
@@ -464,7 +464,7 @@ def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequen
     return Fact(label, format_percent(share), "%", [rate, *rest])
 
 
-def list_conditions(header: Mapping[str, Any]) -> list[Block]:
+def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
     """Return a table of device, software and settings, and one of the findings of ``mamf doctor``, problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))

@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.statistics import Repeatability
 
 #: The remark in rows of a device whose traits (see BurstTraits) are assumptions of its backend, not measurements.
@@ -98,7 +98,7 @@ def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
             usual_celsius=float(row["usual_celsius"] or 0),
             per_degree=float(row["per_degree"] or 0),
         )
-        for row in read_packaged_rows("repeatability.csv")
+        for row in read_packaged_csv_rows("repeatability.csv")
     }
 
 

@@ -33,10 +33,16 @@ from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 #: The beginnings of the reason of a failed row if its launch ended the process or lost the device.
-CRASHED, LOST, GIVEN_UP = "crashed the process", "lost the device", "ended the process three times"
-_MAX_LINE_LENGTH = 1000
+CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
+    "crashed the process",
+    "lost the device",
+    "ended the process three times",
+)
+_MAX_MESSAGE_CHARACTERS = 1000
 #: The names of the signals of a crash, by exit code.
-CRASH_SIGNALS = {-each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"}
+CRASH_SIGNAL_NAMES = {
+    -each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"
+}
 
 
 class MamfError(Exception):
@@ -135,25 +141,25 @@ class Interrupted(KeyboardInterrupt):
 ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
-def get_plugin_errors() -> tuple[type[BaseException], ...]:
+def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions that an ``except`` clause catches from a plugin: all, even SystemExit, except those in
     ENDING_EXCEPTIONS.
     """
     return () if isinstance(sys.exc_info()[1], tuple(ENDING_EXCEPTIONS)) else (BaseException,)
 
 
-def get_first_line(error: BaseException) -> str:
+def get_first_message_line(error: BaseException) -> str:
     """Return the first line of an exception's message, shortened, because vendors' messages can fill pages."""
     try:
         lines = str.strip(str(error)).splitlines()
-    except get_plugin_errors():
+    except get_catchable_plugin_errors():
         lines = ["its message cannot be read"]
-    return lines[0].strip()[:_MAX_LINE_LENGTH] if lines else type(error).__name__
+    return lines[0].strip()[:_MAX_MESSAGE_CHARACTERS] if lines else type(error).__name__
 
 
 def describe_error(error: BaseException) -> str:
     """Describe an exception in one line, with its type unless it is a MamfError: ``KeyError: 'x'``."""
-    line, kind = get_first_line(error), " ".join(type(error).__name__[:_MAX_LINE_LENGTH].split())
+    line, kind = get_first_message_line(error), " ".join(type(error).__name__[:_MAX_MESSAGE_CHARACTERS].split())
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"
 
 
@@ -163,13 +169,13 @@ MAX_SIZE = 2**63 - 1
 MAX_SEED = 2**63 - 1
 #: The largest run log; its longest line (half a million samples), because a record takes several times its length in
 #: memory; and the deepest nesting of objects.
-MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTED = 512 << 20, 16 << 20, 32
+MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTING_DEPTH = 512 << 20, 16 << 20, 32
 LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
-_MAX_DIGITS = len(str(MAX_SEED))
+_MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The most steps (combinations of kernel, problem, shape and regime) of a run.
 MAX_STEPS = 1_000_000
 # An error shows this many characters of a long value.
-_MAX_CHARACTERS = 24
+_MAX_SHOWN_CHARACTERS = 24
 
 
 def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
@@ -187,7 +193,7 @@ def require_whole_number(label: str, value: object, minimum: int = 1, maximum: i
 
 def parse_digits(digits: str) -> int:
     """Parse a whole number from its digits. Raises UsageError if there are more digits than any size has."""
-    if len(digits) > _MAX_DIGITS and len(digits.lstrip("0")) > _MAX_DIGITS:
+    if len(digits) > _MAX_NUMBER_DIGITS and len(digits.lstrip("0")) > _MAX_NUMBER_DIGITS:
         raise UsageError(f"{shorten(digits)} is too large")
     return int(digits)
 
@@ -266,7 +272,11 @@ def shorten(value: object) -> str:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python writes
         return "with thousands of digits"
-    return text if len(text) <= 2 * _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}... ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= 2 * _MAX_SHOWN_CHARACTERS
+        else f"{text[:_MAX_SHOWN_CHARACTERS]}... ({len(text)} characters)"
+    )
 
 
 class Sizes:
@@ -301,9 +311,9 @@ FORMATS = ("table", "csv", "json", "markdown", "html")
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 #: The file formats of other tools in which measured roofs can be written.
-EXPORT_FORMATS = ("tracelens",)
+ROOF_EXPORT_FORMATS = ("tracelens",)
 #: A row that is slower by more than this share counts as a regression.
-DEFAULT_TOLERANCE = 0.01
+DEFAULT_REGRESSION_TOLERANCE = 0.01
 #: A device that shares a run counts as hung if it reports nothing for this long. Compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"

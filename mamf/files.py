@@ -17,14 +17,14 @@ from pathlib import Path
 
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
-_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
 # Errors of the disk, which another file name does not fix.
-_DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_DISK_ERROR_NUMBERS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
-Content = str | bytes | Iterable[str]
+FileContent = str | bytes | Iterable[str]
 
 
-def read_packaged_rows(name: str) -> list[dict[str, str]]:
+def read_packaged_csv_rows(name: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file that ships with this package."""
     text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
@@ -38,35 +38,36 @@ def make_folder(folder: Path, advice: str = "") -> None:
         raise UsageError(f"cannot write {folder}: {error.strerror}{advice}") from None
 
 
-def write_atomically(path: Path, content: Content) -> None:
+def write_file_atomically(path: Path, content: FileContent) -> None:
     """Replace a file atomically. ``content``: text (UTF-8) or bytes, or an iterable of text.
 
     Raises RunLogWriteError if the disk is full, UsageError if the file cannot be written for another reason.
     """
-    with _clarify_errors(path):
+    with _convert_os_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device, such as /dev/stdout
             with path.open("wb") as stream:
-                stream.writelines(_encode(content))
+                stream.writelines(_encode_content(content))
             return
         # A symbolic link stays a link: its target is replaced.
         target = path.resolve()
-        with _write_temporary(target, content) as part:
-            part.replace(target)
+        with _write_temporary_file(target, content) as temporary_path:
+            temporary_path.replace(target)
 
 
-def create_atomically(path: Path, content: Content, is_numbered: bool = False) -> Path:
-    """Write a new file like ``write_atomically``, and return its path. If the file exists, raises UsageError or, if
-    ``is_numbered``, uses the first free name of ``number_path``.
+def create_file_atomically(path: Path, content: FileContent, is_numbered: bool = False) -> Path:
+    """Write a new file like ``write_file_atomically``, and return its path.
+
+    If the file exists, raises UsageError or, if ``is_numbered``, uses the first free name of ``yield_numbered_paths``.
     """
-    with _clarify_errors(path), _write_temporary(path, content) as part:
-        for place in number_path(path) if is_numbered else (path,):
+    with _convert_os_errors(path), _write_temporary_file(path, content) as temporary_path:
+        for place in yield_numbered_paths(path) if is_numbered else (path,):
             with contextlib.suppress(FileExistsError):
-                _rename_without_replacing(part, place)
+                _rename_without_replacing(temporary_path, place)
                 return place
     raise UsageError(f"{path} already exists: choose another name")
 
 
-def number_path(path: Path) -> Iterator[Path]:
+def yield_numbered_paths(path: Path) -> Iterator[Path]:
     """Yield a path, then numbered paths in the same folder: ``a.jsonl``, ``a-2.jsonl``, ``a-3.jsonl``, ..."""
     yield path
     for number in itertools.count(2):
@@ -74,43 +75,43 @@ def number_path(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _write_temporary(target: Path, content: Content) -> Iterator[Path]:
+def _write_temporary_file(target: Path, content: FileContent) -> Iterator[Path]:
     """Write a temporary file in the same folder, and remove it afterwards, even after Ctrl-C."""
-    part = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
+    temporary_path = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb", buffering=_BUFFER_BYTES) as file:
-            file.writelines(_encode(content))
+        with temporary_path.open("xb", buffering=_WRITE_BUFFER_BYTES) as file:
+            file.writelines(_encode_content(content))
             file.flush()
             os.fsync(file.fileno())
-        yield part
+        yield temporary_path
     finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
 
 
-def _encode(content: Content) -> Iterable[bytes]:
+def _encode_content(content: FileContent) -> Iterable[bytes]:
     if isinstance(content, bytes):
         return (content,)
     return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))
 
 
-def _rename_without_replacing(part: Path, target: Path) -> None:
+def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
     """Rename a file without replacing another. Raises FileExistsError, as making a hard link does on every system."""
     try:
-        os.link(part, target)
+        os.link(temporary_path, target)
     except FileExistsError:
         raise
     except OSError:  # a file system without links
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        part.replace(target)
+        temporary_path.replace(target)
 
 
 @contextlib.contextmanager
-def _clarify_errors(path: Path) -> Iterator[None]:
+def _convert_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
     except OSError as error:
-        kind: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERRORS else UsageError
+        kind: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERROR_NUMBERS else UsageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from mamf.dtypes import DTYPES
-from mamf.errors import CRASHED, GIVEN_UP, LOST, PeakSource
-from mamf.files import read_packaged_rows
+from mamf.errors import CRASH_REASON, GIVEN_UP_REASON, LOST_DEVICE_REASON, PeakSource
+from mamf.files import read_packaged_csv_rows
 from mamf.kernel import Work
 from mamf.plans import StepKey
 from mamf.statistics import (
@@ -70,7 +70,7 @@ class Overhead(NamedTuple):
 @functools.cache
 def _read_timers() -> dict[str, Timer]:
     columns = [f"{name}_us" for name in Timer._fields]
-    rows = read_packaged_rows("timers.csv")
+    rows = read_packaged_csv_rows("timers.csv")
     return {row["backend"]: Timer(*(float(row[column]) * 1e-6 for column in columns)) for row in rows}
 
 
@@ -276,7 +276,7 @@ class Measurement(Tabular):
     @property
     def is_fatal(self) -> bool:
         """Whether a launch of this row ended the process or made the device unusable."""
-        return self.status == "failed" and self.reason.startswith((CRASHED, LOST, GIVEN_UP))
+        return self.status == "failed" and self.reason.startswith((CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON))
 
     def rate(self, statistic: str) -> float:
         """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, from the mean, median,

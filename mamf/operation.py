@@ -36,7 +36,7 @@ from mamf.errors import (
 from mamf.kernel import DATA, AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
 from mamf.peaks import compute_max_flops, find_peak
-from mamf.plans import BURST, CLASSIC, KERNEL_REGIMES, SWEEP, Plan
+from mamf.plans import BURST, CLASSIC, COMMON_REGIMES, SWEEP, Plan
 
 _METADATA_KEY = "mamf"
 _BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -270,7 +270,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether such a run also finds the read bandwidth of memory, because either one may limit a row.
     has_memory_shares: ClassVar[bool] = False
     #: The regimes in which its rows can be measured, and the default one.
-    regimes: ClassVar[tuple[str, ...]] = KERNEL_REGIMES
+    regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
     #: Whether it counts a model's FLOP, so that shares of the datasheet and of the ceiling are called MFU and MAMFU.
     counts_model_flop: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mamf.backend import DeviceInfo, parse_sharing
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
@@ -87,7 +87,7 @@ def _read_peak_rows() -> tuple[DatasheetRate, ...]:
             compute_units=frozenset(map(int, row["compute_units"].split())),
             verified=row["verified"],
         )
-        for row in read_packaged_rows("peaks.csv")
+        for row in read_packaged_csv_rows("peaks.csv")
     )
 
 
@@ -233,7 +233,8 @@ class NamedDevice:
 def read_named_devices() -> tuple[NamedDevice, ...]:
     """Return all devices in peaks.csv, in its order."""
     return tuple(
-        NamedDevice(row["device"], tuple(row["names"].split("; "))) for row in read_packaged_rows("device_names.csv")
+        NamedDevice(row["device"], tuple(row["names"].split("; ")))
+        for row in read_packaged_csv_rows("device_names.csv")
     )
 
 
@@ -315,7 +316,7 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
             lowest=float(row["lowest"]),
             **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
         )
-        for row in read_packaged_rows(CONTRIBUTED_FILE)
+        for row in read_packaged_csv_rows(CONTRIBUTED_FILE)
     )
 
 

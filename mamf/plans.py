@@ -23,22 +23,28 @@ BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: The warm-up of mamf-finder.
 CLASSIC_WARMUP_SECONDS = 30.0
 #: Regimes that check results instead of measuring: with a rest before each launch, or back to back at the power limit.
-SPACED, LOADED = CHECKING = ("spaced", "loaded")
-NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING)
+SPACED, LOADED = CHECKING_REGIMES = ("spaced", "loaded")
+REGIME_NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING_REGIMES)
 #: The statistic that ranks rows.
-BEST_BY = {BURST: "median", SUSTAINED: "mean", CLASSIC: "fastest", SPACED: "median", LOADED: "median"}
+RANKING_STATISTIC_BY_REGIME = {
+    BURST: "median",
+    SUSTAINED: "mean",
+    CLASSIC: "fastest",
+    SPACED: "median",
+    LOADED: "median",
+}
 #: The regimes of ceilings: burst gives MAMF, sustained gives MSMF.
-CEILINGS = (BURST, SUSTAINED)
+CEILING_REGIMES = (BURST, SUSTAINED)
 
 
-def asked_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
+def choose_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the requested regimes, else ``default``, in the order of ``known`` (if empty: of ``default``)."""
     return tuple(name for name in known or default if name in (asked or default))
 
 
-def require_regime(name: str) -> None:
+def require_known_regime(name: str) -> None:
     """Raises UnknownNameError unless ``name`` is a regime."""
-    require_known(("regime", name, NAMES))
+    require_known(("regime", name, REGIME_NAMES))
 
 
 #: Kinds of runs: rows of given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one matmul on
@@ -47,12 +53,12 @@ def require_regime(name: str) -> None:
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 #: The phase of rows that rank the algorithms of a kernel.
-ALGORITHM = "algorithm"
+ALGORITHM_PHASE = "algorithm"
 #: The operation that measures compute ceilings.
 MATMUL = "matmul"
 #: Rows whose true clock is measured: the best ones, all, or none.
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCKS = ("best", "all", "none")
-SHUFFLED, GIVEN = ORDERS = ("shuffled", "given")
+SHUFFLED_ORDER, GIVEN_ORDER = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 13.2
 #: For the parts that each device of a node measures alone. Half of it is for the search, which takes a little longer
@@ -61,9 +67,9 @@ NODE_BUDGET_SECONDS = 48.0
 #: A minute, including the time to open the device.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
-KERNEL_REGIMES = (BURST, SUSTAINED)
+COMMON_REGIMES = (BURST, SUSTAINED)
 #: The most rounds of repeated visits in a guard.
-MAX_ROUNDS = 100
+MAX_GUARD_ROUNDS = 100
 
 #: Types of fields whose values the plan's operation writes to a log and reads from it.
 Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
@@ -90,7 +96,7 @@ class SweepOptions:
       every ``ranks``-th shape from number ``rank`` on.
     """
 
-    order: str = GIVEN
+    order: str = GIVEN_ORDER
     reference: Shape | None = None
     reference_every: int = 100
     warmup_launches: int = 50
@@ -114,7 +120,7 @@ class GuardOptions:
     rounds: int
 
     def __post_init__(self) -> None:
-        require_whole_number("rounds", self.rounds, 1, MAX_ROUNDS)
+        require_whole_number("rounds", self.rounds, 1, MAX_GUARD_ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class Claim:
     cycles_used: float | None = None
 
     def __post_init__(self) -> None:
-        require_known(("regime", self.step[0], NAMES))
+        require_known(("regime", self.step[0], REGIME_NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(
                 f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}: rates must be above 0, "
@@ -215,7 +221,7 @@ class Plan:
         if self.budget_seconds is not None:
             require_seconds("budget_seconds", self.budget_seconds)
         if self.is_search:
-            require_known(*(("regime for a ceiling", name, CEILINGS) for name in self.regimes))
+            require_known(*(("regime for a ceiling", name, CEILING_REGIMES) for name in self.regimes))
         else:
             require_values("shapes", self.shapes, object)
         if self.seconds is not None:
@@ -226,7 +232,7 @@ class Plan:
         for problem in self.problems:
             require_whole_number("seed", problem.seed, 0, MAX_SEED)
         for name in self.regimes:
-            require_regime(name)
+            require_known_regime(name)
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
             raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 
@@ -285,6 +291,6 @@ class Plan:
     def own_shapes(self) -> list[Any]:
         """Return the shapes in the order of measurement; in a shared run, those of this process."""
         shapes = list(self.shapes)
-        if self.kind == SWEEP and self.options.order == SHUFFLED:
+        if self.kind == SWEEP and self.options.order == SHUFFLED_ORDER:
             random.Random(self.problem.seed).shuffle(shapes)
         return shapes[self.options.rank :: self.options.ranks] if self.is_shared else shapes

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.measurement import TERA, Measurement
 from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
 from mamf.plans import BURST, CLASSIC
@@ -105,7 +105,7 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
 def _read_flop_per_cycle() -> dict[tuple[str, str], float]:
     return {
         (row["architecture"], dtype): float(row["flop"])
-        for row in read_packaged_rows("flop_per_cycle.csv")
+        for row in read_packaged_csv_rows("flop_per_cycle.csv")
         for dtype in row["dtypes"].split()
     }
 

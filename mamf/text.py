@@ -10,13 +10,13 @@ import re
 import textwrap
 import unicodedata
 
-_NOT_PLAIN = re.compile(r"[^ -~]")
+_NON_PRINTABLE_ASCII = re.compile(r"[^ -~]")
 # Control characters, invisible or direction-changing characters, lone surrogates, line separators.
 _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 # OWASP's rule against CSV injection, including full-width signs.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 # GitHub markup at any position. Plain addresses stay as they are.
 _INLINE_MARKUP = re.compile(
@@ -25,10 +25,10 @@ _INLINE_MARKUP = re.compile(
     r"|(?<![^\W_])_+|_+(?![^\W_])"  # an underscore within a word is not markup
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )
-_ENTITY = re.compile(r"&(?=#?\w+;)")
+_HTML_ENTITY_START = re.compile(r"&(?=#?\w+;)")
 # A heading, quotation, list, rule or link definition.
-_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
-_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
+_LINK_ESCAPE_OR_EMPHASIS = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
+_MARKDOWN_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
@@ -48,20 +48,24 @@ class Link(str):
 
 def strip_markup(text: str) -> str:
     """Remove links, escapes and emphasis from Markup. Other text is returned unchanged."""
-    return _MARKUP.sub(lambda found: found[1] or found[2] or "", text) if isinstance(text, Markup) else text
+    return (
+        _LINK_ESCAPE_OR_EMPHASIS.sub(lambda found: found[1] or found[2] or "", text)
+        if isinstance(text, Markup)
+        else text
+    )
 
 
-def escape_invisible(text: str) -> str:
+def escape_invisible_characters(text: str) -> str:
     """Escape invisible characters in a text, which makes it one line: Escape as ``\\x1b``, a line end as ``\\n``."""
-    return _NOT_PLAIN.sub(_escape_if_invisible, text)
+    return _NON_PRINTABLE_ASCII.sub(_escape_match_if_invisible, text)
 
 
-def escape_invisible_in_lines(text: str) -> str:
+def escape_invisible_characters_in_lines(text: str) -> str:
     """Escape the invisible characters in a text of several lines, except line ends."""
-    return "\n".join(map(escape_invisible, text.split("\n")))
+    return "\n".join(map(escape_invisible_characters, text.split("\n")))
 
 
-_MIN_WIDTH = 8
+_MIN_WRAP_COLUMNS = 8
 
 
 def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
@@ -71,7 +75,7 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
     indentation = line[: len(line) - len(line.lstrip())]
     parts = textwrap.wrap(
         line.strip(),
-        max(width - len(indentation), _MIN_WIDTH),
+        max(width - len(indentation), _MIN_WRAP_COLUMNS),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
@@ -79,28 +83,34 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
     return "\n".join(indentation + part for part in parts)
 
 
-def _escape_if_invisible(match: re.Match[str]) -> str:
+def _escape_match_if_invisible(match: re.Match[str]) -> str:
     character = match[0]
     is_invisible = unicodedata.category(character) in _INVISIBLE_CATEGORIES
     return character.encode("unicode_escape").decode() if is_invisible else character
 
 
-def to_csv_cell(value: object) -> object:
+def convert_to_csv_cell(value: object) -> object:
     """Convert a value for csv.writer: numbers unchanged, an apostrophe in front of text that looks like a formula."""
     if value is None or isinstance(value, (int, float)):
         return value
-    text = escape_invisible(str(value))
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+    text = escape_invisible_characters(str(value))
+    return f"'{text}" if _FORMULA_START.match(text) and not _PLAIN_NUMBER.fullmatch(text) else text
 
 
 def escape_markdown(text: str) -> str:
     """Escape a text for use within a line of markdown, such as a cell or part of a heading."""
     if isinstance(text, Markup):
         return text
-    escaped = _INLINE_MARKUP.sub(lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible(text))
-    return _ENTITY.sub("&amp;", escaped).replace("<", "&lt;")
+    escaped = _INLINE_MARKUP.sub(
+        lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible_characters(text)
+    )
+    return _HTML_ENTITY_START.sub("&amp;", escaped).replace("<", "&lt;")
 
 
 def escape_markdown_line(text: str) -> str:
     """Escape a text for use as a whole line of markdown, so that it starts no heading, list or other block."""
-    return text if isinstance(text, Markup) else _BLOCK_START.sub(lambda found: f"{found[0]}\\", escape_markdown(text))
+    return (
+        text
+        if isinstance(text, Markup)
+        else _MARKDOWN_BLOCK_START.sub(lambda found: f"{found[0]}\\", escape_markdown(text))
+    )

@@ -20,7 +20,7 @@ from typing import Any
 
 from mamf.contribution.known_ceilings import FIGURES_FILE, SHIPPED_FILE
 from mamf.errors import UsageError
-from mamf.files import write_atomically
+from mamf.files import write_file_atomically
 from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, find_listed_peak
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +51,7 @@ def checked(row: Mapping[str, Any]) -> Published:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    write_atomically(ROOT / "mamf" / SHIPPED_FILE, format_csv(read_published(ROOT / "results")))
+    write_file_atomically(ROOT / "mamf" / SHIPPED_FILE, format_csv(read_published(ROOT / "results")))
 
 
 def read_published(results: Path) -> list[Published]:

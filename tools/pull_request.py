@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from mamf.errors import MamfError, UsageError, shorten
-from mamf.files import create_atomically, make_folder
-from mamf.text import escape_invisible
+from mamf.files import create_file_atomically, make_folder
+from mamf.text import escape_invisible_characters
 
 # GitHub lists no more files of a comparison.
 MOST_FILES = 300
@@ -70,9 +70,9 @@ def main(arguments: Sequence[str] | None = None, download: Download | None = Non
     files = json.loads(options.comparison.read_text(encoding="utf-8"))["files"]
     try:
         for line in take_logs(files, options.root, download or download_blob):
-            print(escape_invisible(line))
+            print(escape_invisible_characters(line))
     except MamfError as error:
-        print(escape_invisible(str(error)))
+        print(escape_invisible_characters(str(error)))
         return 1
     return 0
 
@@ -101,7 +101,7 @@ def take_logs(files: Sequence[Mapping[str, Any]], root: Path, download: Download
             yield f"not looked at: {file['filename']} (the base branch has such a file)"
         else:
             make_folder(path.parent)
-            create_atomically(path, download(file["sha"]))
+            create_file_atomically(path, download(file["sha"]))
 
 
 def download_blob(sha: str) -> bytes:
@@ -156,7 +156,7 @@ def finding_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def code_block(lines: Sequence[str]) -> str:
     """Indent lines as code: no text ends it, unlike a fence."""
-    shown = [escape_invisible(line)[:_LONGEST_LINE] for line in lines[:MOST_LINES]]
+    shown = [escape_invisible_characters(line)[:_LONGEST_LINE] for line in lines[:MOST_LINES]]
     if len(lines) > MOST_LINES:
         shown.append(f"{len(lines) - MOST_LINES} more lines")
     return "".join(f"\n    {line}" for line in shown) + "\n" if shown else ""

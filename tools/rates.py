@@ -69,7 +69,7 @@ from mamf.logs.compared_rows import (
     list_compared_rows,
     make_pairing_fields,
 )
-from mamf.logs.judging import DEFAULT_ROUNDS, DEFAULT_TOLERANCE, judge_pair
+from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, DEFAULT_ROUNDS, judge_pair
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import make_plan_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -83,13 +83,13 @@ from mamf.node.verdict import (
     TO_PEER,
     WARN,
     Baseline,
-    Device,
+    NodeDevice,
     NodeVerdict,
-    judge,
+    judge_devices,
 )
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plans import BEST_BY, BURST, GUARD, MATMUL, SUSTAINED, SWEEP, GuardOptions, Plan
+from mamf.plans import BURST, GUARD, MATMUL, RANKING_STATISTIC_BY_REGIME, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import count_checked
 from mamf.statistics import Interval, Summary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
@@ -327,7 +327,9 @@ class _Run:
 class Guards:
     """Guards of one card, of rows that nothing but their shape sets apart."""
 
-    def __init__(self, card: VisitScatter, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_TOLERANCE) -> None:
+    def __init__(
+        self, card: VisitScatter, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_REGRESSION_TOLERANCE
+    ) -> None:
         self.card, self.tolerance, self.backend = card, tolerance, SimulatedBackend()
         self.shapes = tuple(AttentionShape(1, 16, 16, n, n, 128, 128) for n in range(512, 512 * (ROWS + 1), 512))
         problems, regimes, options = (AttentionProblem(),), (card.regime,), GuardOptions(rounds)
@@ -377,7 +379,7 @@ class Guards:
 
 def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
-    fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, BEST_BY[regime], "ok")
+    fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
     summary, known = Summary(20, *[seconds] * 4, interval), find_calibration("", regime, MatmulProblem())
     where = {"phase": asked.phase, "round": asked.round}
     return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)
@@ -416,9 +418,9 @@ _OTHER_SPREADS = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_
 _REPEATS = {BURST: 0.003, SUSTAINED: 0.0035}
 
 
-def draw_node(chance: random.Random, cards: int, spread: float) -> list[Device]:
+def draw_node(chance: random.Random, cards: int, spread: float) -> list[NodeDevice]:
     """Draw healthy cards."""
-    return [Device(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
+    return [NodeDevice(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
 
 
 def _figures(chance: random.Random, spread: float) -> dict[str, float]:
@@ -429,13 +431,13 @@ def _figures(chance: random.Random, spread: float) -> dict[str, float]:
     return {figure: value * factors[figure] for figure, value in _TYPICAL.items()}
 
 
-def slow_down(devices: Sequence[Device], figures: Iterable[str], share: float) -> list[Device]:
+def slow_down(devices: Sequence[NodeDevice], figures: Iterable[str], share: float) -> list[NodeDevice]:
     """Slow down the first card."""
     changed = {figure: devices[0].figures[figure] * (1 - share) for figure in figures}
     return [replace(devices[0], figures={**devices[0].figures, **changed}), *devices[1:]]
 
 
-def measure_again(chance: random.Random, devices: Sequence[Device]) -> list[Device]:
+def measure_again(chance: random.Random, devices: Sequence[NodeDevice]) -> list[NodeDevice]:
     """Draw another run of the same cards."""
 
     def repeat(figures: Mapping[str, float]) -> dict[str, float]:
@@ -449,7 +451,7 @@ def judge_nodes(
 ) -> list[NodeVerdict]:
     """Judge drawn nodes, the same ones in each call."""
     chance = random.Random(cards)
-    return [judge(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
+    return [judge_devices(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
 
 
 def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict]:
@@ -458,7 +460,7 @@ def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict
     for _ in range(nodes):
         devices = draw_node(chance, cards, _USUAL_SPREAD)
         baseline = Baseline("a log", measure_again(chance, devices))
-        verdicts.append(judge(slow_down(measure_again(chance, devices), _CEILINGS, slower), baseline))
+        verdicts.append(judge_devices(slow_down(measure_again(chance, devices), _CEILINGS, slower), baseline))
     return verdicts
 
 

@@ -42,7 +42,7 @@ from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plans import BEST_CLOCK, BURST, SHUFFLED, Plan, SweepOptions
+from mamf.plans import BEST_CLOCK, BURST, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
 from mamf.report.document import format_count
 
@@ -51,7 +51,7 @@ _Parameters = ParamSpec("_Parameters")
 #: One value or several.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: Called with each measurement as it is made.
-OnRow = Callable[[Measurement], object]
+RowCallback = Callable[[Measurement], object]
 
 
 class Rows:
@@ -74,26 +74,26 @@ class Rows:
         return f"<{self._what}: iterate over it to measure>"
 
 
-def _suggest_keywords(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
+def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
     """Wrap a function so that its error for an unknown keyword suggests the nearest known one."""
     known = inspect.signature(call).parameters
 
     @functools.wraps(call)
     def checked(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
         for name in keywords.keys() - known.keys():
-            raise _make_keyword_error(call.__name__, name, known)
+            raise _make_unknown_keyword_error(call.__name__, name, known)
         return call(*arguments, **keywords)
 
     return checked
 
 
-def _make_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
+def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
     nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
-@_suggest_keywords
+@_suggest_nearest_keyword
 def find(
     dtype: str | None = None,
     *,
@@ -105,7 +105,7 @@ def find(
     precision: float = 0.003,
     budget_seconds: float | None = None,
     quick: bool = False,
-    on_row: OnRow | None = None,
+    on_row: RowCallback | None = None,
     log: str | Path | None = None,
 ) -> Ceiling:
     """Find the ceiling of the device, by default in burst: the highest rate of any shape, confirmed in new rounds.
@@ -139,7 +139,7 @@ def find(
     return running.ceiling
 
 
-@_suggest_keywords
+@_suggest_nearest_keyword
 def search(
     dtype: str | None = None,
     *,
@@ -171,8 +171,8 @@ def search(
     >>> search.ceiling.shape == mamf.load_ceiling("search.jsonl").shape
     True
     """
-    opened = open_fitted_backend(backend, device)
-    asked, names = to_tuple("regime", regime) or (BURST,), to_tuple("kernel", kernel)
+    opened = open_backend_with_traits(backend, device)
+    asked, names = convert_to_tuple("regime", regime) or (BURST,), convert_to_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *asked)))
     (wanted,), _ = make_problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
     plan, chosen = plan_search(
@@ -256,23 +256,23 @@ def measure_kernels(
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, operation, how = open_fitted_backend(backend, device), make_operation(of), SweepOptions()
+    opened, operation, how = open_backend_with_traits(backend, device), make_operation(of), SweepOptions()
     given, max_values, call = {"dtype": dtype, **parameters}, None, of
     if not operation.compares_kernels:
         max_values, call = 1, operation.own_command
     problems, wanted = make_problems_and_shapes(opened, operation, shapes, problem, given, call, max_values)
-    names = to_tuple("kernel", kernel, max_values=max_values)
+    names = convert_to_tuple("kernel", kernel, max_values=max_values)
     if operation.compares_kernels:
         chosen = choose_kernels(operation, opened, names)
     else:
         one = choose_matmul_kernel(opened, problems[0], *names or ())
-        chosen, how = [(one.name, one)], SweepOptions(SHUFFLED)
+        chosen, how = [(one.name, one)], SweepOptions(SHUFFLED_ORDER)
     plan = make_operation_plan(
         operation,
         dict(chosen),
         problems,
         wanted,
-        to_tuple("regime", regime) or (),
+        convert_to_tuple("regime", regime) or (),
         precision=precision,
         clock=clock,
         budget_seconds=budget_seconds,
@@ -283,7 +283,7 @@ def measure_kernels(
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
         kernels = {ceiling.kernel for ceiling in known.values()}
-        references = get_ceiling_kernels(kernels, to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
+        references = get_ceiling_kernels(kernels, convert_to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {format_count(len(plan.steps()), 'row')}", run.measurements())
 
@@ -335,7 +335,7 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     return measure_kernels("bandwidth", sizes, **options)
 
 
-def open_fitted_backend(backend: str | Backend, device: int) -> Backend:
+def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
     replace_assumed_traits(opened)
     return opened
@@ -344,7 +344,7 @@ def open_fitted_backend(backend: str | Backend, device: int) -> Backend:
 # -- arguments of the calls --------------------------------------------------------------------------------------------
 
 
-def to_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
+def convert_to_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
     """Return one or several values as a tuple, and None for None. Raises UsageError for values of another type, an
     empty list, or more than ``max_values`` values.
     """
@@ -381,12 +381,12 @@ def make_problems_and_shapes(
     }
     for name in parameters.keys() - known:
         own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
-        raise _make_keyword_error(call, name, sorted(known | own))
-    whole = to_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
+        raise _make_unknown_keyword_error(call, name, sorted(known | own))
+    whole = convert_to_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
     whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
-    problems = to_tuple("problem", problem, of.problem_type, max_values) or ()
+    problems = convert_to_tuple("problem", problem, of.problem_type, max_values) or ()
     for name, values in fields.items():
-        to_tuple(name, values, object, max_values)
+        convert_to_tuple(name, values, object, max_values)
     if whole:
         require_values("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: A log, or the path of its file.
-AnyLog = RunLog | str | Path
+LogOrPath = RunLog | str | Path
 
 
 def read_log(path: str | Path) -> RunLog | FinderRun:
@@ -60,7 +60,9 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     return log.ceilings[regime]
 
 
-def compare(a: AnyLog | Sequence[AnyLog], b: AnyLog | Sequence[AnyLog], *, anyway: bool = False) -> Comparison:
+def compare(
+    a: LogOrPath | Sequence[LogOrPath], b: LogOrPath | Sequence[LogOrPath], *, anyway: bool = False
+) -> Comparison:
     """Compare two logs row by row: what became faster or slower from ``a`` to ``b``, and what is undecided.
 
     Each side may be several runs of the same plan. If both are finds, their ceilings are compared. Raises RunLogError
@@ -77,13 +79,13 @@ def compare(a: AnyLog | Sequence[AnyLog], b: AnyLog | Sequence[AnyLog], *, anywa
     >>> comparison.is_slower()  # a row, or all rows together; by chance in at most 1 % of comparisons
     False
     """
-    sides = ([side] if isinstance(side, AnyLog) else side for side in (a, b))
-    runs_a, runs_b = ([_open_log(log) for log in side] for side in sides)
+    sides = ([side] if isinstance(side, LogOrPath) else side for side in (a, b))
+    runs_a, runs_b = ([_read_if_path(log) for log in side] for side in sides)
     return compare_logs(runs_a, runs_b, anyway)
 
 
 def plot(
-    log: AnyLog,
+    log: LogOrPath,
     path: str | Path | None = None,
     *,
     regime: str | None = None,
@@ -102,7 +104,7 @@ def plot(
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw_figure(make_log_chart(_open_log(log), regime, directions))
+    figure = draw_figure(make_log_chart(_read_if_path(log), regime, directions))
     if path is not None:
         save_figure(figure, Path(path), overwrite)
     return figure
@@ -147,5 +149,5 @@ def check(path: str | Path) -> Review:
     return review_log(Path(path))
 
 
-def _open_log(log: AnyLog) -> RunLog:
+def _read_if_path(log: LogOrPath) -> RunLog:
     return log if isinstance(log, RunLog) else read_run(Path(log))

@@ -366,7 +366,7 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
 
-def compute_share_accuracy(row: Measurement, ceilings: Ceilings) -> float:
+def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     """Return the relative error of MAMFU (``compute_mamfu``) that the limited accuracy of the timer may cause.
 
     It combines the timer errors of the row and of its ceiling (square root of the sum of squares). Returns 0 if the

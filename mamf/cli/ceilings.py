@@ -23,7 +23,7 @@ from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import MEMORY_CACHE_MULTIPLE, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import get_operation
-from mamf.plans import CEILINGS, FIND, Plan
+from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
 #: Seconds to find the ceilings of a dtype, by the number of regimes: burst only, or burst and sustained.
@@ -112,7 +112,7 @@ def require_same_ceilings(options: argparse.Namespace, log: RunLog, before: Plan
 
 def add_searches(plan: Plan, backend: Backend) -> Plan:
     """Add searches for the ceilings of each dtype and, if memory may limit the rows, of the read bandwidth."""
-    regimes = CEILINGS if Sustained.name in plan.regimes else (Burst.name,)
+    regimes = CEILING_REGIMES if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = problem_for(backend, dtype)

@@ -28,7 +28,7 @@ from mamf.operation import (
     make_operation_plan,
     parse_range,
 )
-from mamf.plans import Plan, asked_regimes
+from mamf.plans import Plan, choose_regimes
 
 AnyOperation = Operation[Any, Any]
 #: The field values that each value of a switch stands for.
@@ -272,7 +272,7 @@ def make_plan(
         kernels,
         request.make_problems(backend),
         labels,
-        asked_regimes(options.regime, (request.operation.default_regime,), request.operation.regimes),
+        choose_regimes(options.regime, (request.operation.default_regime,), request.operation.regimes),
         budget_seconds=options.budget,
         layers=tuple(labels.values()) if any(labels.values()) else (),
         options=how,

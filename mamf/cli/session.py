@@ -15,7 +15,7 @@ from mamf.backend import Advice, Backend, describe_sharing
 from mamf.cli.terminal import note_stream, print_document, say, warn
 from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.plans import BURST, CEILINGS, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
+from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import NamedKernel, Setup, Strategy
@@ -63,7 +63,7 @@ def _require_effect(options: argparse.Namespace) -> None:
     }
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
         option, regime = of_regimes[name]
-        if regime not in (options.regime or CEILINGS):
+        if regime not in (options.regime or CEILING_REGIMES):
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
         raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")
@@ -234,7 +234,7 @@ class Session:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import report_run_to_watcher
-        from mamf.machine.environment import format_finding, select_warnings
+        from mamf.machine.environment import format_advice, select_warnings
 
         run = self.measured_run
         run.on_phase = lambda text: progress.show_phase(text)
@@ -243,7 +243,7 @@ class Session:
             say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
         report_run_to_watcher(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
         for finding in select_warnings(run.findings):
-            warn(format_finding(finding))
+            warn(format_advice(finding))
         try:
             with Progress(self.count_remaining()) as progress:
                 try:
@@ -286,7 +286,7 @@ class Session:
 
     def print_report(self, log: RunLog) -> int:
         """Print the report that 'mamf show' prints for this log; return the exit code."""
-        from mamf.machine.environment import format_finding, select_warnings
+        from mamf.machine.environment import format_advice, select_warnings
 
         code = 0
         try:
@@ -295,7 +295,7 @@ class Session:
             warn(str(error))
             code = error.exit_code
         for finding in select_warnings(self.measured_run.findings):  # again, next to the figures that they affect
-            warn(format_finding(finding).strip().partition(";")[0])
+            warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             say(f"log: {log.path}", note_stream(self.options))
         return code

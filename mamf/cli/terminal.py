@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from mamf.backend import Backend
 from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
-from mamf.plans import CEILINGS, CLOCKS, KERNEL_REGIMES
-from mamf.text import escape_invisible, escape_invisible_in_lines, wrap_line
+from mamf.plans import CEILING_REGIMES, CLOCKS, COMMON_REGIMES
+from mamf.text import escape_invisible_characters, escape_invisible_characters_in_lines, wrap_line
 
 if TYPE_CHECKING:
     from mamf.report.document import Document
@@ -61,12 +61,12 @@ def reports_to(stream: TextIO) -> Iterator[None]:
 
 def say(line: str, to: TextIO | None = None) -> None:
     """Print a line, by default to the stream for reports."""
-    _write(f"{escape_invisible(line)}\n", to or stdout())
+    _write(f"{escape_invisible_characters(line)}\n", to or stdout())
 
 
 def say_lines(text: str) -> None:
     """Print a text that consists of whole lines, such as a report."""
-    _write(escape_invisible_in_lines(text), stdout())
+    _write(escape_invisible_characters_in_lines(text), stdout())
 
 
 def warn(line: str) -> None:
@@ -77,7 +77,7 @@ def warn(line: str) -> None:
 
 def say_wrapped(line: str, to: TextIO) -> None:
     """Print a line, broken at blanks where it is wider than the terminal."""
-    _write(f"{wrap_line(escape_invisible(line), terminal_columns(to))}\n", to)
+    _write(f"{wrap_line(escape_invisible_characters(line), terminal_columns(to))}\n", to)
 
 
 def _write(text: str, stream: TextIO) -> None:
@@ -273,7 +273,7 @@ OPTIONS: Mapping[str, Shared] = {
     "--regime": Shared(
         "burst: short trains of launches with rests; sustained: continuous load until clock and power settle",
         "burst",
-        {"choices": CEILINGS, "nargs": "+"},
+        {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
     "--requeue": Shared("like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart"),
     "--resume": Shared(
@@ -344,7 +344,7 @@ def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS[
 
 
 def add_measuring_options(
-    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = KERNEL_REGIMES
+    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = COMMON_REGIMES
 ) -> argparse._ArgumentGroup:
     """Add the options that say how rows are measured. ``regimes``: the default, as help prints it. ``known``: all
     regimes to choose from.

@@ -26,7 +26,14 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from mamf.cli.terminal import say, warn
-from mamf.errors import CRASH_SIGNALS, CRASHED, ENDING_EXCEPTIONS, LOST, Interrupted, RunLogWriteError
+from mamf.errors import (
+    CRASH_REASON,
+    CRASH_SIGNAL_NAMES,
+    ENDING_EXCEPTIONS,
+    LOST_DEVICE_REASON,
+    Interrupted,
+    RunLogWriteError,
+)
 
 EXIT_CODE = 130
 #: The signals that end a run. SIGHUP does not if it was ignored when the process started, as under nohup.
@@ -167,16 +174,18 @@ class Watch:
         RunLogWriteError if the log cannot be written.
         """
         log, begun, codes, line, label = self._load_row()
-        is_lost = bool(line) and f'"reason": "{CRASHED}"' not in line
-        if code not in CRASH_SIGNALS and (code < 0 or code == EXIT_CODE or label == ENDED):
+        is_lost = bool(line) and f'"reason": "{CRASH_REASON}"' not in line
+        if code not in CRASH_SIGNAL_NAMES and (code < 0 or code == EXIT_CODE or label == ENDED):
             return code
         if sys.stderr.isatty():
             say("", sys.stderr)  # begin a new line below the progress bar
-        what = LOST if is_lost else f"{CRASHED} ({CRASH_SIGNALS.get(code, f'exit code {code}')})"
+        what = (
+            LOST_DEVICE_REASON if is_lost else f"{CRASH_REASON} ({CRASH_SIGNAL_NAMES.get(code, f'exit code {code}')})"
+        )
         if not line or not log:
             warn(f"code outside a measurement {what}; {f'finished rows are in {log}' if log else 'no log was written'}")
             return min(code, 1) or 1
-        _append_line(Path(log), line.replace(f'"{CRASHED}"', f'"{what}"'))
+        _append_line(Path(log), line.replace(f'"{CRASH_REASON}"', f'"{what}"'))
         warn(f"{label} {what}; a new process measures the rest")
         self.store_row(log, begun, codes)
         self.restart = Restart(Path(log), time.monotonic() - begun, codes)

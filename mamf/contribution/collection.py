@@ -21,7 +21,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_dtype
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.plans import NAMES, SWEEP
+from mamf.plans import REGIME_NAMES, SWEEP
 from mamf.plugins.discovery import is_builtin_kernel
 from mamf.report.document import label_kernel
 from mamf.report.rows import find_best_rows
@@ -309,7 +309,7 @@ def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:
     for group in groups.values():
         kind = [entry for entry in group if entry.is_ceiling] or group
         chosen.append((max(kind, key=lambda entry: entry.rate), kind))
-    order = list(NAMES)
+    order = list(REGIME_NAMES)
     return sorted(chosen, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
 
 

@@ -33,7 +33,7 @@ from mamf.errors import (
     require_known,
     shorten,
 )
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET, PUBLISHED, Rate
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.unknown import is_compute_roof
@@ -47,7 +47,7 @@ from mamf.peaks import (
     find_peak,
     read_contributed_rates,
 )
-from mamf.plans import CEILINGS
+from mamf.plans import CEILING_REGIMES
 from mamf.plugins.discovery import open_backend
 
 FIGURES_FILE, NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
@@ -92,7 +92,7 @@ def peak(
     >>> peak.tflops, peak.tier
     (2250.0, 'datasheet')
     """
-    require_known(("regime", regime, CEILINGS), ("source", source or DATASHEET, PEAK_SOURCES))
+    require_known(("regime", regime, CEILING_REGIMES), ("source", source or DATASHEET, PEAK_SOURCES))
     if name is not None:
         if device is not None:
             raise UsageError("give a device or a name, not both")
@@ -136,7 +136,7 @@ def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: Peak
     """
     # Try both fp8 formats, because the name alone does not tell which one the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
-    other = next(each for each in CEILINGS if each != regime)
+    other = next(each for each in CEILING_REGIMES if each != regime)
     sources = [
         _get_first_rate(_find_max_contributed_rate(device, regime, each) for each in dtypes),
         _get_first_rate(_find_published_rate(device, each) for each in dtypes),
@@ -296,7 +296,7 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     In a row, ``statistic`` says how its publisher chose the figure and from how many, and ``accelerator`` is the name
     that the publisher gives the device. Other people wrote these texts: escape them before use in a page.
     """
-    return {(row["device"], row["dtype"]): row for row in read_packaged_rows(SHIPPED_FILE)}
+    return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_FILE)}
 
 
 def _find_published_rate(device: NamedDevice, dtype: str) -> Rate | None:

@@ -23,7 +23,7 @@ from mamf.contribution.rules import (
     check_private_texts,
 )
 from mamf.errors import RunLogError, UsageError, shorten
-from mamf.files import number_path
+from mamf.files import yield_numbered_paths
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import LEGACY_TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
@@ -236,7 +236,7 @@ def find_free_place(review: Review, root: Path) -> Path:
     """
     if review.place is None:
         raise UsageError(f"{review.path} has no place in {root.name}/: 'mamf results check' says why")
-    for target in (root / place for place in number_path(review.place)):
+    for target in (root / place for place in yield_numbered_paths(review.place)):
         if not target.exists():
             break
         if review_log(target).samples & review.samples:

@@ -19,7 +19,7 @@ from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType
 from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
 from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceilings
 from mamf.dtypes import DTYPES
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
 from mamf.logs.recording import HeaderRecord, RunEnd
@@ -33,7 +33,7 @@ from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import compute_max_flops, find_listed_device, match_device_pattern, read_contributed_rates
-from mamf.plans import BEST_BY, EXPLAIN, FIND, ROOFLINE, Plan
+from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 
 TIERS = ("complete", "interrupted", "legacy")
@@ -211,7 +211,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
     """Read the vendor, backends and memory sizes in GB of each listed device, by its name in peaks.csv."""
-    return {row["name"]: row for row in read_packaged_rows("devices.csv")}
+    return {row["name"]: row for row in read_packaged_csv_rows("devices.csv")}
 
 
 def _find_usual_spelling(name: str) -> str | None:
@@ -300,7 +300,7 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
                 message = f"{row.shape}: cycles_used differs from what the row's rate and true clock give"
                 yield Finding("row-mismatch", message, line)
         # Logs that were converted to this schema rank sustained rows by their median.
-        if row.best_by not in (BEST_BY[row.regime], "median"):
+        if row.best_by not in (RANKING_STATISTIC_BY_REGIME[row.regime], "median"):
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
 

@@ -29,7 +29,7 @@ from mamf.contribution.review import make_folder_name
 from mamf.logs.legacy import FinderRun
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import group_pairs
-from mamf.plans import CEILINGS
+from mamf.plans import CEILING_REGIMES
 from mamf.report.document import (
     Column,
     Table,
@@ -89,7 +89,7 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
         confirmed = split_confirmed(part.select_table(MATMUL_TABLE), part.submitters)[0]
-        kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILINGS]
+        kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILING_REGIMES]
         counts.update(each.dtype for each in kept)
         for best, _ in find_best_rates(kept):
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
@@ -124,7 +124,7 @@ def _get_device_name(part: ResultsCollection) -> str:
 def _format_burst_and_sustained(rates: Mapping[str, float]) -> str | None:
     if not rates:
         return None
-    burst, sustained = (format_significant(rates[regime]) if regime in rates else "-" for regime in CEILINGS)
+    burst, sustained = (format_significant(rates[regime]) if regime in rates else "-" for regime in CEILING_REGIMES)
     return f"**{burst}** / {sustained}"
 
 
@@ -309,7 +309,10 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
     kept = [
         entry
         for entry in entries
-        if entry.is_ceiling and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILINGS
+        if entry.is_ceiling
+        and entry.interval is not None
+        and entry.tier == "complete"
+        and entry.regime in CEILING_REGIMES
         if entry.header["device"]["is_accelerator"] and entry.header["plan"]["problems"][0]["data"] == "normal"
     ]
     groups = group_pairs(((entry.device, *_get_build_key(entry), entry.dtype, entry.regime), entry) for entry in kept)

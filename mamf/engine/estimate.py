@@ -19,7 +19,7 @@ from mamf.errors import (
     PluginWarning,
     UnsupportedError,
     describe_error,
-    get_plugin_errors,
+    get_catchable_plugin_errors,
 )
 from mamf.kernel import Prepared
 from mamf.measurement import label_dtype
@@ -64,7 +64,7 @@ def measure_matmul_flops(
                 size *= 2
     except PluginError:
         raise
-    except get_plugin_errors() as error:
+    except get_catchable_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         if flops and status != "failed":
             return flops

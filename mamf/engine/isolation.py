@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 
 from mamf.backend import Backend
-from mamf.errors import describe_error, get_plugin_errors
+from mamf.errors import describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
@@ -66,7 +66,7 @@ class Isolation:
                 answer = dict(tensors.serve_launches(channel, kernel, backend, row.problem, row.shape, pool))
             is_whole = True
             return answer
-        except get_plugin_errors() as error:
+        except get_catchable_plugin_errors() as error:
             is_here = isinstance(error, (tensors.ChannelError, OSError)) or backend.is_out_of_memory(error)
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel
-from mamf.errors import DeviceError, MamfError, UnsupportedError, get_plugin_errors
+from mamf.errors import DeviceError, MamfError, UnsupportedError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 
 #: A function that calls a launch and returns the names of the kernels that the launch ran on the device.
@@ -72,7 +72,7 @@ def launch_in_profiler_window(
             return _launch_and_verify(kernel, problem, shape, backend, request)
     except MamfError:
         raise
-    except get_plugin_errors() as error:
+    except get_catchable_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
 

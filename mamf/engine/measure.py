@@ -13,7 +13,7 @@ from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
-from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
+from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
 from mamf.operations.unknown import get_operation
@@ -96,7 +96,7 @@ def measure(
         return run.make_measurement(
             "wrong_result", str(error), error=error.verdict.error, details=error.verdict.details
         )
-    except get_plugin_errors() as error:  # Whatever a vendor's library raises becomes the status of the row.
+    except get_catchable_plugin_errors() as error:  # Whatever a vendor's library raises becomes the status of the row.
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
@@ -116,7 +116,7 @@ def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) ->
             "out_of_memory" if isinstance(error, Exception) and backend.is_out_of_memory(error) else "failed",
             describe_error(error),
         )
-    except get_plugin_errors() as another:
+    except get_catchable_plugin_errors() as another:
         return "failed", describe_error(another)
 
 

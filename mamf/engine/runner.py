@@ -21,14 +21,14 @@ from mamf.engine.isolation import get_isolation
 from mamf.engine.measure import ClockChoice, find_rate_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
-    CRASHED,
-    GIVEN_UP,
-    LOST,
+    CRASH_REASON,
+    GIVEN_UP_REASON,
+    LOST_DEVICE_REASON,
     DeviceError,
     DeviceLostError,
     PluginError,
     describe_error,
-    get_plugin_errors,
+    get_catchable_plugin_errors,
 )
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import LogRecord
@@ -59,8 +59,8 @@ class Crashes:
         """
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
         same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
-        ends = sum(not row.reason.startswith(GIVEN_UP) for row in of_kernel)
-        return same or (f"{GIVEN_UP}: not launched" if ends >= _MAX_CRASHES_OF_KERNEL else "")
+        ends = sum(not row.reason.startswith(GIVEN_UP_REASON) for row in of_kernel)
+        return same or (f"{GIVEN_UP_REASON}: not launched" if ends >= _MAX_CRASHES_OF_KERNEL else "")
 
 
 _CRASHES_BY_BACKEND: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
@@ -196,7 +196,7 @@ class Runner:
         """Let a regime prepare itself before its first shape, and return it. Raise DeviceError if the device fails."""
         try:
             regime.start()
-        except get_plugin_errors() as error:
+        except get_catchable_plugin_errors() as error:
             raise DeviceError(
                 f"{self._device_label} failed before the first shape in {regime.name}: {describe_error(error)}"
             ) from error
@@ -215,7 +215,7 @@ class Runner:
         try:
             for name, buffer in largest.items():
                 pool.take(name, *buffer)
-        except get_plugin_errors() as error:
+        except get_catchable_plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(f"{self._device_label} failed while allocating: {describe_error(error)}") from error
             pool.release()
@@ -258,7 +258,7 @@ class Runner:
         failed, crashes = make_failed_row(step), get_crashes(self.backend)
         if reason := crashes.explain_why_not_to_launch(failed):
             return replace(failed, reason=reason)
-        crashes.set_pending_row(replace(failed, reason=CRASHED))
+        crashes.set_pending_row(replace(failed, reason=CRASH_REASON))
         try:
             wants_clock = self.clock_choice.make_clock_test(
                 step.phase, step.regime.name, problem, step.shape, kernel.name
@@ -270,7 +270,7 @@ class Runner:
         finally:
             crashes.set_pending_row(None)
         if row.status == "failed":
-            self._require_answering_device(replace(failed, reason=f"{LOST} ({row.reason})"))
+            self._require_answering_device(replace(failed, reason=f"{LOST_DEVICE_REASON} ({row.reason})"))
         if is_cut_short(row, step.regime, deadline, self.now()):
             self.skipped_count += 1
             return None
@@ -282,7 +282,7 @@ class Runner:
         try:
             self.backend.synchronize()
             self.backend.wait(self.backend.mark())
-        except get_plugin_errors() as error:
+        except get_catchable_plugin_errors() as error:
             raise DeviceLostError(
                 f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
             ) from error

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
 from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
-from mamf.errors import UnsupportedError, describe_error, get_plugin_errors
+from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import choose_matmul_kernel, problem_for
@@ -85,7 +85,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
 def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
-    except get_plugin_errors() as error:  # These include whatever a vendor's library raises.
+    except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
         remark = f"lengths of rests and trains are assumed, because measuring them failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
     return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
@@ -135,8 +135,8 @@ def _make_sustained_traits(assumed: SustainedTraits, settling_seconds: float | N
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:
-    """Return the size in bytes of the device's cache: of the largest copies that are clearly faster than copies in
-    memory; None if no copies are.
+    """Return the size of the device's cache in bytes: the largest array that is copied clearly faster than an array
+    that no cache can contain. None if no array is.
     """
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)

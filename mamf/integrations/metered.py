@@ -26,7 +26,7 @@ from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_erro
 from mamf.integrations.flop_counter import StepFlopCounter
 from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
-from mamf.text import escape_invisible
+from mamf.text import escape_invisible_characters
 
 _LOGGED_FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
 #: Options of Meter that users cannot give to a callback, because the callback finds their values itself.
@@ -38,7 +38,7 @@ _MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 def warn(line: str) -> None:
     """Give the warning ``line``. Raises nothing, even if the program turns warnings into errors."""
     with suppress(Warning):
-        warnings.warn(escape_invisible(line), MamfWarning, stacklevel=2)
+        warnings.warn(escape_invisible_characters(line), MamfWarning, stacklevel=2)
 
 
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:

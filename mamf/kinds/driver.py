@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mamf.backend import Advice
 from mamf.engine.runner import Setup, Strategy
-from mamf.errors import DeviceLostError, get_first_line
+from mamf.errors import DeviceLostError, get_first_message_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import get_kind
 from mamf.logs.recording import (
@@ -27,9 +27,9 @@ from mamf.logs.recording import (
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import diagnose, format_finding, get_tool_version
+from mamf.machine.environment import format_advice, get_mamf_version, run_machine_checks
 from mamf.measurement import Measurement
-from mamf.plans import ALGORITHM
+from mamf.plans import ALGORITHM_PHASE
 
 
 class ResumedLog(NamedTuple):
@@ -105,7 +105,7 @@ class Run(Setup):
         """Return whether a row is a result of the run, not a visit of the reference matmul or a trial of an
         algorithm.
         """
-        return not row.is_reference and row.phase != ALGORITHM and row.operation in self.plan.operations
+        return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 
     def measurements(self) -> Generator[Measurement, None, None]:
         """Measure the plan, and yield each row after it is written to the log.
@@ -148,7 +148,7 @@ class Run(Setup):
                 reason = "by the user"
                 raise
             except Exception as error:
-                reason = get_first_line(error)
+                reason = get_first_message_line(error)
                 if isinstance(error, DeviceLostError):
                     self.on_lost(error.row)
                     self._write_record(error.row)
@@ -159,10 +159,10 @@ class Run(Setup):
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
-        self.findings = [*diagnose(self.backend), *self.advice]
+        self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed is not None:
             again = {
-                "tool": get_tool_version(),
+                "tool": get_mamf_version(),
                 "command": self.command,
                 "started": get_utc_time(),
                 "notes": self.notes,
@@ -174,7 +174,7 @@ class Run(Setup):
         return RunLogWriter.create(self.path, self.header, self.is_numbered)
 
     def build_header(self) -> dict[str, Any]:
-        findings = [format_finding(finding).strip() for finding in self.findings]
+        findings = [format_advice(finding).strip() for finding in self.findings]
         kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
 

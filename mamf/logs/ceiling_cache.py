@@ -20,10 +20,10 @@ from typing import Any
 
 from mamf.backend import SIMULATED, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.errors import MamfError, get_first_line
-from mamf.files import make_folder, write_atomically
+from mamf.errors import MamfError, get_first_message_line
+from mamf.files import make_folder, write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import get_version_in_use
+from mamf.machine.environment import get_cached_package_version
 from mamf.measurement import label_dtype
 
 CACHE_VARIABLE = "MAMF_CACHE"
@@ -57,7 +57,7 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
         for reason in _copy_to_cache(path):
             warn(f"not stored for 'mamf peak': {reason}")
     except (MamfError, OSError) as error:
-        warn(f"not stored for 'mamf peak': {get_first_line(error)}")
+        warn(f"not stored for 'mamf peak': {get_first_message_line(error)}")
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         if kept is None or _rank_for_cache(own) >= _rank_for_cache(kept):
             if target.is_symlink():
                 target.unlink()
-            write_atomically(target, content)
+            write_file_atomically(target, content)
         else:
             reasons = ("its interval is unknown", "its find was interrupted", "it is older")
             differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
@@ -118,7 +118,7 @@ def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling 
 
     Raises RunLogError if the cached log is damaged.
     """
-    return _read_cached_ceiling(_build_cache_path(info, get_version_in_use("torch"), problem, regime), regime)
+    return _read_cached_ceiling(_build_cache_path(info, get_cached_package_version("torch"), problem, regime), regime)
 
 
 def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:

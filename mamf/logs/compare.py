@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, parse_sharing
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.errors import DEFAULT_TOLERANCE, IncomparableError, LogMismatchError, UsageError
+from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.compared_rows import (
     CYCLES_UNIT,
     FALSE_ALARM_CHANCE,
@@ -130,7 +130,7 @@ class RowPair:
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL_COVERAGE else coverage
         )
 
-    def verdict(self, tolerance: float = DEFAULT_TOLERANCE) -> Verdict:
+    def verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> Verdict:
         """Return SAME if the 90 % interval is within the tolerance, FASTER or SLOWER if a difference of any size is
         certain, otherwise UNDECIDED.
         """
@@ -145,17 +145,17 @@ class RowPair:
             return "FASTER"
         return "SLOWER" if sure.high < 1 else "UNDECIDED"
 
-    def is_too_short(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
+    def is_too_short(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
         """Return whether the measurement was too short: the interval is wider than the tolerance, so that the row can
         never be SAME.
         """
         return self.equivalence_interval.half_width > tolerance * self.ratio
 
-    def is_regression(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
+    def is_regression(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
         """Return whether the row is SLOWER and its rate in B is lower by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
-    def flatten(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
+    def flatten(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
         """Return the pair as the named columns of one table row. Rates are in TFLOPS or in the unit of the column
         ``unit``.
         """
@@ -218,11 +218,11 @@ class Comparison(Tabular):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
         return f"Comparison({self.names[0]} against {self.names[1]}: {counts})"
 
-    def rows(self, tolerance: float = DEFAULT_TOLERANCE) -> list[dict[str, Any]]:
+    def rows(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[dict[str, Any]]:
         """Return each pair as one flat mapping by column, for ``pandas.DataFrame(comparison.rows())``."""
         return [pair.flatten(tolerance) for pair in self.pairs]
 
-    def counts(self, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, int]:
+    def counts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
         found = Counter(pair.verdict(tolerance) for pair in self.pairs)
         return {verdict: found[verdict] for verdict in VERDICTS}
@@ -237,11 +237,11 @@ class Comparison(Tabular):
         """The geometric mean of the ratio B/A over all pairs."""
         return compute_geometric_mean([pair.ratio for pair in self.pairs])
 
-    def regressions(self, tolerance: float = DEFAULT_TOLERANCE) -> list[RowPair]:
+    def regressions(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[RowPair]:
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
-    def is_slower(self, tolerance: float = DEFAULT_TOLERANCE) -> bool:
+    def is_slower(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
         """Return whether B is slower than A: one row is a regression, or all rows of a regime together are."""
         return bool(self.regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.together)
 

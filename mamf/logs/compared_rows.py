@@ -32,7 +32,7 @@ from mamf.logs.run_log import RunLog, compute_device_speeds, get_speed_context
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import get_operation
-from mamf.plans import FIND, GUARD, KERNEL_REGIMES, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
+from mamf.plans import COMMON_REGIMES, FIND, GUARD, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
 from mamf.statistics import (
     CONFIDENCE,
     FigureError,
@@ -386,7 +386,7 @@ def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement])
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
     """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
-    if regime not in KERNEL_REGIMES:
+    if regime not in COMMON_REGIMES:
         return None
     known = find_calibration("", f"{regime} cycles", problem)
     return compute_run_error([1.0], 1.0, [0.0], known)

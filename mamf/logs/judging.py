@@ -44,11 +44,11 @@ from mamf.logs.compared_rows import (
 from mamf.logs.records import FieldValues
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
-from mamf.plans import KERNEL_REGIMES, Claim, ReproduceOptions
+from mamf.plans import COMMON_REGIMES, Claim, ReproduceOptions
 
 # -- judging the rows of a guard ---------------------------------------------------------------------------------------
 
-DEFAULT_TOLERANCE = 0.02
+DEFAULT_REGRESSION_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
 
 
@@ -64,8 +64,8 @@ class GuardKeys(Struct, kw_only=True):
     kernels: list[str]
     shapes: list[str]
     baseline: str
-    regimes: tuple[str, ...] = KERNEL_REGIMES[:1]
-    tolerance: Any = DEFAULT_TOLERANCE
+    regimes: tuple[str, ...] = COMMON_REGIMES[:1]
+    tolerance: Any = DEFAULT_REGRESSION_TOLERANCE
     rounds: int = DEFAULT_ROUNDS
     precision: Any = None
     time_limit: Any = None

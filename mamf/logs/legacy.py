@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from mamf.errors import RunLogError
-from mamf.files import create_atomically
+from mamf.files import create_file_atomically
 from mamf.logs.records import make_json_values, read_record
 from mamf.logs.run_log import (
     MALFORMED_ERRORS,
@@ -28,8 +28,8 @@ from mamf.logs.run_log import (
     parse_record,
     read_lines,
 )
-from mamf.machine.environment import get_tool_version
-from mamf.machine.privacy import scrub, scrub_record
+from mamf.machine.environment import get_mamf_version
+from mamf.machine.privacy import scrub_record, scrub_text
 
 LEGACY_TIER = "legacy"
 #: The names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF (in burst) and
@@ -93,7 +93,7 @@ HEADER_FIELDS = tuple(
 )
 _ENCODER = json.JSONEncoder(allow_nan=False)
 # Cache the scrubbed texts, because thousands of rows may have the same remark.
-_scrub_cached = functools.lru_cache(4096)(scrub)
+_scrub_cached = functools.lru_cache(4096)(scrub_text)
 _INCOMPLETE_MESSAGE = "the imported log is incomplete"
 
 
@@ -103,7 +103,7 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
     Raises UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full. Never leaves a
     partial file.
     """
-    create_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
+    create_file_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
 
 
 def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
@@ -113,7 +113,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
         "schema": SCHEMA,
         "tier": LEGACY_TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
-        "importer": get_tool_version(),
+        "importer": get_mamf_version(),
         **scrub_record({name: getattr(run, name) for name in HEADER_FIELDS}),
     }
     for row in run.rows:

@@ -20,7 +20,7 @@ from msgspec import UnsetType as Missing
 from mamf.ceilings.ceiling import Ceiling
 from mamf.measurement import MAX_OVERHEAD_SECONDS, Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import get_operation
-from mamf.plans import MATMUL, require_regime
+from mamf.plans import MATMUL, require_known_regime
 from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize
 
 _RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -292,7 +292,7 @@ def read_measurement_record(record: Mapping[str, Any], header: Mapping[str, Any]
     Raises KeyError or ValueError if the values are not a measurement.
     """
     read = read_record(record, MeasurementRecord)
-    require_regime(read.regime)
+    require_known_regime(read.regime)
     of = get_operation(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
     return Measurement(

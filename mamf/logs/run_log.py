@@ -23,7 +23,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTED, MAX_SIZE, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTING_DEPTH, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -37,7 +37,7 @@ from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
-_TOO_DEEP_MESSAGE = f"nested more than {MAX_NESTED} deep"
+_TOO_DEEP_MESSAGE = f"nested more than {MAX_NESTING_DEPTH} deep"
 #: A function that is called with the number of bytes or characters read since its last call, for a progress bar.
 OnRead = Callable[[int], object]
 
@@ -103,7 +103,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise ValueError(_TOO_DEEP_MESSAGE) from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log: it has no field 'record'")
-    if line.count(b"{") + line.count(b"[") > MAX_NESTED and _is_nested_deeper(record, MAX_NESTED):
+    if line.count(b"{") + line.count(b"[") > MAX_NESTING_DEPTH and _is_nested_deeper(record, MAX_NESTING_DEPTH):
         raise ValueError(_TOO_DEEP_MESSAGE)
     return record
 

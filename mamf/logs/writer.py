@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
-from mamf.files import create_atomically, make_folder
+from mamf.files import create_file_atomically, make_folder
 from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
@@ -51,7 +51,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         line = encode_record("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or --resume it")
-        writer = cls(create_atomically(path, line, is_numbered))
+        writer = cls(create_file_atomically(path, line, is_numbered))
         writer._replace_copy(line)
         try:
             writer._open_and_lock()
@@ -150,7 +150,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         for folder in (self._absolute_path.parent, Path(tempfile.gettempdir())):
             try:
                 make_folder(folder)
-                self.path = self._absolute_path = create_atomically(
+                self.path = self._absolute_path = create_file_atomically(
                     folder / self._absolute_path.name, whole, is_numbered=True
                 )
                 self._open_and_lock()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mamf.errors import CRASH_SIGNALS
+from mamf.errors import CRASH_SIGNAL_NAMES
 
 #: Keys in the JSON messages of a child process: its current activity (phase), the reason why its device failed, and the
 #: bus address of its device.
@@ -91,7 +91,7 @@ class ChildWatch:
             self.running_ranks.discard(rank)
             self.exit_codes[rank] = event.exit_code
             if event.exit_code not in self.success_exit_codes and rank not in self.failure_reasons:
-                signal = CRASH_SIGNALS.get(event.exit_code, f"signal {-event.exit_code}")
+                signal = CRASH_SIGNAL_NAMES.get(event.exit_code, f"signal {-event.exit_code}")
                 reason = f"killed by {signal}" if event.exit_code < 0 else f"exit code {event.exit_code}"
                 explanation = event.last_stderr_line.removeprefix("mamf: ") or reason
                 self.failure_reasons[rank] = (
@@ -229,7 +229,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             return None
 
     def _read_messages(self, rank: int, process: subprocess.Popen[str]) -> None:
-        """Put each line of a child's stdout into the queue as an event, and finally its exit code. Runs in a thread."""
+        # Runs in a thread: puts each line of the child's stdout into the queue as an event, and then its exit code.
         last_lines: list[str] = []
         stderr_reader = threading.Thread(target=self._forward_stderr, args=(rank, process, last_lines), daemon=True)
         stderr_reader.start()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from mamf.backend import Backend
-from mamf.errors import UnavailableError, UsageError, get_first_line
+from mamf.errors import UnavailableError, UsageError, get_first_message_line
 
 #: Environment variables of torchrun and of srun: rank, number of ranks, rank within its node, index of the node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
@@ -75,7 +75,7 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
         )
     except Exception as error:
         raise UnavailableError(
-            f"the ranks did not connect: {get_first_line(error)}; start them with torchrun"
+            f"the ranks did not connect: {get_first_message_line(error)}; start them with torchrun"
         ) from None
     try:
         yield

@@ -97,10 +97,10 @@ def make_block_group(blocks: int, device_type: str) -> Any:
         return None
     distributed: Any = torch.distributed
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
-    kind: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
-    if not hasattr(kind, "config"):
+    options_class: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
+    if not hasattr(options_class, "config"):
         raise UnsupportedError(f"{library} has no setting for the number of blocks")
-    options = kind()
+    options = options_class()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)
 
@@ -129,8 +129,8 @@ class CheckedCollective:
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._sent, self._received, self._part_elements = sent, received, part_elements
-        # A ring reduction of n ranks rounds the partial sums over 1 to n ranks. Their combined error is sqrt(n / 2)
-        # times the error of one rounding.
+        # A ring reduction of n ranks rounds partial sums of 1 to n terms. Their combined error is about sqrt(n / 2)
+        # times the error of one rounding; the tolerance allows sqrt(n) times.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)

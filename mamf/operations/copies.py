@@ -72,7 +72,9 @@ class Copies(Operation[CopyProblem, CopyShape]):
         return [CopyShape(size * MIB) for size in (1, 16, 256)]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
-        """Return the problem, as Operation does. The dtype is int8 by default, because copies count bytes."""
+        """Return the problem that the options ``asked`` describe. The default dtype is int8, because the rate of a copy
+        counts bytes.
+        """
         return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
 
     def axis(self, shape: CopyShape) -> float:

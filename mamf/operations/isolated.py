@@ -20,7 +20,7 @@ from typing import IO, Any
 import torch
 
 from mamf.backend import Backend, OperandPool
-from mamf.errors import MamfError, UnsupportedError, describe_error, get_plugin_errors
+from mamf.errors import MamfError, UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import list_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
@@ -116,7 +116,7 @@ def answer_requests(channel: Channel) -> None:
                 answer = _check_kernel(channel, request)
             except (ChannelError, BrokenPipeError):
                 return
-            except get_plugin_errors() as error:
+            except get_catchable_plugin_errors() as error:
                 answer = {"unknown": describe_error(error)}
             channel.send(**answer)
 

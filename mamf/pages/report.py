@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import MAX_CEILING_SHARE, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
-from mamf.errors import DEFAULT_TOLERANCE, OK, MamfError, UsageError
+from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
@@ -18,8 +18,9 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
-from mamf.node.logs import is_node_folder, make_contributed_baseline, read_nodes
-from mamf.node.verdict import judge, make_node_chart, make_node_document
+from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
+from mamf.node.report import make_node_chart, make_node_document
+from mamf.node.verdict import judge_devices
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
@@ -173,15 +174,15 @@ def _report_folder(path: Path) -> Page:
 
 
 def _report_node(path: Path) -> Page:
-    not_together, devices = read_nodes([path])
-    verdict = judge(devices, make_contributed_baseline(devices))
+    why_not_together, devices = read_node_folders([path])
+    verdict = judge_devices(devices, make_contributed_baseline(devices))
     parts: list[PagePart] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",
         verdict=verdict.reason,
         level="good" if verdict.level == OK else "bad",
-        sections=[Section("Devices", [*parts, *make_node_document(devices, verdict, not_together).visible_blocks])],
+        sections=[Section("Devices", [*parts, *make_node_document(devices, verdict, why_not_together).visible_blocks])],
     )
 
 
@@ -267,7 +268,7 @@ def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
     if logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
-        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_TOLERANCE)
+        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_REGRESSION_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
         for log in logs:  # readers pass pages on, so a page must not name folders of this machine
@@ -337,7 +338,7 @@ def make_profile_source(path: Path, script: str, profile: Profile) -> LogSource:
         f"{document.title} on {describe_device(profile)}",
         [describe_largest_classes(profile), _format_start(header)],
         document,
-        conditions=list_conditions({"device": {"name": describe_device(profile)}, "timer": None, **header}),
+        conditions=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
         facts=_list_profile_facts(profile),
     )
@@ -373,7 +374,7 @@ def make_log_source(log: RunLog) -> LogSource:
         document,
         [] if log.counter_records else list(_draw_pictures(log)),
         [] if log.plan.kind == OVERLAP else list(_list_figures(log)),
-        list_conditions(header),
+        make_conditions_blocks(header),
         header["command"],
         log,
         [
@@ -464,7 +465,7 @@ def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequen
     return Fact(label, format_percent(share), "%", [rate, *rest])
 
 
-def list_conditions(header: Mapping[str, Any]) -> list[Block]:
+def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
     """Return a table of device, software and settings, and one of the findings of ``mamf doctor``, problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))

@@ -24,11 +24,11 @@ from mamf.contribution.collection import (
 from mamf.contribution.review import make_folder_name
 from mamf.contribution.tables import make_attention_columns, make_kernel_columns, make_rate_columns, make_text_column
 from mamf.errors import UsageError
-from mamf.files import make_folder, write_atomically
+from mamf.files import make_folder, write_file_atomically
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import ItemT, group_pairs
 from mamf.pages.site_data import COMPLETE, CeilingLine, SiteData, SiteLog, read_site_data
-from mamf.plans import CEILINGS
+from mamf.plans import CEILING_REGIMES
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.document import (
     Column,
@@ -130,12 +130,12 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[str]) -> None:
     make_folder(output / _DEVICES_FOLDER)
     # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
-    write_atomically(output / FILE_LIST, "\n".join(sorted(old_files | set(texts_by_file))))
+    write_file_atomically(output / FILE_LIST, "\n".join(sorted(old_files | set(texts_by_file))))
     for name, text in texts_by_file.items():
-        write_atomically(output / name, text)
+        write_file_atomically(output / name, text)
     for name in old_files - set(texts_by_file):
         (output / name).unlink()
-    write_atomically(output / FILE_LIST, "\n".join(sorted(texts_by_file)))
+    write_file_atomically(output / FILE_LIST, "\n".join(sorted(texts_by_file)))
 
 
 # -- entries of index.json, for programs -------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     logs, as seen from the folder of the device pages.
     """
     best = [line for line in data.lines if line.tier == data.lines[0].tier]
-    best = [line for line in best if line.regime in CEILINGS] or best
+    best = [line for line in best if line.regime in CEILING_REGIMES] or best
     several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
     leading = [line for line in several if line.dtype == several[0].dtype]
     others = [line for line in several if line not in leading]

@@ -28,7 +28,7 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Rate, group_pairs
 from mamf.peaks import DatasheetRate, find_peak
-from mamf.plans import NAMES
+from mamf.plans import REGIME_NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
 #: The tier of figures of complete runs that neither a maintainer nor two contributors measured.
@@ -139,7 +139,7 @@ def read_site_data(root: Path) -> SiteData:
     runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
     data = _rank_entries(entries, read_submitters(root))
     lines = [*data.lines, *_make_legacy_lines(finders, vendors)]
-    order = {name: place for names in (ALL_TIERS, data.by_dtype, NAMES) for place, name in enumerate(names)}
+    order = {name: place for names in (ALL_TIERS, data.by_dtype, REGIME_NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
     return replace(data, runs=runs, lines=lines)
 

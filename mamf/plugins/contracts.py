@@ -18,7 +18,14 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
-from mamf.errors import MamfError, PluginError, UsageError, describe_error, get_first_line, get_plugin_errors
+from mamf.errors import (
+    MamfError,
+    PluginError,
+    UsageError,
+    describe_error,
+    get_catchable_plugin_errors,
+    get_first_message_line,
+)
 
 Plugin = TypeVar("Plugin")
 Errors = tuple[type[BaseException], ...]
@@ -212,10 +219,14 @@ class wrap_errors_of:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, get_plugin_errors()) or isinstance(error, (MamfError, *self._passes)):
+        if (
+            error is None
+            or not isinstance(error, get_catchable_plugin_errors())
+            or isinstance(error, (MamfError, *self._passes))
+        ):
             return
         if isinstance(error, self._refuses):
-            raise UsageError(f"{self._plugin}: {get_first_line(error)}") from error
+            raise UsageError(f"{self._plugin}: {get_first_message_line(error)}") from error
         raise PluginError(f"{self._plugin} is broken: {self._what} raised {describe_error(error)}") from error
 
 

@@ -29,7 +29,7 @@ from mamf.errors import (
     UnknownNameError,
     UsageError,
     describe_error,
-    get_plugin_errors,
+    get_catchable_plugin_errors,
     require_known,
     require_values,
 )
@@ -137,7 +137,7 @@ def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[
             loaded = point.load()
     except MamfError:
         raise
-    except get_plugin_errors() as error:
+    except get_catchable_plugin_errors() as error:
         path = is_path(point.name)
         shown = repr(point.name) if path else f"{point.name}: {point.value}"
         package = point.value.partition(":")[0].partition(".")[0]

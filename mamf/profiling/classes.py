@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.profiling.traces import DEVICE_EVENT_KINDS, Event, Intervals, merge_intervals, sum_interval_seconds
 
 UNCLASSIFIED = "unclassified"
@@ -64,7 +64,7 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     - ``framework``: matches torch's own work. It applies only if no rule of another kind gives a class.
     """
     rules_by_kind: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
-    for row in read_packaged_rows("profiling/classes.csv"):
+    for row in read_packaged_csv_rows("profiling/classes.csv"):
         pattern = rf".*_({row['pattern']})_.*" if row["by"] == "word" else row["pattern"]
         rules_by_kind[row["by"]].append((re.compile(pattern), row["class"]))
     return rules_by_kind

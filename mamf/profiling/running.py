@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mamf.errors import UsageError, describe_error, get_first_line
+from mamf.errors import UsageError, describe_error, get_first_message_line
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
@@ -107,7 +107,7 @@ class Program:
         try:
             tree = ast.parse(Path(path).read_bytes(), path)
         except SyntaxError as error:
-            raise UsageError(f"cannot run {path}: {get_first_line(error)}") from None
+            raise UsageError(f"cannot run {path}: {get_first_message_line(error)}") from None
         defined: Any = tree
         for name in function.split("."):
             inner = (each for each in defined.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
@@ -444,7 +444,7 @@ def _find_owner_and_name(function: str) -> tuple[Any, str]:
         owner: Any = functools.reduce(getattr, owners, importlib.import_module(module_name))
         getattr(owner, attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"--calls {function}: {get_first_line(error)}") from None
+        raise UsageError(f"--calls {function}: {get_first_message_line(error)}") from None
     return owner, attribute
 
 

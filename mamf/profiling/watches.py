@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mamf.errors import UnavailableError, describe_error, get_first_line
+from mamf.errors import UnavailableError, describe_error, get_first_message_line
 from mamf.profiling.classes import MODULE_PREFIX
 from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module_name
 
@@ -89,7 +89,7 @@ class MemoryWatch:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self.remark = f"no memory snapshot: {get_first_line(error)}"
+            self.remark = f"no memory snapshot: {get_first_message_line(error)}"
 
 
 def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:

@@ -27,7 +27,7 @@ from mamf.report.document import (
     make_columns_from_mappings,
 )
 from mamf.statistics import CONFIDENCE, Interval
-from mamf.text import escape_invisible
+from mamf.text import escape_invisible_characters
 
 _HOST_CLOCK_TIMER = "host clock"
 # If the upper end of a ratio's interval is this many times the lower end, reports call the interval unknown.
@@ -329,7 +329,7 @@ def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
     counts = result.count_outcomes()
     top = ElementTree.Element(
         "testsuite",
-        name=escape_invisible(suite),
+        name=escape_invisible_characters(suite),
         tests=str(len(result.rows)),
         failures=str(counts["regression"]),
         errors=str(counts["failed"]),
@@ -337,10 +337,14 @@ def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
         time=f"{seconds:.3f}",
     )
     for row in result.rows:
-        case = ElementTree.SubElement(top, "testcase", classname=escape_invisible(f"{suite}.{row.entry.kernel}"))
-        case.set("name", escape_invisible(describe_judged_row(row)))
+        case = ElementTree.SubElement(
+            top, "testcase", classname=escape_invisible_characters(f"{suite}.{row.entry.kernel}")
+        )
+        case.set("name", escape_invisible_characters(describe_judged_row(row)))
         if row.outcome in _JUNIT_TAGS:
-            ElementTree.SubElement(case, _JUNIT_TAGS[row.outcome], message=escape_invisible(describe_row_outcome(row)))
-    ElementTree.SubElement(top, "system-out").text = escape_invisible(describe_guard_verdict(result))
+            ElementTree.SubElement(
+                case, _JUNIT_TAGS[row.outcome], message=escape_invisible_characters(describe_row_outcome(row))
+            )
+    ElementTree.SubElement(top, "system-out").text = escape_invisible_characters(describe_guard_verdict(result))
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'

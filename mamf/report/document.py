@@ -19,7 +19,7 @@ from mamf.backend import describe_sharing
 from mamf.kernel import Work
 from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
-from mamf.text import escape_invisible, escape_markdown, to_csv_cell
+from mamf.text import convert_to_csv_cell, escape_invisible_characters, escape_markdown
 
 #: Text of a cell whose row has no value.
 MISSING_VALUE = "-"
@@ -90,7 +90,7 @@ def format_count(number: int, noun: str) -> str:
 
 def shorten_line(text: str) -> str:
     """Join the lines of a text to one line of at most 100 characters, with invisible characters escaped."""
-    return textwrap.shorten(escape_invisible(text), 100, placeholder=" ...")
+    return textwrap.shorten(escape_invisible_characters(text), 100, placeholder=" ...")
 
 
 def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
@@ -124,7 +124,7 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
     """Return the lines of a table with aligned columns for a terminal. ``left_aligned``: the headings of the columns
     that are aligned to the left.
     """
-    lines = [[escape_invisible(cell) for cell in line] for line in (columns, *rows)]
+    lines = [[escape_invisible_characters(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
 
     def format_aligned_line(line: Sequence[str]) -> str:
@@ -206,8 +206,8 @@ def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     if rows:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(to_csv_cell, rows[0]))
-        writer.writerows([to_csv_cell(row.get(name)) for name in rows[0]] for row in rows)
+        writer.writerow(map(convert_to_csv_cell, rows[0]))
+        writer.writerows([convert_to_csv_cell(row.get(name)) for name in rows[0]] for row in rows)
     return text.getvalue()
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mamf.report.document import Column, Details, Document, Table, align_table, format_csv, format_markdown_table
-from mamf.text import Markup, escape_invisible, escape_markdown_line, wrap_line
+from mamf.text import Markup, escape_invisible_characters, escape_markdown_line, wrap_line
 
 #: Characters between two columns on a terminal.
 _COLUMN_GAP_CHARACTERS = 2
@@ -54,7 +54,7 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
 
 
 def _format_lines(texts: Iterable[str], width: int | None) -> str:
-    return "".join(f"{wrap_line(escape_invisible(text), width)}\n" for text in texts)
+    return "".join(f"{wrap_line(escape_invisible_characters(text), width)}\n" for text in texts)
 
 
 def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
@@ -81,7 +81,7 @@ def shorten_middle(text: str, room: int) -> str:
 
 
 def _measure_column_width(column: Column[Any], rows: Sequence[Any]) -> int:
-    return max(len(escape_invisible(text)) for text in (column.title, *map(column.format_cell, rows)))
+    return max(len(escape_invisible_characters(text)) for text in (column.title, *map(column.format_cell, rows)))
 
 
 def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:

@@ -32,7 +32,7 @@ from mamf.report.charts.picture import (
     new_figure,
 )
 from mamf.report.document import Answer, Block, Document, Lines, Table
-from mamf.text import escape_invisible, strip_markup
+from mamf.text import escape_invisible_characters, strip_markup
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -170,7 +170,7 @@ def _show_invisible(value: Any) -> Any:
     markup in texts.
     """
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
-    return escape_invisible(strip_markup(value)) if is_text else value
+    return escape_invisible_characters(strip_markup(value)) if is_text else value
 
 
 def _choose_macro(part: PagePart) -> str:

@@ -295,7 +295,7 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
     earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
 
-    def label_rising(level: str, rate: float, regime: str) -> str:
+    def make_memory_line_label(level: str, rate: float, regime: str) -> str:
         is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
         earlier_rates.append(rate)
         return "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
@@ -306,7 +306,10 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
         for level, rate in bandwidth.items():
             ends_at = max(compute.values()) / rate if compute else right
             yield RoofLine(
-                label_rising(level, rate, regime), (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED
+                make_memory_line_label(level, rate, regime),
+                (left, left * rate),
+                (ends_at, ends_at * rate),
+                regime == SUSTAINED,
             )
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left

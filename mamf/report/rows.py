@@ -18,7 +18,7 @@ from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import compute_device_speeds
 from mamf.measurement import SHORT_LAUNCH_SECONDS, Measurement, group_pairs
 from mamf.operations.unknown import get_operation
-from mamf.plans import ALGORITHM
+from mamf.plans import ALGORITHM_PHASE
 from mamf.report.document import (
     UNKNOWN_INTERVAL_REASON,
     Column,
@@ -198,7 +198,7 @@ class BestRow:
 
 def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the rows that have a figure, best first. References and trials that only rank algorithms are left out."""
-    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM)
+    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
     return sorted(kept, key=lambda row: row.rank, reverse=True)
 
 

@@ -16,7 +16,7 @@ from mamf.ceilings.ceiling import (
     Ceilings,
     compute_known_share,
     compute_mamfu,
-    compute_share_accuracy,
+    compute_mamfu_error,
     find_row_ceiling,
     has_drifted,
 )
@@ -219,7 +219,7 @@ class Shares:
             Column("ceiling_tflops", "", self.find_ceiling_tflops),
             Column("mbu", "MBU", self.compute_row_mbu, format_percent, 1),
             Column("mamfu", "MAMFU", self.compute_row_mamfu, format_percent, 1),
-            Column("mamfu_accuracy", "", lambda row: compute_share_accuracy(row, self.ceilings) or None),
+            Column("mamfu_accuracy", "", lambda row: compute_mamfu_error(row, self.ceilings) or None),
             *(roof_columns if self.roofs is not None else ()),
         ]
 
@@ -236,7 +236,7 @@ class Shares:
             yield f"device speed drifted by more than {100 * DRIFT_TOLERANCE:.0f} % since the ceiling was measured"
         own = compute_mamfu(row, self.ceilings)
         # Drift of the device and the error of the timer explain a share of up to ``highest``.
-        highest = 1 + DRIFT_TOLERANCE + compute_share_accuracy(row, self.ceilings)
+        highest = 1 + DRIFT_TOLERANCE + compute_mamfu_error(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
 
@@ -251,7 +251,7 @@ class Shares:
             for (dtype, regime), each in self.ceilings.items()
             if regime in regimes
         ]
-        known = (compute_share_accuracy(row, self.ceilings) for row in rows if not row.is_reference)
+        known = (compute_mamfu_error(row, self.ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches less"]

@@ -144,7 +144,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
 
 
 def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
-    """Return the rate of all compute units, with every cycle used, at the clock that was measured during a row."""
+    """Make the step whose rate is that of all compute units, with every cycle used, at the true clock of ``row``."""
     clock_hz = _get_true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")

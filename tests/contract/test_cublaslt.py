@@ -18,7 +18,7 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
 from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
-from mamf.plans import ALGORITHM, MATMUL, SWEEP, Plan
+from mamf.plans import ALGORITHM_PHASE, MATMUL, SWEEP, Plan
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 80, 64)
@@ -203,7 +203,7 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
     rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
-    tried, kept = [row for row in rows if row.phase == ALGORITHM], [row for row in rows if not row.phase]
+    tried, kept = [row for row in rows if row.phase == ALGORITHM_PHASE], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3
     (row,) = kept

@@ -24,7 +24,7 @@ from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem
 from mamf.plugins import discovery
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated_kernels import SimulatedBandwidth
-from mamf.text import escape_invisible
+from mamf.text import escape_invisible_characters
 
 HERE = "test_faulty_plugins"
 
@@ -87,7 +87,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(discovery, "find_entry_points", points)
     # What takes a tenth of a second of every run, and no part in it.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
-    monkeypatch.setattr("mamf.machine.environment._read_commit", lambda: None)
+    monkeypatch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     monkeypatch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
     settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
     monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)
@@ -383,7 +383,7 @@ def test_what_a_kernel_raises_costs_its_own_row_whatever_it_is(run, monkeypatch,
     code, out, err = run(*RUN[:-1], "1024x1024x1024")
     if "KeyboardInterrupt" not in reason:  # 'mamf run' leaves signals to what debugs it
         assert (code, out, err.count("\n")) == (1, "", 1)
-        assert escape_invisible(reason) in err
+        assert escape_invisible_characters(reason) in err
 
 
 @pytest.mark.parametrize("error", EXITS.values(), ids=range(len(EXITS)))
@@ -399,7 +399,7 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
     told = f" is broken: {method} raised {describe_error(error)}"
     if method == "unsupported":  # asked before there is a log
         assert (code, err.count("\n")) == (2, 1)
-        assert escape_invisible(told[:900]) in err
+        assert escape_invisible_characters(told[:900]) in err
     else:
         rows = {row.shape.m: row for row in read_run_log(tmp_path / "run.jsonl").measurements}
         assert (code, err, rows[512].ok) == ((0, "", True) if method == "refuses" else (1, "", False))

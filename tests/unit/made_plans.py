@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from mamf.engine.runner import Setup
 from mamf.operations.matmul.shapes import SearchOptions
-from mamf.plans import FIND, MATMUL, SHUFFLED, SWEEP, Plan, SweepOptions
+from mamf.plans import FIND, MATMUL, SHUFFLED_ORDER, SWEEP, Plan, SweepOptions
 
 _OPTIONS = {field.name for field in fields(SweepOptions)}
 _SEARCH = {field.name for field in fields(SearchOptions)}
@@ -17,7 +17,7 @@ def setup_of(plan, kernels, backend, rows=()):
 
 def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
     """A sweep of products."""
-    options = {"order": SHUFFLED} | {name: given.pop(name) for name in _OPTIONS & given.keys()}
+    options = {"order": SHUFFLED_ORDER} | {name: given.pop(name) for name in _OPTIONS & given.keys()}
     return Plan(SWEEP, MATMUL, (problem,), (kernel,), tuple(shapes), regimes, options=SweepOptions(**options), **given)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mamf.api.measuring import sweep
 from mamf.backend import DeviceInfo, Elapsed, Unavailable
-from mamf.files import read_packaged_rows
+from mamf.files import read_packaged_csv_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import compute_flop_per_cycle, find_peak
 from mamf.plausibility import compute_cycles_used, explain_implausible, find_flop_per_cycle
@@ -61,7 +61,7 @@ def test_stamps_are_not_in_the_train_that_gives_the_figure():
     assert with_clock.samples == without.samples
 
 
-@pytest.mark.parametrize("row", read_packaged_rows("flop_per_cycle.csv"), ids=lambda row: row["dtypes"])
+@pytest.mark.parametrize("row", read_packaged_csv_rows("flop_per_cycle.csv"), ids=lambda row: row["dtypes"])
 def test_the_table_agrees_with_datasheets(row):
     """Where a datasheet's clock is listed, its peak is the table's figure times clock and units."""
     units = {"sm_80": ("NVIDIA A100-SXM4-80GB", 108), "sm_90": ("NVIDIA H100 80GB HBM3", 132)}

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mamf.errors import RunLogWriteError, UsageError
-from mamf.files import create_atomically, write_atomically
+from mamf.files import create_file_atomically, write_file_atomically
 
 
 def names(folder):
@@ -22,11 +22,11 @@ def failing(number):
 
 def test_what_is_there_is_replaced_or_refused(tmp_path):
     path = tmp_path / "a.txt"
-    create_atomically(path, "old")
+    create_file_atomically(path, "old")
     with pytest.raises(UsageError, match=r"a\.txt already exists"):
-        create_atomically(path, "new")
+        create_file_atomically(path, "new")
     assert path.read_text() == "old"
-    write_atomically(path, "new")
+    write_file_atomically(path, "new")
     assert path.read_text() == "new"
     assert names(tmp_path) == ["a.txt"]
 
@@ -34,8 +34,8 @@ def test_what_is_there_is_replaced_or_refused(tmp_path):
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to("a.txt")
     with pytest.raises(UsageError, match="exists"):
-        create_atomically(tmp_path / "link", "new")
-    write_atomically(tmp_path / "link", "new")
+        create_file_atomically(tmp_path / "link", "new")
+    write_file_atomically(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "a.txt").read_text() == "new"
 
@@ -45,9 +45,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     path.write_text("old")
     monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(RunLogWriteError, match=r"cannot write .*a\.txt: No space left"):
-        write_atomically(path, "new")
+        write_file_atomically(path, "new")
     with pytest.raises(RunLogWriteError):
-        create_atomically(tmp_path / "b.txt", "new")
+        create_file_atomically(tmp_path / "b.txt", "new")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -60,14 +60,14 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
         yield "mine"
 
     with pytest.raises(UsageError, match="exists"):
-        create_atomically(path, pieces())
+        create_file_atomically(path, pieces())
     assert path.read_text() == "somebody else's"
     assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_file_system_without_links(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", failing(errno.EPERM))
-    create_atomically(tmp_path / "a.txt", "text")
+    create_file_atomically(tmp_path / "a.txt", "text")
     assert (tmp_path / "a.txt").read_text() == "text"
     assert names(tmp_path) == ["a.txt"]
 
@@ -76,7 +76,7 @@ def test_a_pipe_stays_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_atomically(pipe, ["a", "b"])
+    write_file_atomically(pipe, ["a", "b"])
     assert os.read(reader, 9) == b"ab"
     os.close(reader)
     assert pipe.is_fifo()

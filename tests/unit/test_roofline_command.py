@@ -12,7 +12,7 @@ from mamf.engine.search import grid
 from mamf.logs.run_log import read_run_log
 
 LOGS = ("bfloat16.jsonl", "memory.jsonl", "cache.jsonl")
-CEILINGS = tuple(f"roofs/{name}" for name in LOGS)
+CEILING_REGIMES = tuple(f"roofs/{name}" for name in LOGS)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def here(run, measured, monkeypatch):
 
 
 def test_each_roof_is_measured_by_a_find_with_its_own_log(here):
-    logs = [read_run_log(here / path) for path in CEILINGS]
+    logs = [read_run_log(here / path) for path in CEILING_REGIMES]
     assert [log.plan.kind for log in logs] == ["find"] * 3
     assert all(log.summary["status"] == "complete" for log in logs)
     found = [{(getattr(problem, "warm", 0) > 1, regime) for problem, regime in log.own_ceilings} for log in logs[1:]]
@@ -53,41 +53,41 @@ def test_each_roof_is_measured_by_a_find_with_its_own_log(here):
 
 
 def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
-    whole = {path: (here / path).read_text().splitlines(keepends=True) for path in CEILINGS}
-    (here / CEILINGS[1]).write_text("".join(whole[CEILINGS[1]][:4]))
-    (here / CEILINGS[2]).unlink()
+    whole = {path: (here / path).read_text().splitlines(keepends=True) for path in CEILING_REGIMES}
+    (here / CEILING_REGIMES[1]).write_text("".join(whole[CEILING_REGIMES[1]][:4]))
+    (here / CEILING_REGIMES[2]).unlink()
     code, out, err = run("roofline", "--output-folder", "roofs", "--format", "json")
     assert code == 0 and json.loads(out)["device"] == "Simulated H100" and "-- mamf find --dtype bfloat16" in err
-    for path in CEILINGS:
+    for path in CEILING_REGIMES:
         log = read_run_log(here / path)
         assert log.summary["status"] == "complete"
         steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in log.measurements]
         assert len(steps) == len(set(steps)) == (here / path).read_text().count('"record": "measurement"')
-    assert (here / CEILINGS[0]).read_text().startswith("".join(whole[CEILINGS[0]]))
+    assert (here / CEILING_REGIMES[0]).read_text().startswith("".join(whole[CEILING_REGIMES[0]]))
 
 
 def test_rows_are_placed_under_it(run, here):
     shape = "64x8192x8192"
     assert run("sweep", "--shapes", shape, "8192x8192x8192", "--output", "decode.jsonl")[0] == 0
-    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", *CEILINGS, "--picture", "rows.svg")
+    code, out, _ = run("roofline", "decode.jsonl", "--ceiling", *CEILING_REGIMES, "--picture", "rows.svg")
     assert code == 0
-    code, _, err = run("roofline", "--ceiling", *CEILINGS, "decode.jsonl")
+    code, _, err = run("roofline", "--ceiling", *CEILING_REGIMES, "decode.jsonl")
     assert code == 2 and "decode.jsonl has no ceiling: after --ceiling" in err
     line = next(line for line in out.splitlines() if line.startswith(shape))
     assert line.endswith(("  compute", "  bandwidth"))
     assert "Mx8192x8192" in (here / "rows.svg").read_text()
-    code, out, _ = run("show", "decode.jsonl", "--ceiling", *CEILINGS)
+    code, out, _ = run("show", "decode.jsonl", "--ceiling", *CEILING_REGIMES)
     assert code == 0 and "% of roof" in out
-    code, out, _ = run("sweep", "--shapes", shape, "--ceiling", *CEILINGS)
+    code, out, _ = run("sweep", "--shapes", shape, "--ceiling", *CEILING_REGIMES)
     assert code == 0 and "bound by" in out
 
 
 def test_attention_is_placed_too(run, here):
     heads = ["--head-dims", "128", "--seq-lens", "4096", "--no-ceiling"]
     assert run("attention", *heads, "--output", "attention.jsonl")[0] == 0
-    code, out, _ = run("roofline", "attention.jsonl", "--ceiling", *CEILINGS)
+    code, out, _ = run("roofline", "attention.jsonl", "--ceiling", *CEILING_REGIMES)
     assert code == 0 and "simulated-attention" in out
-    code, _, err = run("show", "attention.jsonl", "--ceiling", *CEILINGS)
+    code, _, err = run("show", "attention.jsonl", "--ceiling", *CEILING_REGIMES)
     assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
 
 
@@ -112,9 +112,9 @@ def test_a_dry_run_names_each_find(run, here):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--ceiling", *CEILINGS, "--budget", "5s"], "--ceiling cannot be combined with --budget"),
-        (["--ceiling", *CEILINGS, "--picture", "roof.png"], "roof.png exists"),
-        (["--ceiling", *CEILINGS, "--export", "tracelens"], "tracelens.json exists"),
+        (["--ceiling", *CEILING_REGIMES, "--budget", "5s"], "--ceiling cannot be combined with --budget"),
+        (["--ceiling", *CEILING_REGIMES, "--picture", "roof.png"], "roof.png exists"),
+        (["--ceiling", *CEILING_REGIMES, "--export", "tracelens"], "tracelens.json exists"),
         (["--export-file", "x.json"], "--export tracelens"),
     ],
 )
@@ -124,10 +124,10 @@ def test_bad_input_is_a_line(run, here, given, told):
 
 
 def test_another_card_is_refused_unless_asked_for(run, here):
-    header, *rest = (here / CEILINGS[0]).read_text().splitlines()
+    header, *rest = (here / CEILING_REGIMES[0]).read_text().splitlines()
     record = json.loads(header)
     record["device"]["name"] = "Simulated H200"
     (here / "other.jsonl").write_text("\n".join([json.dumps(record), *rest]) + "\n")
-    code, _, err = run("roofline", "--ceiling", *CEILINGS, "other.jsonl")
+    code, _, err = run("roofline", "--ceiling", *CEILING_REGIMES, "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
-    assert run("roofline", "--ceiling", *CEILINGS, "other.jsonl", "--anyway")[0] == 0
+    assert run("roofline", "--ceiling", *CEILING_REGIMES, "other.jsonl", "--anyway")[0] == 0

@@ -7,7 +7,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.logs.run_log import read_run_log
-from mamf.plans import ALGORITHM
+from mamf.plans import ALGORITHM_PHASE
 from mamf.testing import SimulatedMatmul
 
 PATH = "test_sweep_algorithms:Algorithm"
@@ -54,7 +54,7 @@ def test_the_fastest_of_each_shape_is_measured_again_and_all_are_in_the_log(swep
     code, log = swept("--kernel", PATH)
     assert code == 0
     assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
-    tried = [row for row in log.measurements if row.phase == ALGORITHM]
+    tried = [row for row in log.measurements if row.phase == ALGORITHM_PHASE]
     assert len(tried) == 2 * 3
     assert log.summary["best"]["burst"]["shapes"] == 2
     assert log.tier == "complete"

@@ -14,11 +14,11 @@ from mamf.cli import terminal
 from mamf.report.document import align_table, format_csv, format_markdown_table
 from mamf.text import (
     Markup,
-    escape_invisible,
-    escape_invisible_in_lines,
+    convert_to_csv_cell,
+    escape_invisible_characters,
+    escape_invisible_characters_in_lines,
     escape_markdown,
     escape_markdown_line,
-    to_csv_cell,
     wrap_line,
 )
 
@@ -42,21 +42,21 @@ def is_number(text):
 @given(anything)
 @example(HOSTILE)
 def test_nothing_in_a_terminal_is_unseen(text):
-    shown = escape_invisible(text)
+    shown = escape_invisible_characters(text)
     assert not re.search("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", shown)
-    assert escape_invisible(shown) == shown
-    assert escape_invisible_in_lines(text).count("\n") == text.count("\n")
+    assert escape_invisible_characters(shown) == shown
+    assert escape_invisible_characters_in_lines(text).count("\n") == text.count("\n")
     assert align_table(["a", "b"], [[text, text]], ()).count("\n") == 2
     shown.encode()
 
 
 @pytest.mark.parametrize("text", HONEST)
 def test_honest_text_is_itself_everywhere(text):
-    assert escape_invisible(text) == to_csv_cell(text) == escape_markdown(text) == text
+    assert escape_invisible_characters(text) == convert_to_csv_cell(text) == escape_markdown(text) == text
 
 
 def test_what_is_unseen_is_shown_by_its_number():
-    assert escape_invisible("a\x1b[31m\x9b\u202e\n") == "a\\x1b[31m\\x9b\\u202e\\n"
+    assert escape_invisible_characters("a\x1b[31m\x9b\u202e\n") == "a\\x1b[31m\\x9b\\u202e\\n"
 
 
 @given(st.lists(anything | st.floats(allow_nan=False) | st.integers() | st.none(), min_size=1))

@@ -16,7 +16,7 @@ from mamf.cli import run_command
 from mamf.cli.terminal import add, add_device_options, say, warn
 from mamf.cli.watching import EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
-from mamf.files import make_folder, write_atomically
+from mamf.files import make_folder, write_file_atomically
 from mamf.plans import BURST, SUSTAINED
 from mamf.text import Markup, escape_markdown
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         commands.trace_step()
     except KeyboardInterrupt:
         code = EXIT_CODE
-    write_atomically(folder / SUMMARY, make_summary(folder, commands.left_out | left_out))
+    write_file_atomically(folder / SUMMARY, make_summary(folder, commands.left_out | left_out))
     say(f"summary: {folder / SUMMARY}")
     return code
 

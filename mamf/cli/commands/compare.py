@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add, print_document, share
-from mamf.errors import DEFAULT_TOLERANCE, UsageError
+from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError
 
 if TYPE_CHECKING:
     from mamf.logs.legacy import FinderRun
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=share,
-        default=DEFAULT_TOLERANCE,
+        default=DEFAULT_REGRESSION_TOLERANCE,
         metavar="SHARE",
         help="exit with code 3 if a row is slower by more than this, or all rows together by more than a quarter of it "
         "(default: 1%%)",

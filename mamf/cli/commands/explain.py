@@ -19,7 +19,7 @@ from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.measurement import find_rate
 from mamf.operation import Request, make_operation_plan
-from mamf.plans import BURST, CEILINGS, EXPLAIN, Plan
+from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling
@@ -94,7 +94,9 @@ class ExplainSession(Session):
         problem, shape, kernel = self.product
         problems = [replace(problem, data=data) for data in DATA]
         budget = self.options.budget or _SECONDS
-        return make_operation_plan(self.of, [kernel], problems, [shape], CEILINGS, EXPLAIN, budget_seconds=budget)
+        return make_operation_plan(
+            self.of, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
+        )
 
     def make_label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"

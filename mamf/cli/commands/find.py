@@ -29,7 +29,7 @@ from mamf.cli.watching import EXIT_CODE, Interruption
 from mamf.errors import UsageError
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
-from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, Plan, asked_regimes
+from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, Plan, choose_regimes
 from mamf.plugins.discovery import open_backend
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class _SearchSession(Session):
                 self.backend,
                 problem,
                 options.kernel,
-                regimes=asked_regimes(options.regime, CEILINGS),
+                regimes=choose_regimes(options.regime, CEILING_REGIMES),
                 budget_seconds=options.budget,
                 precision=options.precision or Plan.precision,
                 is_quick=bool(options.quick),
@@ -166,7 +166,7 @@ class _SearchSession(Session):
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
-        regimes, precision = asked_regimes(options.regime, CEILINGS), options.precision or Plan.precision
+        regimes, precision = choose_regimes(options.regime, CEILING_REGIMES), options.precision or Plan.precision
         return replace(before, problems=self._make_problems(), regimes=regimes, precision=precision)
 
     def say_plan(self) -> None:
@@ -202,7 +202,7 @@ class _KernelsFindSession(Session):
 
     def make_new_plan(self) -> Plan:
         plan = super().make_new_plan()
-        regimes = asked_regimes(self.options.regime, CEILINGS)
+        regimes = choose_regimes(self.options.regime, CEILING_REGIMES)
         budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
         return replace(
             plan, kind=FIND, options=None, shapes=self._choose_shapes(plan), regimes=regimes, budget_seconds=budget

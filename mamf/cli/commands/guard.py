@@ -25,8 +25,8 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.errors import IncomparableError, UsageError, require_known, require_values, require_whole_number
-from mamf.files import write_atomically
-from mamf.plans import GUARD, KERNEL_REGIMES, MAX_ROUNDS, GuardOptions, Plan
+from mamf.files import write_file_atomically
+from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
@@ -98,9 +98,9 @@ def read_guard_file(path: Path) -> GuardFile:
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)
         require_values("shapes", given.shapes, str)
-        require_known(*(("regime", name, KERNEL_REGIMES) for name in given.regimes), ("by", given.by, COMPARED_FIGURES))
+        require_known(*(("regime", name, COMMON_REGIMES) for name in given.regimes), ("by", given.by, COMPARED_FIGURES))
         tolerance = share(str(given.tolerance))
-        rounds = require_whole_number("rounds", given.rounds, 3, MAX_ROUNDS)
+        rounds = require_whole_number("rounds", given.rounds, 3, MAX_GUARD_ROUNDS)
         options = _make_sweep_options(given)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -228,9 +228,9 @@ class _GuardSession(Session):
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
-            write_atomically(self.options.junit, format_junit_xml(result, f"mamf.{self.of.name}", seconds))
+            write_file_atomically(self.options.junit, format_junit_xml(result, f"mamf.{self.of.name}", seconds))
         if self.options.markdown:
-            write_atomically(self.options.markdown, format_markdown(make_guard_document(result)))
+            write_file_atomically(self.options.markdown, format_markdown(make_guard_document(result)))
 
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
@@ -247,5 +247,5 @@ class _GuardSession(Session):
                 f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:
-            write_atomically(baseline, log.path.read_bytes())
+            write_file_atomically(baseline, log.path.read_bytes())
             say(f"baseline: {baseline}", note_stream(self.options))

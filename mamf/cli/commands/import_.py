@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mamf.cli.terminal import add, say
 from mamf.cli.watching import Interruption
 from mamf.errors import UsageError
-from mamf.files import number_path
+from mamf.files import yield_numbered_paths
 
 if TYPE_CHECKING:
     from mamf.logs.legacy import FinderRun
@@ -66,7 +66,7 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
     targets: list[Path] = []
     for path in paths:
         named = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
-        target = next(each for each in number_path(named) if each not in targets)
+        target = next(each for each in yield_numbered_paths(named) if each not in targets)
         if target.exists():
             raise UsageError(f"{target} already exists: choose another folder for --output-folder")
         targets.append(target)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mamf.cli.terminal import add, say
-from mamf.files import create_atomically, write_atomically
+from mamf.files import create_file_atomically, write_file_atomically
 
 EXAMPLES = """examples:
   mamf report find.jsonl                              report.html: ceilings, pictures, tables, conditions
@@ -43,6 +43,6 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as opened, disable_garbage_collection():
         paths = [path if path.is_dir() else opened.enter_context(ensure_local_file(path)) for path in options.logs]
         page = render_page(make_report(paths))
-    (write_atomically if options.overwrite else create_atomically)(options.output, page)
+    (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)
     say(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")
     return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add, print_document, say, say_lines, warn
 from mamf.errors import UsageError
-from mamf.files import create_atomically, make_folder, write_atomically
+from mamf.files import create_file_atomically, make_folder, write_file_atomically
 
 if TYPE_CHECKING:
     from mamf.contribution.review import Review
@@ -141,7 +141,7 @@ def _submit(options: argparse.Namespace, path: Path) -> int:
         say("dry run: nothing is written")
         return 0
     make_folder(target.parent)
-    create_atomically(target, content)
+    create_file_atomically(target, content)
     log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _get_contributed_file(root), root))
     say_lines(f"""
 look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
@@ -180,7 +180,7 @@ def run_table(options: argparse.Namespace) -> int:
             say(f"{path} is {'stale: run mamf results table' if path in stale else 'up to date'}")
         return _REJECTED if stale else 0
     for path, page in pages.items():
-        write_atomically(path, page)
+        write_file_atomically(path, page)
         say(f"written: {path}")
     return 0
 

@@ -24,9 +24,9 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import EXIT_CODE
-from mamf.errors import EXPORT_FORMATS, UsageError
-from mamf.files import create_atomically, make_folder, write_atomically
-from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS
+from mamf.errors import ROOF_EXPORT_FORMATS, UsageError
+from mamf.files import create_file_atomically, make_folder, write_file_atomically
+from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import RoofPoint
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
     add(group, "--picture")
     group.add_argument(
-        "--export", choices=EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
+        "--export", choices=ROOF_EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
     )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if options.picture:
         get_file_type(options.picture)
     if export and not options.export:
-        raise UsageError(f"--export-file {export}: name the format too (--export {EXPORT_FORMATS[0]})")
+        raise UsageError(f"--export-file {export}: name the format too (--export {ROOF_EXPORT_FORMATS[0]})")
     for path in filter(None, (options.picture, export)):
         if path.exists() and not options.overwrite:
             raise make_exists_error(path)
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
     header = logs[0].header
     if export:
         content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
-        (write_atomically if options.overwrite else create_atomically)(export, content.encode())
+        (write_file_atomically if options.overwrite else create_file_atomically)(export, content.encode())
         say(f"{options.export}: {export}", note_stream(options))
     if options.picture:
         save_figure(draw_figure(make_roofline_chart(roofs, points, header)), options.picture, options.overwrite)
@@ -164,7 +164,7 @@ def _list_searches(options: argparse.Namespace, backend: Backend) -> Iterator[tu
     if options.budget:
         part = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
     shared = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]
-    shared += ["--regime", *(options.regime or CEILINGS), *(["--notes", options.notes] if options.notes else [])]
+    shared += ["--regime", *(options.regime or CEILING_REGIMES), *(["--notes", options.notes] if options.notes else [])]
     quick = ["--quick"] if part < _MIN_THOROUGH_SECONDS else []
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]

@@ -26,7 +26,7 @@ from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
-from mamf.plans import ORDERS, SHUFFLED, Plan, SweepOptions
+from mamf.plans import ORDERS, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import is_path
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ class _OneKernelSession(Session):
     def make_new_plan(self) -> Plan:
         given = {field: getattr(self.options, option) for field, option in _HOW.items()}
         given["reference"] = self.options.reference and self.of.parse_shape(self.options.reference)
-        how = replace(SweepOptions(SHUFFLED), **{field: each for field, each in given.items() if each is not None})
+        how = replace(
+            SweepOptions(SHUFFLED_ORDER), **{field: each for field, each in given.items() if each is not None}
+        )
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], how)
 
     def say_plan(self) -> None:

@@ -11,7 +11,7 @@ from mamf.cli.planning import default_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import add, add_devices_options, add_output_options, add_run_options, index, say
 from mamf.operation import Request
-from mamf.plans import CHECKING, VERIFY, VERIFY_BUDGET_SECONDS, Plan, asked_regimes
+from mamf.plans import CHECKING_REGIMES, VERIFY, VERIFY_BUDGET_SECONDS, Plan, choose_regimes
 
 if TYPE_CHECKING:
     from mamf.engine.runner import NamedKernel
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--regime",
-        choices=CHECKING,
+        choices=CHECKING_REGIMES,
         help="how to load the device; spaced: launches with rests; loaded: launches back to back at the "
         "power limit (default: both)",
     )
@@ -78,7 +78,7 @@ class _VerifySession(Session):
     def make_new_plan(self) -> Plan:
         from mamf.engine.strategies.studies import make_verify_plan
 
-        asked, regimes = self.options, asked_regimes(self.options.regime, CHECKING)
+        asked, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
         largest = self.of.parse_shape(asked.largest) if asked.largest else None
         given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
         return make_verify_plan(self.backend, dict(self.kernels), *given)

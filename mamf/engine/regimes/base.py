@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.errors import MamfError, PluginError, get_plugin_errors
+from mamf.errors import MamfError, PluginError, get_catchable_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES, Conditions
 from mamf.plans import Plan
@@ -458,7 +458,7 @@ class CheckedKernel:
         """
         try:
             wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
-        except get_plugin_errors():  # The result is wrong in any case, so only its location stays unknown.
+        except get_catchable_plugin_errors():  # The result is wrong in any case, so only its location stays unknown.
             wrong = None
         return {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
 

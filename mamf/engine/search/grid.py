@@ -19,7 +19,7 @@ from mamf.logs.ceiling_cache import find_cached_ceiling
 from mamf.measurement import label_dtype
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import find_contributed_rates
-from mamf.plans import CEILINGS, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
+from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
 def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
@@ -27,7 +27,7 @@ def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[Matmu
     searches on devices of its model in results/.
     """
     shapes = list[MatmulShape]()
-    for regime in CEILINGS:
+    for regime in CEILING_REGIMES:
         with suppress(MamfError, OSError):  # The log of the earlier search may be unreadable.
             if left := find_cached_ceiling(info, problem, regime):
                 shapes.append(left.shape)
@@ -144,7 +144,7 @@ def plan_search(
     problem: MatmulProblem,
     names: Sequence[str] | None = None,
     *,
-    regimes: tuple[str, ...] = CEILINGS,
+    regimes: tuple[str, ...] = CEILING_REGIMES,
     budget_seconds: float | None = None,
     precision: float = 0.003,
     scouts: int | None = None,

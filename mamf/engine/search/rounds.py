@@ -229,7 +229,7 @@ class ConfirmationRounds:
     def _confirm_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
     ) -> StepsWithRows:
-        """Visit a candidate in sustained to confirm it, up to ``max_visits`` times, and return the rows.
+        """Measure a candidate in up to ``max_visits`` visits of the sustained regime, to confirm it. Return the rows.
         ``chosen_conditions``: the clock and other conditions of the device when the candidate was chosen.
         """
         phase, longest = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf

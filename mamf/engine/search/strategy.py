@@ -46,7 +46,7 @@ from mamf.kernel import Problem
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulShape, SearchOptions
 from mamf.operations.unknown import get_operation
-from mamf.plans import ALGORITHM, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
+from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 
 
 class FindStrategy(PlanStrategy):
@@ -300,9 +300,9 @@ class FindStrategy(PlanStrategy):
                 names.add(variant.name)
                 if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
                     continue
-                if not self.runner.has_next_step(regime, ALGORITHM, end_time):
+                if not self.runner.has_next_step(regime, ALGORITHM_PHASE, end_time):
                     return
-                row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM, 0)
+                row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM_PHASE, 0)
                 if row is None:
                     return
                 self._algorithm_rows.append(row)

@@ -57,11 +57,11 @@ def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parame
     """
 
     @functools.wraps(method)
-    def run_limited(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+    def run_with_one_blas_thread(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         with _get_blas_controller().limit(limits=1):
             return method(*arguments, **named)
 
-    return run_limited
+    return run_with_one_blas_thread
 
 
 # The prior variance of a constant difference between kernels, as a share of the variance over shapes.
@@ -134,8 +134,8 @@ class Surrogate:
     """The Gaussian process that predicts the log TFLOPS of the candidates (shapes with kernels) in ``features``, with
     the ``mean`` and ``deviation`` of each prediction. After replacing ``features``, call ``fit_observations`` again.
 
-    To add an observation takes one more row of ``_projected`` = L^-1 K(observed, candidates), where K + noise = L L^T
-    over the observed candidates. The means and variances follow from it without another solve.
+    Adding an observation appends one row to ``_projected`` = L^-1 K(observed, candidates), where K + noise = L L^T over
+    the observed candidates. The means and variances follow from ``_projected`` without solving the system again.
     """
 
     features: Features = field(default_factory=lambda: NO_FEATURES)

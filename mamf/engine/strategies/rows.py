@@ -19,7 +19,7 @@ from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
-from mamf.plans import ALGORITHM, SWEEP, Plan, StepKey, SweepOptions
+from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, StepKey, SweepOptions
 
 #: The time to measure the ceiling's matmul, as a share of the time of a row. It only has to show whether the card's
 #: speed has drifted.
@@ -125,8 +125,8 @@ class RowsStrategy(PlanStrategy):
         kernel unchanged if it has only one algorithm, if its algorithms must be compiled, or if none works. Return None
         if the budget of the run ended.
 
-        Each algorithm gets a row with the phase ALGORITHM. The caller must measure the fastest algorithm again, because
-        the fastest of several rows is partly lucky.
+        Each algorithm gets a row with the phase ALGORITHM_PHASE. The caller must measure the fastest algorithm again,
+        because the fastest of several rows is partly lucky.
         """
         if not kernel.has_cheap_variants:
             return kernel
@@ -134,7 +134,7 @@ class RowsStrategy(PlanStrategy):
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _ALGORITHM_VISIT_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in found if len(found) > 1 else ():
-            row = yield Step(variant, problem, shape, regime, brief, ALGORITHM)
+            row = yield Step(variant, problem, shape, regime, brief, ALGORITHM_PHASE)
             if row is None:
                 return None
             if row.ok and row.best_rate > best_rate:

@@ -26,17 +26,17 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_re
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_plugin_errors
+from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
-from mamf.logs.judging import DEFAULT_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
+from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, Status
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, Pair
 from mamf.operations.unknown import get_operation
-from mamf.plans import CHECKING, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
+from mamf.plans import CHECKING_REGIMES, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
 from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, make_operation
 
 
@@ -48,7 +48,10 @@ class GuardStrategy(RowsStrategy):
     """
 
     def __init__(
-        self, setup: Setup, baseline: Mapping[object, ComparedRow] | None = None, tolerance: float = DEFAULT_TOLERANCE
+        self,
+        setup: Setup,
+        baseline: Mapping[object, ComparedRow] | None = None,
+        tolerance: float = DEFAULT_REGRESSION_TOLERANCE,
     ) -> None:
         super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
@@ -186,7 +189,7 @@ def make_verify_plan(
     kernels: Mapping[str, AnyKernel],
     budget_seconds: float | None = None,
     dtypes: Sequence[str] | None = None,
-    regimes: Sequence[str] = CHECKING,
+    regimes: Sequence[str] = CHECKING_REGIMES,
     largest: MatmulShape | None = None,
     seed: int = 0,
     number: int = 0,
@@ -319,7 +322,7 @@ class OverlapStrategy:
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
             failure: tuple[Status, str] = ("wrong_result", str(error))
-        except get_plugin_errors() as error:
+        except get_catchable_plugin_errors() as error:
             failure = classify_error(error, self.kernel, self.backend)
         self.backend.release_memory()
         steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in PAIR_ROWS]

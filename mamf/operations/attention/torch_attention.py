@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.errors import get_first_line
+from mamf.errors import get_first_message_line
 from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
@@ -409,7 +409,7 @@ class KernelLibrary:
         if missing and f"{self.module_name}.".startswith(f"{missing}."):
             return Unavailable(f"{self.library_name} is not installed", self.install_command)
         return Unavailable(
-            f"{self.library_name} is installed but cannot be loaded: {get_first_line(error)}",
+            f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}",
             self.make_repair_command(error),
         )
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.errors import get_first_line
+from mamf.errors import get_first_message_line
 from mamf.operations.attention.attention_reference import yield_row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
@@ -222,7 +222,9 @@ def check_flex_attention(backend: Backend, compiles: bool = True) -> Unavailable
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
     except Exception as error:  # The import fails in builds of torch that have no compiler.
-        return Unavailable(f"FlexAttention cannot be loaded: {get_first_line(error)}", "pip install --upgrade torch")
+        return Unavailable(
+            f"FlexAttention cannot be loaded: {get_first_message_line(error)}", "pip install --upgrade torch"
+        )
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mamf.errors import UnsupportedError, get_first_line
+from mamf.errors import UnsupportedError, get_first_message_line
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
@@ -42,7 +42,7 @@ class _FlashKvcacheKernel(LibraryDecode):
             except RuntimeError as error:
                 if is_refusal(error) and ("build" in str(error) or "built" in str(error)):
                     raise UnsupportedError(
-                        f"{get_first_line(error)}; to build all of it: {self.install_command}"
+                        f"{get_first_message_line(error)}; to build all of it: {self.install_command}"
                     ) from None
                 raise
 

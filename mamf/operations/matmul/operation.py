@@ -26,7 +26,7 @@ from mamf.operations.matmul.shapes import (
     MatmulShape,
     MatmulShapeT,
 )
-from mamf.plans import CLASSIC, KERNEL_REGIMES
+from mamf.plans import CLASSIC, COMMON_REGIMES
 from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
 
 # This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
@@ -101,7 +101,7 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     chart = "shapes"
     compares_kernels = False
     is_compute_roof = True
-    regimes = (*KERNEL_REGIMES, CLASSIC)
+    regimes = (*COMMON_REGIMES, CLASSIC)
     preset_parameter = Parameter("preset", str, "linear layers of known models; --m is the number of tokens")
     preset_parameters = (
         Parameter(

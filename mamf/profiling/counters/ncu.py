@@ -138,9 +138,8 @@ class LaunchCounts:
 
     @property
     def total(self) -> DeviceKernel:
-        """The sum of all device kernels of a launch. It lacks metrics that cannot be added, such as percentages.
-
-        If a launch runs only one device kernel, this is that kernel with all its metrics.
+        """The metrics of a launch, added up over all its device kernels, without metrics that cannot be added, such as
+        percentages. If the launch runs a single device kernel, the result is that kernel with all its metrics.
         """
         if len(self.kernels) == 1:
             return self.kernels[0]

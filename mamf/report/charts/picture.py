@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, UsageError
-from mamf.files import create_atomically, write_atomically
-from mamf.text import escape_invisible
+from mamf.files import create_file_atomically, write_file_atomically
+from mamf.text import escape_invisible_characters
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -143,7 +143,7 @@ def escape_invisible_texts(part: PartT) -> PartT:
     """Return a copy of a picture, or of a part of one, in which the invisible characters of all texts are escaped."""
     shown: Any = part
     if isinstance(part, str):
-        shown = escape_invisible(part)
+        shown = escape_invisible_characters(part)
     elif isinstance(part, tuple):
         shown = tuple(map(escape_invisible_texts, part))
     elif is_dataclass(part) and not isinstance(part, type):
@@ -306,7 +306,7 @@ def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
         raise make_exists_error(path)
     with freeze_layout(figure):
         figure.savefig(image, format=kind)
-    write = write_atomically if overwrite else create_atomically
+    write = write_file_atomically if overwrite else create_file_atomically
     write(path, image.getvalue())
 
 

@@ -18,7 +18,7 @@ from mamf_backends._nvml import NvmlSensors, check_device, find_smi_index, open_
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.machine.environment import get_version_in_use
+from mamf.machine.environment import get_cached_package_version
 from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
@@ -200,7 +200,7 @@ class CudaBackend(StreamedBackend):
 def _read_cublas_version() -> dict[str, str]:
     """Return the version of the cuBLAS package, because one torch can run with several versions. Empty without it."""
     major = str(torch.version.cuda).split(".")[0]
-    version = get_version_in_use("nvidia-cublas") or get_version_in_use(f"nvidia-cublas-cu{major}")
+    version = get_cached_package_version("nvidia-cublas") or get_cached_package_version(f"nvidia-cublas-cu{major}")
     return {"cublas": version} if version else {}
 
 

@@ -26,8 +26,9 @@ from figure_tables import ROOT, read
 
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import build_log_roofs
-from mamf.node.logs import log_path, read_nodes
-from mamf.node.verdict import judge, make_node_chart
+from mamf.node.logs import make_log_path, read_node_folders
+from mamf.node.report import make_node_chart
+from mamf.node.verdict import judge_devices
 from mamf.report.charts.clocks import make_clock_chart
 from mamf.report.charts.picture import Picture, draw_figure
 from mamf.report.roofline import make_roofline_chart, select_points
@@ -62,9 +63,9 @@ def _node(*finds: str) -> Callable[[], Picture]:
     def chart() -> Picture:
         with tempfile.TemporaryDirectory() as folder:
             for number, path in enumerate(finds):
-                shutil.copy(ROOT / path, log_path(Path(folder), number, "find"))
-            _, devices = read_nodes([Path(folder)])
-        found = make_node_chart(devices, judge(devices))
+                shutil.copy(ROOT / path, make_log_path(Path(folder), number, "find"))
+            _, devices = read_node_folders([Path(folder)])
+        found = make_node_chart(devices, judge_devices(devices))
         # Only the finds of the run were contributed, so what is said of its other parts would be wrong.
         return replace(found, title=f"{len(devices)} devices side by side", notes=(found.notes[0], found.notes[-1]))
 

@@ -83,9 +83,9 @@ from mamf.node.verdict import (
     TO_PEER,
     WARN,
     Baseline,
-    Device,
+    NodeDevice,
     NodeVerdict,
-    judge,
+    judge_devices,
 )
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -418,9 +418,9 @@ _OTHER_SPREADS = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_
 _REPEATS = {BURST: 0.003, SUSTAINED: 0.0035}
 
 
-def draw_node(chance: random.Random, cards: int, spread: float) -> list[Device]:
+def draw_node(chance: random.Random, cards: int, spread: float) -> list[NodeDevice]:
     """Draw healthy cards."""
-    return [Device(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
+    return [NodeDevice(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
 
 
 def _figures(chance: random.Random, spread: float) -> dict[str, float]:
@@ -431,13 +431,13 @@ def _figures(chance: random.Random, spread: float) -> dict[str, float]:
     return {figure: value * factors[figure] for figure, value in _TYPICAL.items()}
 
 
-def slow_down(devices: Sequence[Device], figures: Iterable[str], share: float) -> list[Device]:
+def slow_down(devices: Sequence[NodeDevice], figures: Iterable[str], share: float) -> list[NodeDevice]:
     """Slow down the first card."""
     changed = {figure: devices[0].figures[figure] * (1 - share) for figure in figures}
     return [replace(devices[0], figures={**devices[0].figures, **changed}), *devices[1:]]
 
 
-def measure_again(chance: random.Random, devices: Sequence[Device]) -> list[Device]:
+def measure_again(chance: random.Random, devices: Sequence[NodeDevice]) -> list[NodeDevice]:
     """Draw another run of the same cards."""
 
     def repeat(figures: Mapping[str, float]) -> dict[str, float]:
@@ -451,7 +451,7 @@ def judge_nodes(
 ) -> list[NodeVerdict]:
     """Judge drawn nodes, the same ones in each call."""
     chance = random.Random(cards)
-    return [judge(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
+    return [judge_devices(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
 
 
 def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict]:
@@ -460,7 +460,7 @@ def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict
     for _ in range(nodes):
         devices = draw_node(chance, cards, _USUAL_SPREAD)
         baseline = Baseline("a log", measure_again(chance, devices))
-        verdicts.append(judge(slow_down(measure_again(chance, devices), _CEILINGS, slower), baseline))
+        verdicts.append(judge_devices(slow_down(measure_again(chance, devices), _CEILINGS, slower), baseline))
     return verdicts
 
 

@@ -60,8 +60,8 @@ from mamf.node.children import (
 )
 from mamf.node.device import DeviceRun
 from mamf.node.group import find_rank_place
-from mamf.node.logs import UNMEASURABLE, UNWRITTEN, NodeRun, read_node
-from mamf.node.verdict import Device
+from mamf.node.logs import UNMEASURABLE_REASON, UNWRITTEN_LOG_REASON, NodeRun, read_node_folder
+from mamf.node.verdict import NodeDevice
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
 from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
@@ -394,7 +394,7 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
     return resolve_device_indices(options.backend, options.devices or [ALL])
 
 
-def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[Device]]:
+def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[NodeDevice]]:
     """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
@@ -403,7 +403,7 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     with Interruption():
         try:
             _watch_children(options, folder, run, watch)
-            run.is_over = True
+            run.was_watched_to_end = True
         except KeyboardInterrupt:
             pass
     run.failures = watch.failure_reasons
@@ -411,7 +411,7 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
         run.write(folder)
     except (RunLogWriteError, UsageError) as error:  # the verdict is still printed
         warn(str(error))
-    _, devices = read_node(folder, known=run)
+    _, devices = read_node_folder(folder, known_run=run)
     return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
@@ -420,9 +420,9 @@ def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, wat
 
     def answer_waiting(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            run.why_not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
         for index in watch.running_ranks:
-            children.send_line(index, _END if run.not_together else _GO)
+            children.send_line(index, _END if run.why_not_together else _GO)
 
     watch_children(watch, commands, answer_waiting)
 
@@ -466,9 +466,9 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
     run.on_progress, run.wait_for_others = lambda text: send({PHASE_KEY: text}), wait_for_others
-    run.measure_alone()
+    run.measure_single_device_parts()
     if devices > 1:
-        run.measure_together()
+        run.measure_copies_to_next_device()
     return 0
 
 
@@ -477,5 +477,9 @@ def _describe_failure(error: BaseException) -> str:
     as not the device's fault.
     """
     if isinstance(error, (LogChangedWarning, RunLogWriteError)):
-        return f"{UNWRITTEN}: {error}"
-    return f"{UNMEASURABLE}: {error}" if isinstance(error, (UsageError, UnsupportedError)) else describe_error(error)
+        return f"{UNWRITTEN_LOG_REASON}: {error}"
+    return (
+        f"{UNMEASURABLE_REASON}: {error}"
+        if isinstance(error, (UsageError, UnsupportedError))
+        else describe_error(error)
+    )

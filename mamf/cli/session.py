@@ -234,7 +234,7 @@ class Session:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import report_run_to_watcher
-        from mamf.machine.environment import format_finding, select_warnings
+        from mamf.machine.environment import format_advice, select_warnings
 
         run = self.measured_run
         run.on_phase = lambda text: progress.show_phase(text)
@@ -243,7 +243,7 @@ class Session:
             say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
         report_run_to_watcher(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
         for finding in select_warnings(run.findings):
-            warn(format_finding(finding))
+            warn(format_advice(finding))
         try:
             with Progress(self.count_remaining()) as progress:
                 try:
@@ -286,7 +286,7 @@ class Session:
 
     def print_report(self, log: RunLog) -> int:
         """Print the report that 'mamf show' prints for this log; return the exit code."""
-        from mamf.machine.environment import format_finding, select_warnings
+        from mamf.machine.environment import format_advice, select_warnings
 
         code = 0
         try:
@@ -295,7 +295,7 @@ class Session:
             warn(str(error))
             code = error.exit_code
         for finding in select_warnings(self.measured_run.findings):  # again, next to the figures that they affect
-            warn(format_finding(finding).strip().partition(";")[0])
+            warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             say(f"log: {log.path}", note_stream(self.options))
         return code

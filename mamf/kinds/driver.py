@@ -27,7 +27,7 @@ from mamf.logs.recording import (
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import diagnose, format_finding, get_tool_version
+from mamf.machine.environment import format_advice, get_mamf_version, run_machine_checks
 from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM_PHASE
 
@@ -159,10 +159,10 @@ class Run(Setup):
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
-        self.findings = [*diagnose(self.backend), *self.advice]
+        self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed is not None:
             again = {
-                "tool": get_tool_version(),
+                "tool": get_mamf_version(),
                 "command": self.command,
                 "started": get_utc_time(),
                 "notes": self.notes,
@@ -174,7 +174,7 @@ class Run(Setup):
         return RunLogWriter.create(self.path, self.header, self.is_numbered)
 
     def build_header(self) -> dict[str, Any]:
-        findings = [format_finding(finding).strip() for finding in self.findings]
+        findings = [format_advice(finding).strip() for finding in self.findings]
         kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
 

@@ -23,7 +23,7 @@ from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import RunLogError, UnknownNameError
 from mamf.logs.legacy import FinderRun, Reported
 from mamf.logs.run_log import OnRead
-from mamf.machine.privacy import scrub
+from mamf.machine.privacy import scrub_text
 
 #: The maximum size of an unpacked log in bytes, which is about a million rows.
 MAX_BYTES = 128 << 20
@@ -139,7 +139,7 @@ def _make_scrubber(text: str) -> Callable[[str], str]:
         (name for name in names if len(name) > 2 and name.lower() not in _HARMLESS_NAMES), key=len, reverse=True
     )
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, private)) or '(?!)'})(?!\w)")
-    return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda found: names[found[0]], scrub(string)))
+    return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda found: names[found[0]], scrub_text(string)))
 
 
 # -- parsing the summary that mamf-finder-all-gpus prints --------------------------------------------------------------

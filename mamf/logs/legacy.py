@@ -28,8 +28,8 @@ from mamf.logs.run_log import (
     parse_record,
     read_lines,
 )
-from mamf.machine.environment import get_tool_version
-from mamf.machine.privacy import scrub, scrub_record
+from mamf.machine.environment import get_mamf_version
+from mamf.machine.privacy import scrub_record, scrub_text
 
 LEGACY_TIER = "legacy"
 #: The names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF (in burst) and
@@ -93,7 +93,7 @@ HEADER_FIELDS = tuple(
 )
 _ENCODER = json.JSONEncoder(allow_nan=False)
 # Cache the scrubbed texts, because thousands of rows may have the same remark.
-_scrub_cached = functools.lru_cache(4096)(scrub)
+_scrub_cached = functools.lru_cache(4096)(scrub_text)
 _INCOMPLETE_MESSAGE = "the imported log is incomplete"
 
 
@@ -113,7 +113,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
         "schema": SCHEMA,
         "tier": LEGACY_TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
-        "importer": get_tool_version(),
+        "importer": get_mamf_version(),
         **scrub_record({name: getattr(run, name) for name in HEADER_FIELDS}),
     }
     for row in run.rows:

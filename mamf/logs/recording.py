@@ -21,7 +21,7 @@ from msgspec import UnsetType as Missing
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, FieldValues, ToolRecord, Whole, get_utc_time
-from mamf.machine.environment import describe_environment, get_tool_version
+from mamf.machine.environment import describe_environment, get_mamf_version
 from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, UnknownOperation, get_operation
@@ -197,7 +197,7 @@ def make_header(
     """
     sensors = backend.telemetry
     return {
-        "tool": get_tool_version(),
+        "tool": get_mamf_version(),
         "command": command,
         "started": get_utc_time(),
         "device": asdict(backend.info),

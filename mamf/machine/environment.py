@@ -1,4 +1,4 @@
-"""Describes the software for a log, checks the machine without changing it, and pauses garbage collection."""
+"""Describe the software of this process for logs, check the machine, and pause Python's garbage collection."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from typing import Any
 
 from mamf.backend import Advice, Backend
 
-# Environment variables that torch reads for every device. Each backend adds the variables of its vendor.
-_ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
+# Names of the environment variables that torch reads for every device. They are recorded in logs. Each backend adds the
+# variables of its vendor.
+_TORCH_ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
-    """Describe the software and operating system of this process as JSON values.
+    """Describe the Python, operating system, packages and environment variables of this process as JSON values.
 
-    ``backend_variables``: names of further environment variables to record.
+    ``backend_variables``: the names of environment variables to record in addition to those of torch.
     """
-    names = [*_ENVIRONMENT_VARIABLES, *backend_variables]
+    names = [*_TORCH_ENVIRONMENT_VARIABLES, *backend_variables]
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {
-            name: installed for name in ("torch", "numpy", "triton") if (installed := get_version_in_use(name))
+            name: installed for name in ("torch", "numpy", "triton") if (installed := get_cached_package_version(name))
         },
         "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
     }
 
 
 @functools.cache
-def get_version_in_use(name: str) -> str | None:
-    """Return the version of a package in this process. Cached, because an upgrade does not affect a running process."""
+def get_cached_package_version(name: str) -> str | None:
+    """Return the version of a package, or None if the package is not installed. The first result is kept for the life
+    of the process, because upgrading a package does not change a process that already runs.
+    """
     return get_package_version(name)
 
 
@@ -50,13 +53,15 @@ def get_package_version(name: str) -> str | None:
         return None
 
 
-def get_tool_version() -> dict[str, str | None]:
-    """Return mamf's version, and its commit if it runs from a git checkout (``+`` marks uncommitted changes)."""
-    return {"name": "mamf", "version": get_version_in_use("mamf"), "commit": _read_commit()}
+def get_mamf_version() -> dict[str, str | None]:
+    """Return the name ``mamf``, its version, and its git commit or None if it does not run from a git checkout. ``+``
+    after the commit means uncommitted changes.
+    """
+    return {"name": "mamf", "version": get_cached_package_version("mamf"), "commit": _read_checkout_commit()}
 
 
-@functools.cache  # a later commit does not affect this process
-def _read_commit() -> str | None:
+@functools.cache  # cached, because a later commit does not change this process
+def _read_checkout_commit() -> str | None:
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():
         return None
@@ -66,23 +71,29 @@ def _read_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
 
     try:
-        dirty = run_git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")
-        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+        uncommitted_changes = run_git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")
+        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if uncommitted_changes else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def quote_command_line() -> str:
-    """Return the command line, quoted for a shell, without the path of the program."""
+    """Return the command line of this process, quoted for a shell. It begins with ``mamf`` instead of the path of the
+    program.
+    """
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
-_BUSY_HOST_PERCENT = 50.0
+# The CPU load of the host, in percent, from which on a check warns that the host is busy.
+_MIN_BUSY_HOST_PERCENT = 50.0
+# The first word of a printed line of advice, by the verdict of its check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
-def diagnose(backend: Backend) -> list[Advice]:
-    """Run the backend's checks, and for an accelerator also check whether the host is busy."""
+def run_machine_checks(backend: Backend) -> list[Advice]:
+    """Run the checks of the backend and return their results. If the device is an accelerator, also check whether the
+    CPU of the host is busy.
+    """
     findings = backend.advice()
     if backend.is_accelerator:
         findings.append(_check_host_load())
@@ -94,10 +105,10 @@ def select_warnings(findings: list[Advice]) -> list[Advice]:
 
 
 def _check_host_load() -> Advice:
-    import psutil  # imported here because commands that measure nothing work without it
+    import psutil  # imported here, because commands that measure nothing work without psutil
 
     busy = psutil.cpu_percent(interval=0.1)
-    if busy < _BUSY_HOST_PERCENT:
+    if busy < _MIN_BUSY_HOST_PERCENT:
         return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")
     cost = "launches may be late, so the figures of small shapes are noisy"
     return Advice(
@@ -105,25 +116,30 @@ def _check_host_load() -> Advice:
     )
 
 
-def format_finding(finding: Advice) -> str:
-    """Format a finding as one line: verdict, check and finding, and for a warning also its cost and fix."""
-    line = f"{_VERDICT_LABELS[finding.verdict]} {finding.check}: {finding.finding}"
-    if finding.cost and finding.verdict == "warning":
-        line += f"; {finding.cost}"
-    return f"{line}; to fix: {finding.command}" if finding.command and finding.verdict == "warning" else line
+def format_advice(advice: Advice) -> str:
+    """Format the result of a check as one line: its verdict, the name of the check and what it found. A warning also
+    says what it costs and which command fixes it.
+    """
+    is_warning = advice.verdict == "warning"
+    parts = [
+        f"{_VERDICT_LABELS[advice.verdict]} {advice.check}: {advice.finding}",
+        advice.cost if is_warning else "",
+        f"to fix: {advice.command}" if is_warning and advice.command else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 @contextmanager
 def disable_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection within a ``with`` block.
+    """Turn off Python's garbage collection within a ``with`` block.
 
-    In a measurement a pause of the host could let the device run out of queued work. While hundreds of thousands of
-    rows are read, collection takes a sixth of the time and frees nothing.
+    During a measurement, a pause of the host could let the device run out of queued work. While a log with hundreds of
+    thousands of rows is read, garbage collection would take a sixth of the time and free nothing.
     """
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()

@@ -229,7 +229,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             return None
 
     def _read_messages(self, rank: int, process: subprocess.Popen[str]) -> None:
-        """Put each line of a child's stdout into the queue as an event, and finally its exit code. Runs in a thread."""
+        # Runs in a thread: puts each line of the child's stdout into the queue as an event, and then its exit code.
         last_lines: list[str] = []
         stderr_reader = threading.Thread(target=self._forward_stderr, args=(rank, process, last_lines), daemon=True)
         stderr_reader.start()

@@ -1,4 +1,7 @@
-"""Measures one device of a node in parts (find, bandwidth, copies, ...), each with a separate log."""
+"""Measure one device of a machine in parts (fastest matmul, bandwidth, copies) for ``mamf node``.
+
+Each part writes a separate run log. The names of the parts are in ``mamf.node.logs``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify
 from mamf.errors import UnavailableError
 from mamf.kinds.driver import Run
 from mamf.measurement import Measurement
-from mamf.node.logs import ALONE, VERIFIED, log_path
+from mamf.node.logs import SINGLE_DEVICE_PARTS, VERIFY_PART, make_log_path
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.copies import CopyShape
@@ -23,121 +26,140 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import choose_kernels, make_operation
 
-# Seconds per row of bandwidth and copies.
-_ROW_SECONDS = 0.3
-# Number of turns for copies between devices: neighbors never copy in the same turn.
-_TURNS = 3
-#: Called with the current activity, at least once per row, because a device that sends nothing counts as hanging.
-OnProgress = Callable[[str], None]
-#: The share of the budget for the search, and the minimum share for each later part, which gets the time left over.
-_FIND_SHARE, _MIN_SHARE = 1 / 2, 1 / 16
+# Time for which one bandwidth pattern or one direction of copies is measured.
+_SECONDS_PER_ROW = 0.3
+# Number of turns in which the devices of a ring copy to their neighbors, so that a device and its neighbor never copy
+# in the same turn.
+_COPY_TURN_COUNT = 3
+#: A function that is called with a text that says what the device does now. Call it at least once per measured row,
+#: because ``mamf node`` assumes that a device hangs if it reports nothing.
+ProgressCallback = Callable[[str], None]
+# The share of the time budget for the search for the fastest matmul, and the minimum share for each later part. A later
+# part gets all of the time that the earlier parts left over.
+_FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
 
 
 class PartShapes(NamedTuple):
-    """The maximum size of bandwidth arrays, and the size of copies."""
+    """The sizes to measure with on one kind of device.
 
-    array: BandwidthShape
+    - ``largest_array``: the maximum size of the arrays whose bandwidth is measured.
+    - ``copy``: the size of each copy between the host and a device, or between two devices.
+    """
+
+    largest_array: BandwidthShape
     copy: CopyShape
 
 
 _ACCELERATOR_SHAPES = PartShapes(BandwidthShape(1024 * MIB), CopyShape(256 * MIB))
-# Smaller, so that a CPU takes about as long as an accelerator.
+# Use smaller arrays on a CPU, so that a CPU takes about as long as an accelerator.
 _HOST_SHAPES = PartShapes(BandwidthShape(64 * MIB), CopyShape(16 * MIB))
 
 
 @dataclass
 class DeviceRun:
-    """Measures one device of a node. Its methods raise MamfError if the device cannot continue.
+    """The measurement of one device of a machine. Its methods raise MamfError if the device cannot continue.
 
-    ``seconds``: the budget of all parts together, except verification and copies between devices. ``verify_seconds``:
-    the budget of verification, or None to skip it.
+    - ``folder``: the folder for the logs, one per part.
+    - ``dtype``, ``kernels``: the data type of the matmuls and the names of their kernels; None for the defaults of the
+      device.
+    - ``budget_seconds``: the time for all parts together, except verification and copies between devices.
+    - ``verify_budget_seconds``: the time for verifying results, or None to skip verification.
+    - ``on_progress``: called with a text that says what the device does now.
     """
 
     backend: Backend
     folder: Path
     dtype: str | None = None
     kernels: Sequence[str] | None = None
-    seconds: float = NODE_BUDGET_SECONDS
-    verify_seconds: float | None = None
-    on_progress: OnProgress = lambda text: None
-    #: Waits until all devices have called it, and returns whether to continue.
+    budget_seconds: float = NODE_BUDGET_SECONDS
+    verify_budget_seconds: float | None = None
+    on_progress: ProgressCallback = lambda text: None
+    #: A function that blocks until all devices of the machine have called it, and returns whether to continue.
     wait_for_others: Callable[[], bool] = lambda: True
 
-    def measure_alone(self) -> None:
-        """Measure the parts that do not involve other devices."""
-        self._end = self.backend.now() + self.seconds
-        for part in (*ALONE, VERIFIED) if self.verify_seconds else ALONE:
-            self._run_part(part)
+    def measure_single_device_parts(self) -> None:
+        """Measure the parts that need only this device: its ceilings, bandwidth and copies to and from the host, and
+        verify results if ``verify_budget_seconds`` is set.
+        """
+        self._budget_end_time = self.backend.now() + self.budget_seconds
+        for part in (*SINGLE_DEVICE_PARTS, VERIFY_PART) if self.verify_budget_seconds else SINGLE_DEVICE_PARTS:
+            self._measure_part(part)
 
-    def measure_together(self) -> None:
-        """Measure copies to the next device, in turns with the other devices."""
-        for turn in range(_TURNS):
+    def measure_copies_to_next_device(self) -> None:
+        """Measure copies to the next device in the ring of all devices. Wait for the other devices before each turn."""
+        for turn in range(_COPY_TURN_COUNT):
             if not self.wait_for_others():
                 return
-            if turn == self._turn:
-                self._run_part("peers")
+            if turn == self._copy_turn:
+                self._measure_part("peers")
 
     @property
-    def _turn(self) -> int:
-        """The turn in which this device copies: 0 for even indices, 1 for odd ones.
+    def _copy_turn(self) -> int:
+        """The turn in which this device copies to the next device: 0 for an even device index, 1 for an odd one.
 
-        Each device copies to the next one in a ring, and copies of neighbors would slow each other down. If the number
-        of devices is odd, the last one has turn 2, because its neighbors have turns 0 and 1.
+        All devices form a ring, and copies of two neighbors at the same time would slow each other down. If the number
+        of devices is odd, the last device gets turn 2, because its neighbors have turns 0 and 1.
         """
         index, count = self.backend.index, self.backend.device_count()
         return 2 if count % 2 and index == count - 1 else index % 2
 
-    def _run_part(self, part: str) -> None:
+    def _measure_part(self, part: str) -> None:
         self.on_progress(part)
-        measure: Any = {"find": self._find_ceilings, VERIFIED: self._verify_kernels}.get(part, self._measure_kernels)
+        measure: Any = {"find": self._measure_ceilings, VERIFY_PART: self._verify_kernels}.get(
+            part, self._measure_bandwidth_or_copies
+        )
         try:
-            with closing(measure(part)) as running:  # closing it completes the log if the run is interrupted
-                for row in running:
+            with closing(measure(part)) as rows:  # closing the generator completes the log if the run is interrupted
+                for row in rows:
                     self.on_progress(f"{part} {row.phase or row.shape}")
-        except UnavailableError as error:  # no kernel can run this part; the verdict reports it as missing
+        except (
+            UnavailableError
+        ) as error:  # no kernel can run this part, and the verdict will report the part as missing
             self.on_progress(f"{part}: {error}")
 
-    def _measure(self, part: str, plan: Plan, kernels: Sequence[NamedKernel]) -> Iterator[Measurement]:
-        path = log_path(self.folder, self.backend.index, part)
+    def _run_with_log(self, part: str, plan: Plan, kernels: Sequence[NamedKernel]) -> Iterator[Measurement]:
+        path = make_log_path(self.folder, self.backend.index, part)
         run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=path)
         return run.measurements()
 
-    # -- the parts ---------------------------------------------------------------------------------------------------
+    # -- the parts of a run ------------------------------------------------------------------------------------------
 
-    def _find_ceilings(self, part: str) -> Iterator[Measurement]:
-        problem, seconds = problem_for(self.backend, self.dtype), self.seconds * _FIND_SHARE
+    def _measure_ceilings(self, part: str) -> Iterator[Measurement]:
+        problem, seconds = problem_for(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
         plan, kernels = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
-        return self._measure(part, plan, list(zip(plan.kernels, kernels, strict=True)))
+        return self._run_with_log(part, plan, list(zip(plan.kernels, kernels, strict=True)))
 
     def _verify_kernels(self, part: str) -> Iterator[Measurement]:
         kernels = choose_kernels_to_verify(self.backend, None)
-        plan = make_verify_plan(self.backend, kernels, self.verify_seconds)
-        return self._measure(part, plan, list(kernels.items()))
+        plan = make_verify_plan(self.backend, kernels, self.verify_budget_seconds)
+        return self._run_with_log(part, plan, list(kernels.items()))
 
-    def _measure_kernels(self, part: str) -> Iterator[Measurement]:
-        of = make_operation("bandwidth" if part == "bandwidth" else "copies")
-        available = choose_kernels(of, self.backend)
+    def _measure_bandwidth_or_copies(self, part: str) -> Iterator[Measurement]:
+        operation = make_operation("bandwidth" if part == "bandwidth" else "copies")
+        available = choose_kernels(operation, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
-        problems = [of.problem_for(self.backend, fields) for fields in self._requested_fields(part)]
-        shapes: Iterable[Any] = [self._sizes.copy]
+        problems = [operation.problem_for(self.backend, fields) for fields in self._list_problem_fields(part)]
+        shapes: Iterable[Any] = [self._part_shapes.copy]
         if part == "bandwidth":
-            shapes = [min(self._sizes.array, max(of.default_shapes(self.backend)))]
+            shapes = [min(self._part_shapes.largest_array, max(operation.default_shapes(self.backend)))]
         plan = make_operation_plan(
-            of,
+            operation,
             dict(chosen),
             problems,
             shapes,
-            seconds=_ROW_SECONDS,
-            budget_seconds=max(self._end - self.backend.now(), self.seconds * _MIN_SHARE) if part in ALONE else None,
+            seconds=_SECONDS_PER_ROW,
+            budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds * _MIN_BUDGET_SHARE)
+            if part in SINGLE_DEVICE_PARTS
+            else None,
             flush=part == "bandwidth",
         )
-        return self._measure(part, plan, chosen)
+        return self._run_with_log(part, plan, chosen)
 
     @property
-    def _sizes(self) -> PartShapes:
+    def _part_shapes(self) -> PartShapes:
         return _ACCELERATOR_SHAPES if self.backend.is_accelerator else _HOST_SHAPES
 
-    def _requested_fields(self, part: str) -> list[dict[str, Any]]:
+    def _list_problem_fields(self, part: str) -> list[dict[str, Any]]:
         if part == "bandwidth":
             return [{"pattern": name} for name in ("copy", "read")]
         return [{"direction": name} for name in (("to_peer",) if part == "peers" else ("to_device", "to_host"))]

@@ -1,7 +1,9 @@
-"""Reads the folder that ``mamf node`` writes: a log per device and part, and ``run.json``.
+"""Read the folder that ``mamf node`` writes for a machine: a run log per device and part, and ``run.json``.
 
-``run.json`` has what the logs cannot have, such as why a process died. Reports use only these files, so they can be
-printed again later.
+``run.json`` has what the logs cannot have, such as why a process died. Reports of a run use only these files, so they
+can be printed again later. A part is one kind of measurement of a device: ``find`` (its ceilings, the fastest matmul
+rates), ``bandwidth``, ``copies`` to and from the host, ``peers`` (copies to the next device) and ``verify`` (checks of
+results).
 """
 
 from __future__ import annotations
@@ -17,52 +19,60 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling
 from mamf.errors import RunLogError, UsageError, describe_error
 from mamf.files import write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.privacy import scrub
+from mamf.machine.privacy import scrub_text
 from mamf.measurement import Measurement, group_pairs
-from mamf.node.verdict import BURST, SUSTAINED, UNITS, Baseline, Device
+from mamf.node.verdict import BURST, FIGURE_UNITS, SUSTAINED, Baseline, NodeDevice
 from mamf.peaks import find_contributed_rates
 
-#: The parts of a device's run in order, with one log each: first those of a single device, then those of all together.
-ALONE = ("find", "bandwidth", "copies")
-TOGETHER = ("peers",)
-#: An optional part, after those of ALONE.
-VERIFIED = "verify"
-RUN = "run.json"
-_SCHEMA = 2
-_LOG_NAME = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: Failures that begin with these words are not the device's fault.
-UNWRITTEN, UNMEASURABLE = "its log could not be written", "the request cannot be measured"
-# If the reason in a summary begins with these words, the run ended early, but the device is not at fault.
-_FAULTLESS_REASONS = ("by the user", "the budget ended", "by the caller")
+#: The names of the parts that need only one device, in the order in which they are measured.
+SINGLE_DEVICE_PARTS = ("find", "bandwidth", "copies")
+#: The names of the parts that all devices measure at the same time, after the parts of single devices.
+MULTI_DEVICE_PARTS = ("peers",)
+#: The name of the optional part that verifies results. It follows the other parts of single devices.
+VERIFY_PART = "verify"
+#: The name of the file with what the parent process knows about the run.
+RUN_FILE_NAME = "run.json"
+# The version of the format of run.json, which the file states.
+_RUN_FILE_SCHEMA = 2
+_LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
+#: Beginnings of the failure reasons for which the device is not at fault.
+UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
+# Beginnings of the reasons in the summary of a log for which a run ended early, but the device is not at fault.
+_FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
 class NodeRun:
-    """What the parent process knows: the devices it started, why some failed, and why they did not measure together.
+    """What the parent process of ``mamf node`` knows about a run and writes to run.json.
 
-    ``is_over``: whether the parent watched every device until its end. If not, the parent was killed itself, so an
-    incomplete log is not the device's fault.
+    - ``devices``: the indices of the devices that it started.
+    - ``was_watched_to_end``: whether the parent watched every device until its end. If not, the parent itself was
+      killed, so an incomplete log is not the fault of the device.
+    - ``why_not_together``: why the devices did not measure at the same time; empty if they did.
+    - ``failures``: the reason why a device failed, by device index.
     """
 
     devices: Sequence[int] = ()
-    is_over: bool = False
-    not_together: str = ""
+    was_watched_to_end: bool = False
+    why_not_together: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         record = {
-            "schema": _SCHEMA,
+            "schema": _RUN_FILE_SCHEMA,
             "devices": list(self.devices),
-            "is_over": self.is_over,
-            "not_together": scrub(self.not_together),
-            "failures": {str(index): scrub(reason) for index, reason in self.failures.items()},
+            "is_over": self.was_watched_to_end,
+            "not_together": scrub_text(self.why_not_together),
+            "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
-        write_file_atomically(folder / RUN, json.dumps(record, indent=1) + "\n")
+        write_file_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "\n")
 
 
-def read_run(folder: Path) -> NodeRun | None:
-    """Read run.json; None if it does not exist. Raises RunLogError for a file that ``mamf node`` did not write."""
-    path = folder / RUN
+def read_run_file(folder: Path) -> NodeRun | None:
+    """Read run.json from a folder of ``mamf node``. Returns None if there is no such file, and raises RunLogError if
+    ``mamf node`` did not write it.
+    """
+    path = folder / RUN_FILE_NAME
     if not path.is_file():
         return None
     try:
@@ -78,51 +88,67 @@ def read_run(folder: Path) -> NodeRun | None:
         raise RunLogError(reason) from None
 
 
-def log_path(folder: Path, index: int, part: str) -> Path:
+def make_log_path(folder: Path, index: int, part: str) -> Path:
     return folder / f"device{index}-{part}.jsonl"
 
 
 def is_node_folder(path: Path) -> bool:
-    """Return whether ``path`` is a folder that ``mamf node`` wrote."""
-    return path.is_dir() and ((path / RUN).exists() or any(_LOG_NAME.fullmatch(each.name) for each in path.iterdir()))
+    """Return whether ``path`` is a folder with files of ``mamf node``."""
+    return path.is_dir() and (
+        (path / RUN_FILE_NAME).exists() or any(_LOG_NAME_PATTERN.fullmatch(each.name) for each in path.iterdir())
+    )
 
 
-def read_nodes(folders: Sequence[Path]) -> tuple[str, list[Device]]:
-    """Read the devices of one or more nodes. The text says why devices did not measure together, empty if they did."""
-    reasons, devices = list[str](), list[Device]()
+def read_node_folders(folders: Sequence[Path]) -> tuple[str, list[NodeDevice]]:
+    """Read the results of all devices of one or more machines, one folder per machine.
+
+    Returns why the devices did not measure at the same time (empty if they did), and the devices.
+    """
+    reasons, devices = list[str](), list[NodeDevice]()
     for node, folder in enumerate(folders):
-        run, node_devices = read_node(folder, node)
-        reasons += [run.not_together] if run.not_together else []
+        run, node_devices = read_node_folder(folder, node)
+        reasons += [run.why_not_together] if run.why_not_together else []
         devices += node_devices
     return "; ".join(reasons), devices
 
 
-def read_node(folder: Path, node: int = 0, known: NodeRun | None = None) -> tuple[NodeRun, list[Device]]:
-    """Read a run and its devices from a folder. ``node``: the node's number. ``known``: the run, instead of run.json.
+def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = None) -> tuple[NodeRun, list[NodeDevice]]:
+    """Read the run of one machine and its devices, with their results, from a folder of ``mamf node``.
+
+    - ``node``: the number of the machine, for labels.
+    - ``known_run``: the run to use instead of the one in run.json.
 
     Raises UsageError if the folder has no files of ``mamf node``.
     """
     if not is_node_folder(folder):
         raise UsageError(f"{folder} has no logs of 'mamf node': name a folder that 'mamf node' wrote")
-    run = known or read_run(folder) or NodeRun()
-    names = (_LOG_NAME.fullmatch(path.name) for path in folder.iterdir())
+    run = known_run or read_run_file(folder) or NodeRun()
+    names = (_LOG_NAME_PATTERN.fullmatch(path.name) for path in folder.iterdir())
     indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in names if each)])
     return run, [
-        read_device(Device(index, node), read_device_logs(folder, index), run, len(indices)) for index in indices
+        add_logs_to_device(NodeDevice(index, node), read_device_logs(folder, index), run, len(indices))
+        for index in indices
     ]
 
 
 def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
-    """Read a device's logs by part. For an unreadable log the value is the reason."""
-    logs = {part: _read_log(log_path(folder, index, part)) for part in (*ALONE, VERIFIED, *TOGETHER)}
+    """Read the logs of a device into a dictionary by part. A part without a log is left out. If a log is unreadable,
+    its value is the reason as a string.
+    """
+    logs = {
+        part: _read_log(make_log_path(folder, index, part))
+        for part in (*SINGLE_DEVICE_PARTS, VERIFY_PART, *MULTI_DEVICE_PARTS)
+    }
     return {part: log for part, log in logs.items() if log is not None}
 
 
 def _read_log(path: Path) -> RunLog | str | None:
-    """Read a log. Returns the reason if it is unreadable, and None if it is missing or has not one complete line."""
+    """Read a run log. Returns the reason as a string if the log is unreadable, and None if the file is missing or its
+    first line is incomplete.
+    """
     if not path.exists():
         return None
-    if not path.is_file():  # reading a pipe would block forever
+    if not path.is_file():  # do not open a pipe: reading it could block forever
         return f"cannot read {path}: it is not a regular file"
     try:
         with path.open("rb") as file:
@@ -131,63 +157,80 @@ def _read_log(path: Path) -> RunLog | str | None:
         return str(error)
 
 
-def read_device(device: Device, logs: Mapping[str, RunLog | str], run: NodeRun, count: int = 1) -> Device:
-    """Add figures, failures and missing parts to a device, from its logs by part. ``count``: number of devices."""
+def add_logs_to_device(
+    device: NodeDevice, logs: Mapping[str, RunLog | str], run: NodeRun, device_count: int = 1
+) -> NodeDevice:
+    """Return a copy of ``device`` with its measured figures, its failures and what was not measured.
+
+    - ``logs``: the logs of the device by part, from ``read_device_logs``.
+    - ``device_count``: the number of devices of the machine. A single device has no copies to another one.
+    """
     reason = run.failures.get(device.index, "")
-    is_no_fault = reason.startswith((UNWRITTEN, UNMEASURABLE))
+    is_faultless = reason.startswith((UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON))
     failures, lacks = list[str](), list[str]()
     if reason:
-        (lacks if is_no_fault else failures).append(reason)
-    on_request = (VERIFIED,) if VERIFIED in logs else ()
-    for part in ALONE + on_request + (TOGETHER if count > 1 and not run.not_together else ()):
+        (lacks if is_faultless else failures).append(reason)
+    requested_parts = (VERIFY_PART,) if VERIFY_PART in logs else ()
+    for part in (
+        SINGLE_DEVICE_PARTS
+        + requested_parts
+        + (MULTI_DEVICE_PARTS if device_count > 1 and not run.why_not_together else ())
+    ):
         log = logs.get(part)
         if isinstance(log, str):
-            (lacks if is_no_fault else failures).append(log)
+            (lacks if is_faultless else failures).append(log)
         elif log is not None:
-            device = add_figures(device, part, log)
-            failures += _find_faults(part, log)
-            if not is_no_fault:
-                (failures if run.is_over or log.summary else lacks).extend(_find_early_end(part, log))
-            lacks += _find_missing(part, log)
+            device = add_figures_of_log(device, part, log)
+            failures += _yield_faults(part, log)
+            if not is_faultless:
+                (failures if run.was_watched_to_end or log.summary else lacks).extend(
+                    _yield_early_end_reason(part, log)
+                )
+            lacks += _yield_missing_results(part, log)
         elif not reason:
             lacks.append(f"there is no log of {part}")
-    if reason:  # it explains everything that is missing
-        failures, lacks = (failures, lacks[:1]) if is_no_fault else (failures[:1], [])
+    if reason:  # this reason explains why everything else is missing
+        failures, lacks = (failures, lacks[:1]) if is_faultless else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
 
 
-def add_figures(device: Device, part: str, log: RunLog) -> Device:
-    """Return the device with the figures of a log added."""
+def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice:
+    """Return a copy of ``device`` with the name, uuid, figures and throttling that the log of a part adds.
+
+    A log of ``find`` adds ceilings, a log of another part its best rate for each figure.
+    """
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
     if part == "find":
-        return _add_ceilings(device, log)
+        return _add_ceilings_of_log(device, log)
     fastest: dict[str, Measurement] = {}
     for row in log.measurements:
-        name = figure_name(row) if row.ok else ""
+        name = find_figure_name(row) if row.ok else ""
         if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
             fastest[name] = row
-    best = {name: row.best_rate for name, row in fastest.items()}
+    best_rates = {name: row.best_rate for name, row in fastest.items()}
     half_widths = {name: row.relative_half_width for name, row in fastest.items()}
     shares = merge_throttle_shares(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
-        figures={**device.figures, **best},
+        figures={**device.figures, **best_rates},
         half_widths={**device.half_widths, **half_widths},
         throttled={**device.throttled, **merged},
     )
 
 
-def figure_name(row: Measurement) -> str:
-    """Return the name of the figure that a row measures, or an empty string if devices are not compared by it."""
+def find_figure_name(row: Measurement) -> str:
+    """Return the name of the figure that a measured row belongs to, such as ``read`` or ``to_host``. Returns an empty
+    string if devices are not compared by this row.
+    """
     name = getattr(row.problem, "pattern", None) or getattr(row.problem, "direction", None)
-    return str(name) if name in UNITS else ""
+    return str(name) if name in FIGURE_UNITS else ""
 
 
-def _add_ceilings(device: Device, log: RunLog) -> Device:
+def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
     ceilings: dict[str, Ceiling] = {name: log.ceilings[name] for name in (BURST, SUSTAINED) if name in log.ceilings}
-    hottest = ceilings.get(SUSTAINED) or ceilings.get(BURST)
+    sensor_ceiling = ceilings.get(SUSTAINED) or ceilings.get(BURST)
     info = log.header["device"]
     return replace(
         device,
@@ -198,13 +241,16 @@ def _add_ceilings(device: Device, log: RunLog) -> Device:
             **device.half_widths,
             **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
         },
-        conditions=hottest.conditions if hottest else device.conditions,
+        conditions=sensor_ceiling.conditions if sensor_ceiling else device.conditions,
         throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
     )
 
 
 def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
-    """Return the share of time that rows were throttled, by reason: the mean of a regime, of the worst regime."""
+    """Return for how much of the time the device was throttled, as a share, by reason.
+
+    The share is the mean of all successful rows of a regime, and the largest mean of all regimes.
+    """
     merged: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
     for regime in dict.fromkeys(row.regime for row in rows):
@@ -215,41 +261,45 @@ def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
     return merged
 
 
-def _find_faults(part: str, log: RunLog) -> Iterable[str]:
-    """Yield faults of a device: wrong results of the default kernel, or a shape that no kernel could run.
+def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
+    """Yield the faults of a device that a log shows: wrong results of the default kernel (in verification, of any
+    kernel), or a shape that no kernel could run. Yields the first fault only.
 
-    In a find some candidates fail on any device, so there it is a fault only if all of them failed.
+    In a search (``find``) and in verification some candidates fail on any device, so failed rows are a fault only if
+    every row failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
-        if row.status == "wrong_result" and (row.kernel == default or part == VERIFIED):
+        if row.status == "wrong_result" and (row.kernel == default or part == VERIFY_PART):
             yield f"wrong results in {part}: {row.reason}"
             return
     for rows in group_pairs(
-        (None if part in ("find", VERIFIED) else (row.problem, row.shape), row) for row in log.measurements
+        (None if part in ("find", VERIFY_PART) else (row.problem, row.shape), row) for row in log.measurements
     ).values():
         if not any(row.ok for row in rows) and rows[0].status != "unsupported":
-            what = figure_name(rows[0]) or part
+            what = find_figure_name(rows[0]) or part
             yield f"{what}: {rows[0].status.replace('_', ' ')}, {rows[0].reason}"
             return
 
 
-def _find_early_end(part: str, log: RunLog) -> Iterable[str]:
-    """Yield the reason why a part ended early, if the device is at fault."""
+def _yield_early_end_reason(part: str, log: RunLog) -> Iterable[str]:
+    """Yield the reason why the measurement of a part ended early if the device is at fault, otherwise nothing."""
     if log.summary is None:
         yield f"its process disappeared or was killed during {part}"
-    elif log.summary["reason"] and log.summary["reason"] not in _FAULTLESS_REASONS:
+    elif log.summary["reason"] and log.summary["reason"] not in _FAULTLESS_END_REASONS:
         yield f"{part} ended: {log.summary['reason']}"
 
 
-def _find_missing(part: str, log: RunLog) -> Iterable[str]:
-    """Yield each ceiling or row that a part did not measure, with the reason, if the device is not at fault."""
+def _yield_missing_results(part: str, log: RunLog) -> Iterable[str]:
+    """Yield a line that says which ceilings a part did not measure, or that the part was cut short, if the device is
+    not at fault.
+    """
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
         if ceilings := " and ".join(name for name in (BURST, SUSTAINED) if name not in log.ceilings):
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
-    elif (reason := str(summary.get("reason", ""))).startswith(_FAULTLESS_REASONS):
+    elif (reason := str(summary.get("reason", ""))).startswith(_FAULTLESS_END_REASONS):
         yield f"{part} was cut short: {reason}"
 
 
@@ -257,28 +307,31 @@ def _find_missing(part: str, log: RunLog) -> Iterable[str]:
 
 
 def read_baseline(paths: Sequence[Path]) -> Baseline:
-    """Read a baseline from logs of find, bandwidth or copies. Logs with the same uuid describe one card: figures of
-    later logs replace earlier ones. A log without a uuid is a separate card.
+    """Read a baseline, the cards to compare devices with, from logs of find, bandwidth or copies.
 
-    Raises UsageError for a log without a figure to compare, and RunLogError for an unreadable one.
+    Logs with the same uuid describe one card: the figures of later logs replace those of earlier ones. A log without a
+    uuid describes a separate card. Raises UsageError for a log without a figure by which devices are compared, and
+    RunLogError for an unreadable log.
     """
-    cards = dict[tuple[str, str], Device]()
+    cards = dict[tuple[str, str], NodeDevice]()
     for path in paths:
         log = read_run_log(path)
         info = log.header["device"]
         key = str(info["name"]), str(info["uuid_hash"] or path)
         part = "find" if log.plan.is_search else "other"
-        if not any(figure in UNITS for figure in add_figures(Device(0), part, log).figures):
+        if not any(figure in FIGURE_UNITS for figure in add_figures_of_log(NodeDevice(0), part, log).figures):
             raise UsageError(f"{path} has no figure with which mamf can compare devices: give a log of 'mamf find'")
-        cards[key] = add_figures(cards.get(key, Device(0)), part, log)
+        cards[key] = add_figures_of_log(cards.get(key, NodeDevice(0)), part, log)
     return Baseline(f"the baseline {', '.join(path.name for path in paths)}", [*cards.values()])
 
 
-def make_contributed_baseline(devices: Iterable[Device]) -> Baseline:
-    """Return a baseline from the contributed ceilings for the names, builds and dtypes of these devices."""
+def make_contributed_baseline(devices: Iterable[NodeDevice]) -> Baseline:
+    """Make a baseline from the contributed ceilings in results/ of the same device names, builds (compute units and
+    power limit) and data types as these devices.
+    """
     cards = []
     for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:
         rows = find_contributed_rates(name, build[0], dtype)
         figures = {row.regime: row.rate for row in rows if row.power_limit_watts == build[1]}
-        cards += [Device(0, name=name, dtype=dtype, figures=figures)] if figures else []
+        cards += [NodeDevice(0, name=name, dtype=dtype, figures=figures)] if figures else []
     return Baseline("the contributed ceilings of this model", cards)

@@ -1,44 +1,32 @@
-"""Decides whether a device is slow, faulty or missing, by fixed limits. Pure code: it measures and reads nothing.
+"""Decide by fixed limits whether a device of a machine is slow, faulty or missing.
 
-Each device is compared with the median of all *other* devices of its model, and with a baseline. The limits suit the
-spread of 26 H200 cards (standard deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how
-often they give a false result at this and other spreads.
+The module measures nothing and reads no files. It compares each device with the median of all *other* devices of its
+model, and with a baseline (cards that are known to be good). The limits suit the spread of 26 H200 cards (standard
+deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how often they give a false verdict at
+this and other spreads.
 
-Here is also the report on the verdict, with the figures of every device, as a document and as a chart.
+A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import attrgetter
 from statistics import fmean, median, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN, UsageError
+from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.document import (
-    Answer,
-    Block,
-    Column,
-    Document,
-    Lines,
-    Table,
-    convert_to_snake_case,
-    format_significant,
-    format_whole_number,
-    make_sensor_columns,
-    merge_remarks,
-)
+from mamf.report.document import format_significant
 
-#: The figures by which devices are compared.
+#: The names of the figures by which devices are compared: the ceilings of matmul in short bursts and under continuous
+#: load, the memory bandwidth of the patterns copy and read, and the bandwidth of copies to a device, to the host and to
+#: another device.
 BURST, SUSTAINED, COPY, READ = "burst", "sustained", "copy", "read"
 TO_DEVICE, TO_HOST, TO_PEER = "to_device", "to_host", "to_peer"
-#: The unit in which each figure is printed, and the factor from 1e12/s to that unit.
-UNITS = {
+#: The unit in which each figure is printed, and the factor that converts 1e12 FLOP or bytes per second to this unit.
+FIGURE_UNITS = {
     BURST: ("TFLOPS", 1.0),
     SUSTAINED: ("TFLOPS", 1.0),
     COPY: ("GB/s", 1e3),
@@ -50,17 +38,22 @@ UNITS = {
 
 
 @dataclass(frozen=True)
-class Device:
-    """One device, with what was measured on it.
+class NodeDevice:
+    """One device of a machine, with its measured figures and failures.
 
-    - ``index``, ``node``: its index on its node, and the number of the node among those that are judged together.
-    - ``address``: its address on the bus, known only in the measuring process.
-    - ``dtype``: the dtype of its matmul figures.
+    - ``index``, ``node``: the index of the device on its node (machine), and the number of this node among the nodes
+      that are judged together.
+    - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
+    - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
+    - ``dtype``: the data type of its matmul figures.
     - ``build``: its number of compute units and its power limit in watts.
-    - ``figures``: 1e12 FLOP/s or bytes/s, by the names in UNITS. ``half_widths``: of their intervals, as a share.
-    - ``conditions``: sensor readings of the sustained ceiling, or of the burst ceiling if there is no other.
-    - ``throttled``: the largest share of time in any part, by reason.
-    - ``failures``: why the device failed, a line each. ``lacks``: what was not measured, and why.
+    - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.
+    - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
+    - ``conditions``: the sensor readings during the sustained ceiling, or during the burst ceiling if there is no
+      other.
+    - ``throttled``: for each throttle reason, the share of time with this reason in the worst part of the run.
+    - ``failures``: why the device failed, one line each.
+    - ``lacks``: what was not measured and why, one line each.
     """
 
     index: int
@@ -79,63 +72,82 @@ class Device:
 
     @property
     def label(self) -> str:
-        """The device's name within the run, such as ``node 1 device 3``."""
+        """The short name of the device in a run, such as ``node 1 device 3``, or ``device 3`` on node 0."""
         return f"node {self.node} device {self.index}" if self.node else f"device {self.index}"
 
     @property
     def full_label(self) -> str:
-        """The label with bus address and uuid, if they are known."""
+        """The short name of the device, followed by its bus address and uuid hash, if they are known."""
         uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
         known = [each for each in (self.address, uuid) if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
-    def record(self) -> dict[str, Any]:
-        """Return the device as JSON values."""
+    def to_record(self) -> dict[str, Any]:
+        """Return all fields of the device as a dictionary of JSON values."""
         return asdict(self)
 
 
 def format_figure(figure: str, value: float) -> str:
-    """Format a figure with its unit. ``value``: in 1e12/s."""
-    unit, factor = UNITS[figure]
+    """Format the value of a figure with its unit. ``value``: the rate in 1e12 FLOP/s or bytes/s."""
+    unit, factor = FIGURE_UNITS[figure]
     return f"{format_significant(value * factor)} {unit}"
 
 
-#: Name of the mean of the burst and sustained shortfalls: a slow card is slow in both.
-BOTH = "burst and sustained"
-#: Maximum share by which a device may be below the median of the others. Copies to and from the host differ by 5 %
-#: between healthy cards, and by up to 20 % while all devices copy. A link with half of its lanes loses 50 %.
-LIMITS = {BOTH: 0.04, BURST: 0.05, SUSTAINED: 0.05, COPY: 0.02, READ: 0.02, TO_PEER: 0.05, TO_DEVICE: 0.4, TO_HOST: 0.4}
-#: A shortfall of more than this multiple of its limit is CRITICAL.
-CRITICAL_FACTOR = 2.0
-#: If the other devices have a larger relative standard deviation, a shortfall may be normal and is never CRITICAL.
-WIDE_SPREAD = 0.015
-#: Factors for the limits when a device is compared with a baseline. A card repeats its matmul rates within 0.3 %, so
-#: its own earlier run allows half the limit; memory rates repeat no better than cards differ. A baseline of other cards
-#: may have only one, or the fastest of many, so its limits are wider.
-_SAME_CARD_FACTORS = dict.fromkeys((BOTH, BURST, SUSTAINED), 0.5)
-_OTHER_CARD_FACTORS = dict.fromkeys(LIMITS, 1.5)
+#: Name of the mean of the burst and sustained shortfalls. A slow card is slow in both figures, so this mean has a lower
+#: limit than each of the two shortfalls.
+BURST_AND_SUSTAINED = "burst and sustained"
+#: Maximum share by which a figure of a device may be below the median of the other devices. The limits for copies to
+#: and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 % while all devices
+#: copy at the same time. A link with half of its lanes loses 50 %.
+SHORTFALL_LIMITS = {
+    BURST_AND_SUSTAINED: 0.04,
+    BURST: 0.05,
+    SUSTAINED: 0.05,
+    COPY: 0.02,
+    READ: 0.02,
+    TO_PEER: 0.05,
+    TO_DEVICE: 0.4,
+    TO_HOST: 0.4,
+}
+#: A shortfall (how far a figure is below its reference) of more than this multiple of its limit is CRITICAL.
+CRITICAL_LIMIT_MULTIPLE = 2.0
+#: Maximum relative standard deviation of a figure among the other devices at which a shortfall can be CRITICAL. If the
+#: other devices differ more, the shortfall may be normal.
+MAX_SPREAD_FOR_CRITICAL = 0.015
+# Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul rates
+# within 0.3 %, so a comparison with an earlier run of the same card halves the limits. Memory rates of one card vary as
+# much as those of different cards, so their limits stay. A baseline of other cards may consist of a single card, or of
+# the fastest of many, so its limits are wider.
+_SAME_CARD_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
+_OTHER_CARD_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
 
-_SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
-#: Throttling reasons that are normal under load, and the minimum share of time for any other reason to be a finding.
-_EXPECTED_REASONS = ("power cap",)
+_LEVELS_BY_SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
+# Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
+_EXPECTED_THROTTLE_REASONS = ("power cap",)
 _MIN_THROTTLED_SHARE = 0.1
-#: A figure with a larger half-width (as a share) is a finding and is not compared. Healthy cards stay below 3 %. Copies
-#: to and from the host are exempt, because devices slow one another's copies.
-_MAX_HALF_WIDTH = 0.1
+# A figure whose confidence interval has a larger half-width (as a share of the figure) is a finding and is not
+# compared. On healthy cards it is below 3 %. Copies to and from the host are exempt, because the copies of several
+# devices slow one another down.
+_MAX_COMPARABLE_HALF_WIDTH = 0.1
 _HOST_COPIES = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Cards that are known to be good. ``source``: how messages name it."""
+    """A set of cards that are known to be good, with which devices are compared.
+
+    - ``source``: the name of this baseline in messages.
+    - ``cards``: the cards with their figures.
+    """
 
     source: str
-    cards: Sequence[Device]
+    cards: Sequence[NodeDevice]
 
-    def select_cards(self, device: Device) -> tuple[list[Device], bool]:
-        """Return the cards to compare a device with, and whether they are its own earlier run.
+    def select_cards(self, device: NodeDevice) -> tuple[list[NodeDevice], bool]:
+        """Return the cards of the baseline to compare ``device`` with, and whether they are earlier runs of this very
+        card.
 
-        Without an earlier run these are all cards of its model and dtype.
+        If the baseline has no run of this card, the result is all cards of its model and data type.
         """
         cards = [card for card in self.cards if card.name == device.name]
         cards = [card for card in cards if not card.dtype or not device.dtype or card.dtype == device.dtype]
@@ -145,7 +157,12 @@ class Baseline:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """One line about a device. ``label``: the device's label, or None if the finding is about all devices."""
+    """One problem that was found, as a line of text.
+
+    - ``level``: its severity, such as WARN or CRITICAL.
+    - ``label``: the label of the device with the problem, or None if the problem concerns all devices.
+    - ``text``: the line that describes the problem.
+    """
 
     level: str
     label: str | None
@@ -154,7 +171,12 @@ class NodeFinding:
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """The result for a node. ``reason``: one line, for a pager. ``findings``: sorted, the worst first."""
+    """The verdict on the devices of one or more machines.
+
+    - ``level``: the level of the worst finding, or OK if there is none.
+    - ``reason``: the verdict with its reason in one line.
+    - ``findings``: all problems that were found, the worst first.
+    """
 
     level: str
     reason: str
@@ -165,26 +187,32 @@ class NodeVerdict:
         return VERDICT_EXIT_CODES[self.level]
 
 
-def judge(devices: Sequence[Device], baseline: Baseline | None = None, must_fit: bool = False) -> NodeVerdict:
-    """Judge all devices of a run. ``must_fit``: a device for which the baseline has no card is a finding."""
-    findings = [finding for device in devices for finding in _list_standalone_findings(device)]
+def judge_devices(
+    devices: Sequence[NodeDevice], baseline: Baseline | None = None, must_match_baseline: bool = False
+) -> NodeVerdict:
+    """Decide whether devices are slow or faulty: find the problems of each device, and compare devices of one model
+    with one another and with the baseline.
+
+    ``must_match_baseline``: whether it is a finding if the baseline has no card of the model and data type of a device.
+    """
+    findings = [finding for device in devices for finding in _yield_standalone_findings(device)]
     is_compared = False
     for peers in group_pairs((device.name, device) for device in devices if not device.failures).values():
-        findings += _list_slow_findings(peers, baseline)
+        findings += _yield_slow_findings(peers, baseline)
         has_baseline = baseline is not None and any(baseline.select_cards(device)[0] for device in peers)
         is_compared = is_compared or len(peers) > 1 or has_baseline
-        if baseline and must_fit and not has_baseline:
+        if baseline and must_match_baseline and not has_baseline:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
             findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures for {model}"))
     if not is_compared:
         message = "cannot tell whether a device is slow: there is no second device of its model and no baseline"
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
-    findings.sort(key=lambda finding: -_SEVERITY.index(finding.level))
+    findings.sort(key=lambda finding: -_LEVELS_BY_SEVERITY.index(finding.level))
     level = findings[0].level if findings else OK
     return NodeVerdict(level, f"{level}: {_summarize_reason(devices, findings)}", tuple(findings))
 
 
-def _summarize_reason(devices: Sequence[Device], findings: Sequence[NodeFinding]) -> str:
+def _summarize_reason(devices: Sequence[NodeDevice], findings: Sequence[NodeFinding]) -> str:
     if not findings:
         return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {describe_slowest(devices)}"
     others = len({finding.label for finding in findings} - {findings[0].label, None})
@@ -192,100 +220,135 @@ def _summarize_reason(devices: Sequence[Device], findings: Sequence[NodeFinding]
     return f"{findings[0].text}{more}"
 
 
-def _list_standalone_findings(device: Device) -> Iterator[NodeFinding]:
-    """Yield the findings about a device that need no comparison with others."""
+def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
+    """Yield the findings about a device that need no comparison with other devices: failures, missing parts, noise,
+    throttling.
+    """
     for failure in device.failures:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
     for lacking in device.lacks:
         yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {lacking}")
     for figure, value in device.figures.items():
-        if not _is_steady(device, figure):
+        if not _is_comparable_figure(device, figure):
             noise = (
                 f"{figure} {format_figure(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
             )
             cause = "another process uses the device, or something slows it from time to time"
             yield NodeFinding(WARN, device.label, f"{device.full_label}: {noise}: {cause}")
     for reason, share in device.throttled.items():
-        if reason not in _EXPECTED_REASONS and share >= _MIN_THROTTLED_SHARE:
+        if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
-def _is_steady(device: Device, figure: str) -> bool:
-    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_HALF_WIDTH
+def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
+    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
 
 
 class Shortfall(NamedTuple):
-    """A figure below its reference by a ``share`` of the reference. The share may be at most ``limit``."""
+    """A figure of a device that is below its reference value.
+
+    - ``figure``: the name of the figure.
+    - ``share``: the difference as a share of the reference value.
+    - ``limit``: the maximum share that is not a finding.
+    """
 
     figure: str
     share: float
     limit: float
 
 
-def compute_shortfalls(device: Device, others: Sequence[Device]) -> dict[str, float]:
-    """Compute how far each figure of a device is below the median of the other devices, as a share."""
+def compute_shortfall_shares(device: NodeDevice, others: Sequence[NodeDevice]) -> dict[str, float]:
+    """Compute how far each figure of a device is below the median of the other devices, as a share of the median, by
+    figure. A negative share means that the device is faster. Noisy figures are left out.
+    """
     shares = {}
-    for figure in UNITS:
-        own = _get_steady_value(device, figure)
-        values = [value for other in others if (value := _get_steady_value(other, figure)) is not None]
+    for figure in FIGURE_UNITS:
+        own = _find_steady_value(device, figure)
+        values = [value for other in others if (value := _find_steady_value(other, figure)) is not None]
         if own is not None and values:
             shares[figure] = 1 - own / median(values)
     if BURST in shares and SUSTAINED in shares:
-        shares[BOTH] = (shares[BURST] + shares[SUSTAINED]) / 2
+        shares[BURST_AND_SUSTAINED] = (shares[BURST] + shares[SUSTAINED]) / 2
     return shares
 
 
-def _get_steady_value(device: Device, figure: str) -> float | None:
-    return device.figures.get(figure) if _is_steady(device, figure) else None
+def _find_steady_value(device: NodeDevice, figure: str) -> float | None:
+    return device.figures.get(figure) if _is_comparable_figure(device, figure) else None
 
 
 def find_worst_shortfall(
-    device: Device, others: Sequence[Device], factors: Mapping[str, float] = MappingProxyType({})
+    device: NodeDevice, others: Sequence[NodeDevice], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """Return the shortfall that exceeds its limit by the largest factor, or None. ``factors``: multiply the limits."""
+    """Return the shortfall of ``device`` that exceeds its limit by the largest factor, or None if no shortfall exceeds
+    its limit. ``factors``: numbers by which the limits are multiplied, by figure.
+    """
     candidates = [
-        Shortfall(figure, share, LIMITS[figure] * factors.get(figure, 1.0))
-        for figure, share in compute_shortfalls(device, others).items()
+        Shortfall(figure, share, SHORTFALL_LIMITS[figure] * factors.get(figure, 1.0))
+        for figure, share in compute_shortfall_shares(device, others).items()
     ]
     worst = max(candidates, key=lambda each: each.share / each.limit, default=None)
     return worst if worst is not None and worst.share > worst.limit else None
 
 
-def _list_slow_findings(peers: Sequence[Device], baseline: Baseline | None) -> Iterator[NodeFinding]:
-    """Yield devices that are slower than the others of their model, or slower than their baseline."""
-    slow = [find_worst_shortfall(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)]
-    healthy = [device for device, shortfall in zip(peers, slow, strict=True) if shortfall is None]
+def _yield_slow_findings(peers: Sequence[NodeDevice], baseline: Baseline | None) -> Iterator[NodeFinding]:
+    """Yield a finding for each device that is too slow, compared with the other devices of its model or with the
+    baseline.
+
+    ``peers``: all devices of one model.
+    """
+    shortfalls = [
+        find_worst_shortfall(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)
+    ]
+    healthy = [device for device, shortfall in zip(peers, shortfalls, strict=True) if shortfall is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
-    for device, shortfall in zip(peers, slow, strict=True):
+    for device, shortfall in zip(peers, shortfalls, strict=True):
         if shortfall is not None:
-            yield _describe_shortfall(device, shortfall, others, _compute_relative_spread(shortfall.figure, healthy))
+            yield _make_shortfall_finding(
+                device, shortfall, others, _compute_relative_spread(shortfall.figure, healthy)
+            )
     if baseline is None:
         return
     for device in peers:
         cards, is_same = baseline.select_cards(device)
         if shortfall := find_worst_shortfall(device, cards, _SAME_CARD_FACTORS if is_same else _OTHER_CARD_FACTORS):
-            against = f"the same card in {baseline.source}" if is_same else baseline.source
+            reference_name = f"the same card in {baseline.source}" if is_same else baseline.source
             spread = None if is_same else _compute_relative_spread(shortfall.figure, healthy)
-            yield _describe_shortfall(device, shortfall, against, spread or 0.0)
+            yield _make_shortfall_finding(device, shortfall, reference_name, spread or 0.0)
 
 
-def _compute_relative_spread(figure: str, devices: Sequence[Device]) -> float | None:
-    """Return the relative standard deviation of a figure between devices; None for fewer than two."""
-    values = [shares[figure] for device in devices if figure in (shares := compute_shortfalls(device, devices))]
+def _compute_relative_spread(figure: str, devices: Sequence[NodeDevice]) -> float | None:
+    """Return the relative standard deviation of a figure between devices, or None if fewer than two devices have the
+    figure.
+    """
+    values = [shares[figure] for device in devices if figure in (shares := compute_shortfall_shares(device, devices))]
     return stdev(values) if len(values) > 1 else None
 
 
-def _describe_shortfall(device: Device, slow: Shortfall, against: str, spread: float | None) -> NodeFinding:
-    """Describe a slow device. ``spread``: relative standard deviation of the healthy ones, None if too few."""
-    is_critical = slow.share > CRITICAL_FACTOR * slow.limit and spread is not None and spread <= WIDE_SPREAD
-    value = f" {format_figure(slow.figure, device.figures[slow.figure])}" if slow.figure in UNITS else ""
-    text = f"{slow.figure}{value}, {slow.share:.1%} below {against} (limit {slow.limit:.1%})"
+def _make_shortfall_finding(
+    device: NodeDevice, shortfall: Shortfall, reference_name: str, spread: float | None
+) -> NodeFinding:
+    """Make the finding for a device that is too slow.
+
+    - ``reference_name``: the name of what the device is compared with, such as the baseline.
+    - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are too few.
+    """
+    is_critical = (
+        shortfall.share > CRITICAL_LIMIT_MULTIPLE * shortfall.limit
+        and spread is not None
+        and spread <= MAX_SPREAD_FOR_CRITICAL
+    )
+    value = (
+        f" {format_figure(shortfall.figure, device.figures[shortfall.figure])}"
+        if shortfall.figure in FIGURE_UNITS
+        else ""
+    )
+    text = f"{shortfall.figure}{value}, {shortfall.share:.1%} below {reference_name} (limit {shortfall.limit:.1%})"
     if spread is None:
         text += "; there are too few other devices to tell how much healthy ones differ"
-    elif spread > WIDE_SPREAD:
+    elif spread > MAX_SPREAD_FOR_CRITICAL:
         text += f"; the other devices differ by {spread:.1%} (standard deviation)"
     return NodeFinding(CRITICAL if is_critical else WARN, device.label, f"{device.full_label}: {text}")
 
@@ -293,9 +356,11 @@ def _describe_shortfall(device: Device, slow: Shortfall, against: str, spread: f
 # -- the pace of a synchronous job -------------------------------------------------------------------------------------
 
 
-def describe_slowest(devices: Sequence[Device]) -> str:
-    """Return a line with the slowest device and the share of speed that a synchronous job loses to it."""
-    figure = choose_pace_figure(devices)
+def describe_slowest(devices: Sequence[NodeDevice]) -> str:
+    """Return a line with the name and rate of the slowest device, and the share of the mean speed that a synchronous
+    job on all devices loses by waiting for it.
+    """
+    figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]
     if not measured:
         return "no burst or sustained rate was measured"
@@ -304,157 +369,22 @@ def describe_slowest(devices: Sequence[Device]) -> str:
     slowest = min(measured, key=lambda device: device.figures[figure])
     rate = f"{format_figure(figure, slowest.figures[figure])} {figure}"
     return (
-        f"the slowest is {slowest.label} with {rate}: a synchronous job loses {compute_lost_share(devices):.1%} to it"
+        f"the slowest is {slowest.label} with {rate}: "
+        f"a synchronous job loses {compute_lost_speed_share(devices):.1%} to it"
     )
 
 
-def choose_pace_figure(devices: Iterable[Device]) -> str:
-    """Return the name of the figure that sets the pace of a job: sustained, or burst if it was not measured."""
+def choose_speed_figure(devices: Iterable[NodeDevice]) -> str:
+    """Return the name of the figure that decides how fast a job is: sustained, or burst if no device has a sustained
+    figure.
+    """
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
-def compute_lost_share(devices: Sequence[Device]) -> float:
-    """Return the share of the devices' mean speed that is lost if all wait for the slowest."""
-    figure = choose_pace_figure(devices)
+def compute_lost_speed_share(devices: Sequence[NodeDevice]) -> float:
+    """Compute the share of the mean speed of the devices that is lost if all devices wait for the slowest one. Returns
+    0 if no device has a rate.
+    """
+    figure = choose_speed_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]
     return 1 - min(values) / fmean(values) if values else 0.0
-
-
-_TEXT_COLUMNS = ("node", "index", "name", "uuid_hash", "address")
-
-
-def make_node_document(devices: Sequence[Device], verdict: NodeVerdict, not_together: str = "") -> Document:
-    """Make the report of ``mamf node``.
-
-    The first line gives the reason for the verdict, for a pager; the last one repeats it with the exit code.
-    ``not_together``: why the devices did not measure together, empty if they did.
-    """
-    others = merge_remarks((finding.text, finding.level) for finding in verdict.findings[1:])
-    models = Counter(device.name for device in devices if device.name)
-    remarks = [f"{count} x {name}" for name, count in models.items()]
-    remarks += [f"not measured together: {not_together}"] if not_together else []
-    pace = [describe_slowest(devices)] if verdict.findings else []  # without findings the reason contains this line
-    blocks: list[Block] = [
-        Lines([verdict.reason, *others]),
-        Table(make_device_columns(devices), devices, key="figures"),
-        Lines(remarks),
-        Answer([*pace, f"{verdict.reason} (exit code {verdict.exit_code})"]),
-    ]
-    data = {
-        "level": verdict.level,
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
-        "not_together": not_together,
-        "slowest": describe_slowest(devices),
-        "lost_share": compute_lost_share(devices),
-        "pace": choose_pace_figure(devices),
-        "devices": [device.record() for device in devices],
-    }
-    return Document("Node", blocks, data)
-
-
-def make_device_columns(devices: Sequence[Device]) -> list[Column[Device]]:
-    """Return columns with each device's figures, sensor readings and rank by speed (1: the fastest)."""
-    pace = choose_pace_figure(devices)
-    order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
-    places = {device.label: place for place, device in enumerate(order, start=1)}
-    return [
-        Column("", "device", lambda device: device.full_label, left=True),
-        *(Column(name, "", attrgetter(name)) for name in _TEXT_COLUMNS),
-        *(column for name in UNITS for column in make_figure_columns(name)),
-        Column("place", "place", lambda device: places.get(device.label), importance=2),
-        *make_sensor_columns(lambda device: device.conditions),
-        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole_number, importance=6),
-        Column("throttled", "throttled", format_throttling, importance=3, left=True),
-        Column("failures", "", lambda device: "; ".join(device.failures)),
-        Column("lacks", "", lambda device: "; ".join(device.lacks)),
-    ]
-
-
-def make_figure_columns(name: str) -> list[Column[Device]]:
-    """Return columns with a figure in its unit, and the half-width of its interval in percent."""
-    unit, factor = UNITS[name]
-    return [
-        Column(
-            convert_to_snake_case(f"{name} {unit}"),
-            f"{name} {unit}",
-            lambda device: device.figures[name] * factor if name in device.figures else None,
-            format_significant,
-            importance=0 if name == SUSTAINED else 1,
-        ),
-        Column(
-            f"{name}_half_width_percent",
-            f"{name} +-%" if name in (BURST, SUSTAINED) else "",
-            lambda device: 100 * device.half_widths[name] if name in device.half_widths else None,
-            "{:.2f}".format,
-            importance=5,
-        ),
-    ]
-
-
-def format_throttling(device: Device) -> str:
-    return ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items())
-
-
-def collect_figure_values(figure: str, devices: Iterable[Device]) -> list[float]:
-    """Return the values of a figure, in 1e12 FLOP/s or bytes/s, of the devices that have it."""
-    return [device.figures[figure] for device in devices if figure in device.figures]
-
-
-def compute_relative_range(values: Sequence[float]) -> float:
-    """Return how far the maximum is above the minimum, as a share of the minimum."""
-    return max(values) / min(values) - 1
-
-
-_MAX_LABELS = 12
-_MAX_FINDINGS = 4
-#: Maximum number of panels in a row.
-_MAX_PANELS_PER_ROW = 4
-
-
-def make_node_chart(devices: Sequence[Device], verdict: NodeVerdict) -> Chart:
-    """Draw a panel per figure, each with a separate scale. Raises UsageError if no device has a figure."""
-    figures = [name for name in UNITS if any(name in device.figures for device in devices)]
-    if not figures:
-        raise UsageError("nothing to draw: no device has a figure")
-    panels = [_make_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
-    across = -(-len(panels) // rows)
-    padded = [*panels, *[None] * (rows * across - len(panels))]
-    notes = [describe_slowest(devices), *(finding.text for finding in verdict.findings[:_MAX_FINDINGS])]
-    ticks = tuple((float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_LABELS)
-    return Chart(
-        f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
-        ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("device", ticks=ticks),
-        tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
-        notes=(*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
-        is_connected=False,
-        has_intervals=True,
-        has_own_scales=True,
-    )
-
-
-def _make_figure_panel(name: str, devices: Sequence[Device]) -> Panel:
-    unit, factor = UNITS[name]
-    lines: dict[str, list[Point]] = {}
-    for place, (device, line) in enumerate(zip(devices, _list_legend_names(devices), strict=True)):
-        if name in device.figures:
-            rate = device.figures[name] * factor
-            half = rate * device.half_widths.get(name, 0.0)
-            lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
-    title = (
-        f"{name}, spread {compute_relative_range(collect_figure_values(name, devices)):.1%}"
-        if len(devices) > 1
-        else name
-    )
-    return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
-
-
-def _list_legend_names(devices: Sequence[Device]) -> list[str]:
-    """Return each device's name for the legend: its label, or its node's name if there are too many devices."""
-    if len(devices) <= _MAX_LABELS:
-        return [device.label for device in devices]
-    nodes = {device.node for device in devices}
-    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_LABELS else "a device" for device in devices]

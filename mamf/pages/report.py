@@ -18,8 +18,9 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
 from mamf.measurement import IDLE, Measurement
-from mamf.node.logs import is_node_folder, make_contributed_baseline, read_nodes
-from mamf.node.verdict import judge, make_node_chart, make_node_document
+from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
+from mamf.node.report import make_node_chart, make_node_document
+from mamf.node.verdict import judge_devices
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.plans import OVERLAP
 from mamf.profiling.classes import COMMUNICATION
@@ -173,15 +174,15 @@ def _report_folder(path: Path) -> Page:
 
 
 def _report_node(path: Path) -> Page:
-    not_together, devices = read_nodes([path])
-    verdict = judge(devices, make_contributed_baseline(devices))
+    why_not_together, devices = read_node_folders([path])
+    verdict = judge_devices(devices, make_contributed_baseline(devices))
     parts: list[PagePart] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",
         verdict=verdict.reason,
         level="good" if verdict.level == OK else "bad",
-        sections=[Section("Devices", [*parts, *make_node_document(devices, verdict, not_together).visible_blocks])],
+        sections=[Section("Devices", [*parts, *make_node_document(devices, verdict, why_not_together).visible_blocks])],
     )
 
 

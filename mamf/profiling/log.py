@@ -24,7 +24,7 @@ from mamf.files import create_file_atomically
 from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
 from mamf.logs.run_log import MALFORMED_ERRORS, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.logs.writer import encode_record
-from mamf.machine.environment import describe_environment, get_tool_version
+from mamf.machine.environment import describe_environment, get_mamf_version
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
 from mamf.profiling.profile import PEAK_MEMORY, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
@@ -77,7 +77,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     header = {
         "schema": SCHEMA,
         "tier": PROFILE_TIER,
-        "tool": get_tool_version(),
+        "tool": get_mamf_version(),
         "command": command,
         "started": get_utc_time(),
         "script": script,

@@ -87,7 +87,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(discovery, "find_entry_points", points)
     # What takes a tenth of a second of every run, and no part in it.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
-    monkeypatch.setattr("mamf.machine.environment._read_commit", lambda: None)
+    monkeypatch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     monkeypatch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
     settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
     monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)

@@ -200,6 +200,7 @@ READERS = (
     "mamf.api.reading",
     "mamf.profiling.log",
     "mamf.profiling.counters.report",
+    "mamf.node.report",
     "mamf.node.verdict",
 )
 

@@ -306,6 +306,8 @@ def test_overlap_follows_the_verdict(run, monkeypatch, option, begun):
     faulty(monkeypatch, 1)
     commands = []
     monkeypatch.setattr("mamf.cli.commands.node.run_command", commands.append)
-    monkeypatch.setattr("mamf.cli.devices.measure_devices", lambda *given: ("logs", NodeRun([0], is_over=True), []))
+    monkeypatch.setattr(
+        "mamf.cli.devices.measure_devices", lambda *given: ("logs", NodeRun([0], was_watched_to_end=True), [])
+    )
     assert run("node", "--backend", "simulated", *option)[0] == (0 if "--dry-run" in option else 3)
     assert commands == [["overlap", "--backend", "simulated"]] * begun

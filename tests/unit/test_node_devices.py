@@ -16,15 +16,16 @@ from mamf.node import children
 from mamf.node.children import ChildProcesses
 from mamf.node.device import DeviceRun
 from mamf.node.logs import (
-    ALONE,
-    TOGETHER,
+    MULTI_DEVICE_PARTS,
+    SINGLE_DEVICE_PARTS,
     NodeRun,
-    log_path,
     make_contributed_baseline,
-    read_node,
-    read_nodes,
+    make_log_path,
+    read_node_folder,
+    read_node_folders,
 )
-from mamf.node.verdict import BURST, CRITICAL, OK, SUSTAINED, UNITS, Device, judge, make_node_chart
+from mamf.node.report import make_node_chart
+from mamf.node.verdict import BURST, CRITICAL, FIGURE_UNITS, OK, SUSTAINED, NodeDevice, judge_devices
 from mamf.operations import unknown
 from mamf.testing import Physics
 
@@ -48,10 +49,10 @@ def installed():
 
 def measured(folder, index, physics, together=True):
     backend = type("Made", (Node,), {"physics": Physics(**physics)})(index)
-    run = DeviceRun(backend, folder, seconds=120.0)
-    run.measure_alone()
+    run = DeviceRun(backend, folder, budget_seconds=120.0)
+    run.measure_single_device_parts()
     if together:
-        run.measure_together()
+        run.measure_copies_to_next_device()
     return run
 
 
@@ -61,19 +62,19 @@ def healthy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("healthy")
     for index, physics in enumerate(HEALTHY):
         measured(folder, index, physics)
-    NodeRun(range(len(HEALTHY)), is_over=True).write(folder)
+    NodeRun(range(len(HEALTHY)), was_watched_to_end=True).write(folder)
     return folder
 
 
 def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
-    run, devices = read_node(healthy)
-    verdict = judge(devices)
+    run, devices = read_node_folder(healthy)
+    verdict = judge_devices(devices)
     assert verdict.level == OK, verdict
     assert len(devices) == len(run.devices) == len(HEALTHY)
     for device in devices:
         assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
         assert device.conditions.clock_hz == pytest.approx(Physics().capped_hz, rel=0.01), "of sustained, not of burst"
-        logs = [log_path(healthy, device.index, part) for part in (*ALONE, *TOGETHER)]
+        logs = [make_log_path(healthy, device.index, part) for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
 
 
@@ -82,9 +83,9 @@ def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault
     physics, level, told = FAULTY[fault]
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
     measured(tmp_path, 3, physics, together=False)
-    devices = read_node(tmp_path)[1]
+    devices = read_node_folder(tmp_path)[1]
     devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
-    verdict = judge(devices)
+    verdict = judge_devices(devices)
     assert verdict.level == level, verdict
     assert {finding.label for finding in verdict.findings} == {"device 3"}
     assert any(told in finding.text for finding in verdict.findings)
@@ -94,9 +95,9 @@ def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault
 def test_all_that_a_device_measures_alone_keeps_to_the_budget(tmp_path, budget):
     device = Node(0)
     begun = device.now()
-    DeviceRun(device, tmp_path, seconds=budget).measure_alone()
+    DeviceRun(device, tmp_path, budget_seconds=budget).measure_single_device_parts()
     assert device.now() - begun < 1.1 * budget + 2.0, "the first row of each part is always measured"
-    (found,) = read_node(tmp_path)[1]
+    (found,) = read_node_folder(tmp_path)[1]
     assert not found.failures
     assert {"copy", "to_device"} <= set(found.figures)
     assert (found.lacks == ()) == (budget == 40.0)
@@ -124,45 +125,45 @@ def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measur
     for log in healthy.glob("device0-*"):
         spoilt(log, tmp_path, spoil if log.name.endswith(f"{part}.jsonl") else lambda row: False)
     NodeRun([0, 1]).write(tmp_path)
-    device, _ = read_node(tmp_path)[1]
+    device, _ = read_node_folder(tmp_path)[1]
     assert [failure.startswith(told) for failure in device.failures] == [True]
 
 
 def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(healthy, tmp_path):
-    first, second = (log_path(healthy, rank, "find") for rank in (0, 1))
+    first, second = (make_log_path(healthy, rank, "find") for rank in (0, 1))
     (tmp_path / first.name).write_bytes(first.read_bytes().splitlines(keepends=True)[0])
     *lines, summary = second.read_text().splitlines()
     ended = json.loads(summary) | {"status": "interrupted", "reason": "by the user"}
     (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
     NodeRun([0, 1]).write(tmp_path)
-    assert [device.failures for device in read_node(tmp_path)[1]] == [(), ()]
+    assert [device.failures for device in read_node_folder(tmp_path)[1]] == [(), ()]
     cut = "its process disappeared or was killed during find"
-    NodeRun([0, 1], is_over=True).write(tmp_path)
-    assert [device.failures for device in read_node(tmp_path)[1]] == [(cut,), ()]
+    NodeRun([0, 1], was_watched_to_end=True).write(tmp_path)
+    assert [device.failures for device in read_node_folder(tmp_path)[1]] == [(cut,), ()]
     NodeRun([0, 1], failures={0: "its process ended early (phase: find): killed by signal 11"}).write(tmp_path)
-    assert [len(device.failures) for device in read_node(tmp_path)[1]] == [1, 0]
+    assert [len(device.failures) for device in read_node_folder(tmp_path)[1]] == [1, 0]
 
 
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
     told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
-    NodeRun([0, 1], not_together=told, failures={0: told}).write(tmp_path)
+    NodeRun([0, 1], why_not_together=told, failures={0: told}).write(tmp_path)
     text = (tmp_path / "run.json").read_text()
     assert not [name for name in ("10.0.0.7", "alice", "3b:00") if name in text]
 
 
 def test_contributed_ceilings_are_a_baseline_of_devices_of_their_build():
-    device = Device(0, name="NVIDIA H200", dtype="bfloat16", build=(132, 700.0), figures={BURST: 700.0})
-    verdict = judge([device], make_contributed_baseline([device]))
+    device = NodeDevice(0, name="NVIDIA H200", dtype="bfloat16", build=(132, 700.0), figures={BURST: 700.0})
+    verdict = judge_devices([device], make_contributed_baseline([device]))
     assert "below the contributed ceilings of this model (limit 7.5%)" in verdict.reason
     assert not make_contributed_baseline([replace(device, build=(132, 350.0))]).cards
 
 
 def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(healthy):
-    _, devices = read_node(healthy)
-    chart = make_node_chart(devices, judge(devices))
+    _, devices = read_node_folder(healthy)
+    chart = make_node_chart(devices, judge_devices(devices))
     assert chart.has_own_scales
     assert [panel.title.split(",")[0] for panel in chart.panels] == [
-        name for name in UNITS if name in devices[0].figures
+        name for name in FIGURE_UNITS if name in devices[0].figures
     ]
     burst = chart.panels[0]
     assert [line.name for line in burst.lines] == ["device 0", "device 1", "device 2"]
@@ -171,10 +172,12 @@ def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(heal
     assert burst.title == "burst, spread 2.0%" and burst.unit == "TFLOPS"
     assert all(line.points[0].low < line.points[0].y < line.points[0].high for line in burst.lines)
     assert "OK" in chart.title
-    named = make_node_chart([replace(devices[0], index=rank % 8, node=rank // 8) for rank in range(16)], judge(devices))
+    named = make_node_chart(
+        [replace(devices[0], index=rank % 8, node=rank // 8) for rank in range(16)], judge_devices(devices)
+    )
     assert [line.name for line in named.panels[0].lines] == ["node 0", "node 1"]
     with pytest.raises(UsageError, match="nothing to draw"):
-        make_node_chart([replace(devices[0], figures={})], judge(devices))
+        make_node_chart([replace(devices[0], figures={})], judge_devices(devices))
 
 
 def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
@@ -186,11 +189,11 @@ def test_a_folder_is_drawn_by_the_command_line(healthy, tmp_path):
 def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, capsys):
     slow = tmp_path / "slow"
     shutil.copytree(healthy, slow)
-    for part in (*ALONE, *TOGETHER):
-        log_path(slow, 1, part).unlink()
+    for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS):
+        make_log_path(slow, 1, part).unlink()
     measured(slow, 1, FAULTY["a third of the speed"][0], together=False)
-    NodeRun(range(3), is_over=True, not_together="device 9 failed before").write(slow)
-    reason, devices = read_nodes([healthy, slow])
+    NodeRun(range(3), was_watched_to_end=True, why_not_together="device 9 failed before").write(slow)
+    reason, devices = read_node_folders([healthy, slow])
     assert (reason, len(devices)) == ("device 9 failed before", 6)
     assert main(["node", "--from", str(healthy), str(slow)]) == 2
     assert capsys.readouterr().out.startswith("CRITICAL: node 1 device 1: ")
@@ -207,24 +210,24 @@ def test_a_folder_is_shown_as_its_verdict(healthy, capsys):
 def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RunLogError, match=r"Error: .*\): delete it to read only the logs$"):
-        read_node(tmp_path)
+        read_node_folder(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"record": "hea'])
 def test_a_log_that_was_killed_before_it_began_is_none(healthy, tmp_path, data):
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
-    log = log_path(tmp_path, 1, "find")
+    log = make_log_path(tmp_path, 1, "find")
     log.write_bytes(data)
-    device = read_node(tmp_path)[1][1]
+    device = read_node_folder(tmp_path)[1][1]
     assert (device.failures, device.lacks) == ((), ("there is no log of find",))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
 def test_nobody_waits_for_a_pipe_that_bears_a_logs_name(tmp_path):
-    log = log_path(tmp_path, 0, "find")
+    log = make_log_path(tmp_path, 0, "find")
     for path in (log, tmp_path / "run.json"):
         os.mkfifo(path)
-    _, (device,) = read_node(tmp_path)
+    _, (device,) = read_node_folder(tmp_path)
     assert any(f"cannot read {log}: it is not a regular file" in reason for reason in device.failures)
 
 
@@ -235,8 +238,8 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
     for index in range(count):
         told = []
         run = DeviceRun(ring(index), tmp_path, wait_for_others=lambda told=told: told.append("meet") or True)
-        run._run_part = told.append
-        run.measure_together()
+        run._measure_part = told.append
+        run.measure_copies_to_next_device()
         assert told.count("peers") == 1
         turns.append(told.index("peers"))
     assert all(turns[index] != turns[(index + 1) % count] for index in range(count))

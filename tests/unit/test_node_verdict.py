@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mamf.logs.run_log import read_run_log
-from mamf.node.logs import add_figures, read_baseline
+from mamf.node.logs import add_figures_of_log, read_baseline
 from mamf.node.verdict import (
     BURST,
     COPY,
@@ -21,8 +21,8 @@ from mamf.node.verdict import (
     UNKNOWN,
     WARN,
     Baseline,
-    Device,
-    judge,
+    NodeDevice,
+    judge_devices,
 )
 
 #: Figures of a healthy H200.
@@ -39,12 +39,12 @@ def healthy(chance, devices=8, spread=0.012, nodes=1):
         factors = {name: chance.gauss(1, each) for name, each in SPREADS.items()}
         factors |= {BURST: 1 + spread * own, SUSTAINED: 1 + spread * (0.83 * own + 0.558 * other)}
         figures = {name: value * factors[name] for name, value in FIGURES.items()}
-        found.append(Device(rank % devices, rank // devices, "H200", f"uuid{rank}", figures=figures))
+        found.append(NodeDevice(rank % devices, rank // devices, "H200", f"uuid{rank}", figures=figures))
     return found
 
 
 def equal(devices):
-    return [Device(index, 0, "H200", f"uuid{index}", figures=FIGURES) for index in range(devices)]
+    return [NodeDevice(index, 0, "H200", f"uuid{index}", figures=FIGURES) for index in range(devices)]
 
 
 def slowed(devices, place, **factors):
@@ -60,7 +60,9 @@ def shares(cards, spread, slower, nodes=500):
     """The share of nodes with a finding, with a CRITICAL one, and with one about the slow device."""
     chance, verdicts = random.Random(cards), []
     for _ in range(nodes):
-        verdicts.append(judge(slowed(healthy(chance, cards, spread), 0, burst=1 - slower, sustained=1 - slower)))
+        verdicts.append(
+            judge_devices(slowed(healthy(chance, cards, spread), 0, burst=1 - slower, sustained=1 - slower))
+        )
     return [
         sum(test(verdict) for verdict in verdicts) / nodes
         for test in (
@@ -96,19 +98,19 @@ def test_the_limits_keep_their_promises(cards):
     ],
 )
 def test_each_limit_is_a_share_of_the_median_of_the_others(factors, figure):
-    (finding,) = judge(slowed(equal(4), 2, **factors)).findings
+    (finding,) = judge_devices(slowed(equal(4), 2, **factors)).findings
     assert (finding.level, finding.label) == (WARN, "device 2")
     assert finding.text.startswith(f"device 2 (uuid uuid2): {figure}")
     assert f"{1 - min(factors.values()):.1%} below the median of 3 others (limit " in finding.text
     within = {name: factor + 0.002 for name, factor in factors.items()}
-    assert judge(slowed(equal(4), 2, **within)).level == OK
+    assert judge_devices(slowed(equal(4), 2, **within)).level == OK
     faster = {name: 2 - factor for name, factor in factors.items()}
-    assert judge(slowed(equal(4), 2, **faster)).level == OK
+    assert judge_devices(slowed(equal(4), 2, **faster)).level == OK
 
 
 def test_two_slow_devices_of_eight_do_not_hide_each_other():
     devices = slowed(slowed(equal(8), 1, burst=0.85, sustained=0.85), 6, burst=0.88, sustained=0.88)
-    verdict = judge(devices)
+    verdict = judge_devices(devices)
     assert (verdict.level, names(verdict)) == (CRITICAL, {"device 1", "device 6"})
     assert verdict.reason.endswith("; and 1 more device")
 
@@ -117,13 +119,13 @@ def test_devices_that_differ_by_more_than_expected_are_never_critical_and_their_
     devices = equal(6)
     for place, factor in enumerate((1.02, 1.0, 0.98, 1.02, 0.98)):
         devices = slowed(devices, place, burst=factor, sustained=factor)
-    verdict = judge(slowed(devices, 5, burst=0.7, sustained=0.7))
+    verdict = judge_devices(slowed(devices, 5, burst=0.7, sustained=0.7))
     assert (verdict.level, names(verdict)) == (WARN, {"device 5"})
     assert verdict.reason.endswith("(limit 4.0%); the other devices differ by 2.0% (standard deviation)")
 
 
 def test_of_two_devices_the_slower_one_is_named_but_not_critical():
-    verdict = judge(slowed(equal(2), 1, burst=0.6, sustained=0.6))
+    verdict = judge_devices(slowed(equal(2), 1, burst=0.6, sustained=0.6))
     assert (verdict.level, names(verdict)) == (WARN, {"device 1"})
     assert verdict.reason.endswith("; there are too few other devices to tell how much healthy ones differ")
 
@@ -131,21 +133,21 @@ def test_of_two_devices_the_slower_one_is_named_but_not_critical():
 def test_a_device_is_compared_with_its_own_earlier_run_at_half_the_limit():
     before = Baseline("a log", equal(4))
     devices = slowed(equal(4), 3, burst=0.979, sustained=0.979)
-    assert judge(devices).level == OK
-    verdict = judge(devices, before)
+    assert judge_devices(devices).level == OK
+    verdict = judge_devices(devices, before)
     assert (verdict.level, names(verdict)) == (WARN, {"device 3"})
     assert "2.1% below the same card in a log (limit 2.0%)" in verdict.reason
-    assert judge(slowed(equal(4), 3, burst=0.95, sustained=0.95), before).level == CRITICAL
+    assert judge_devices(slowed(equal(4), 3, burst=0.95, sustained=0.95), before).level == CRITICAL
     stranger = replace(devices[3], uuid_hash="another")
-    assert judge([stranger], before).level == OK
+    assert judge_devices([stranger], before).level == OK
 
 
 @pytest.mark.parametrize("changes", [{"name": "another card"}, {"dtype": "float16"}])
 def test_a_baseline_of_other_devices_says_nothing_of_these(changes):
     devices = [replace(device, dtype="bfloat16") for device in equal(2)]
     baseline = Baseline("the baseline x", [replace(devices[0], **changes, figures={BURST: 1e6})])
-    assert judge(devices, baseline).level == OK
-    verdict = judge(devices, baseline, must_fit=True)
+    assert judge_devices(devices, baseline).level == OK
+    verdict = judge_devices(devices, baseline, must_match_baseline=True)
     assert (verdict.level, verdict.reason) == (UNKNOWN, "UNKNOWN: the baseline x has no figures for H200 in bfloat16")
 
 
@@ -153,8 +155,8 @@ def test_devices_that_are_all_slow_are_found_by_the_baseline_only():
     devices = equal(8)
     for place in range(8):
         devices = slowed(devices, place, burst=0.5, sustained=0.5)
-    assert judge(devices).level == OK
-    verdict = judge(devices, Baseline("results/x.jsonl", [replace(equal(1)[0], uuid_hash=None)]))
+    assert judge_devices(devices).level == OK
+    verdict = judge_devices(devices, Baseline("results/x.jsonl", [replace(equal(1)[0], uuid_hash=None)]))
     assert verdict.level == CRITICAL
     assert "below results/x.jsonl" in verdict.reason and verdict.reason.endswith("; and 7 more devices")
 
@@ -162,23 +164,23 @@ def test_devices_that_are_all_slow_are_found_by_the_baseline_only():
 @pytest.mark.parametrize("stamp", ["20261122-094417", "20261122-101153", "20261122-101216"])
 def test_four_cards_of_a_recorded_node_are_ok(stamp):
     paths = sorted(RESULTS.glob(f"find-bfloat16-burst-sustained-{stamp}*.jsonl"))
-    devices = [add_figures(Device(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
+    devices = [add_figures_of_log(NodeDevice(index), "find", read_run_log(path)) for index, path in enumerate(paths)]
     assert len(devices) == 4
-    assert judge(devices, read_baseline(paths[1:]), must_fit=True).level == OK
+    assert judge_devices(devices, read_baseline(paths[1:]), must_match_baseline=True).level == OK
 
 
 def test_one_device_without_a_baseline_is_unknown():
-    assert (judge(equal(1)).level, judge(equal(1)).exit_code) == (UNKNOWN, 3)
-    assert judge(equal(1), Baseline("a log", equal(1))).level == OK
-    assert judge([]).level == UNKNOWN
+    assert (judge_devices(equal(1)).level, judge_devices(equal(1)).exit_code) == (UNKNOWN, 3)
+    assert judge_devices(equal(1), Baseline("a log", equal(1))).level == OK
+    assert judge_devices([]).level == UNKNOWN
 
 
 def test_a_failure_is_critical_and_hides_what_is_not_as_bad():
     devices = equal(8)
     devices[0] = replace(devices[0], lacks=("no sustained ceiling: the budget ended",))
-    assert judge(devices).level == UNKNOWN
+    assert judge_devices(devices).level == UNKNOWN
     devices[3] = replace(devices[3], figures={}, failures=("wrong results in verify: 1 of 8 launches gave other bits",))
-    verdict = judge(devices)
+    verdict = judge_devices(devices)
     assert verdict.level == CRITICAL
     assert verdict.reason.startswith(
         "CRITICAL: device 3 (uuid uuid3): wrong results in verify: 1 of 8 launches gave other bits"
@@ -187,13 +189,15 @@ def test_a_failure_is_critical_and_hides_what_is_not_as_bad():
 
 def test_devices_of_another_model_are_not_compared():
     half = {name: value / 2 for name, value in FIGURES.items()}
-    assert judge([*equal(8), *(Device(index, 1, "H100 PCIe", figures=half) for index in range(2))]).level == OK
+    assert (
+        judge_devices([*equal(8), *(NodeDevice(index, 1, "H100 PCIe", figures=half) for index in range(2))]).level == OK
+    )
 
 
 def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     """OnRead on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
     devices = slowed(equal(3), 1, burst=0.6)
     noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
-    (finding,) = judge(noisy).findings
+    (finding,) = judge_devices(noisy).findings
     assert (finding.level, finding.label) == (WARN, "device 1")
     assert "is too noisy to compare (+-412%): another process uses the device" in finding.text

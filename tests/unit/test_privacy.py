@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.privacy import scrub, scrub_record
+from mamf.machine.privacy import scrub_record, scrub_text
 
 WORD = "Zq7x9Kd2Lm4" * 5
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
@@ -27,9 +27,9 @@ PRIVATE = list(private_texts())
 @pytest.mark.parametrize("write", ["{}", "see {} ,x", "mamf profile {} --output <path>/x"])
 @pytest.mark.parametrize(("text", "private"), PRIVATE, ids=range(len(PRIVATE)))
 def test_a_private_text_is_removed(text, private, write):
-    clean = scrub(write.format(text))
+    clean = scrub_text(write.format(text))
     assert private not in clean
-    assert scrub(clean) == clean
+    assert scrub_text(clean) == clean
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_private_text_is_removed(text, private, write):
     ],
 )
 def test_what_is_not_private_stays(text):
-    assert scrub(text) == text
+    assert scrub_text(text) == text
 
 
 def test_fields_and_arguments_are_judged_by_their_names():
@@ -92,8 +92,8 @@ def test_a_log_never_holds_a_secret(tmp_path):
 
 
 def test_a_long_text_is_cut_and_the_search_takes_no_time():
-    assert len(scrub("x y " * 10_000)) < 10_000
+    assert len(scrub_text("x y " * 10_000)) < 10_000
     for text in ("2001::" + "a" * 9000 + "g", "2001:" * 2000, "/a b" * 2500, "\\ " * 5000, "'/" * 5000, "sn:" * 3000):
-        scrub(text)
+        scrub_text(text)
     for text in ("a-" * 4900, "--" * 4900, "a_key" * 1900, "token " * 1600, "a.b@" * 2400, "curl -x" * 1300):
-        scrub(text)
+        scrub_text(text)

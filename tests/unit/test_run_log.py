@@ -14,7 +14,7 @@ from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.privacy import _find_private_names, scrub
+from mamf.machine.privacy import _find_private_names, scrub_text
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.rows import make_summary_record
 from mamf.testing import SimulatedBackend, SimulatedMatmul
@@ -215,8 +215,8 @@ def names(monkeypatch, request):
 )
 def test_private_parts_of_every_spelling_are_scrubbed(text, clean, names):
     names("h1", "alice")
-    assert scrub(text) == clean
-    assert scrub(clean) == clean
+    assert scrub_text(text) == clean
+    assert scrub_text(clean) == clean
 
 
 def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):

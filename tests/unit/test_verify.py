@@ -16,8 +16,8 @@ from mamf.kernel import CELL, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import find_shared_logs, read_run
 from mamf.node.device import DeviceRun
-from mamf.node.logs import NodeRun, read_device, read_device_logs
-from mamf.node.verdict import Device
+from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
+from mamf.node.verdict import NodeDevice
 from mamf.plugins.discovery import make_operation
 from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_checked
 from mamf.testing import Physics, SimulatedBackend
@@ -109,7 +109,10 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
     inline_children.install(monkeypatch)
     command = ["verify", "--backend", "mamf.testing:Two", *PLAN[2:], "--budget", "0.1s", "--output"]
     code, out, _ = run(*command, "right")
-    right, parts = count_checked(read_run(run.folder / "right").measurements), find_shared_logs(run.folder / "right")
+    right, parts = (
+        count_checked(read_run(run.folder / "right").measurements),
+        find_shared_logs(run.folder / "right"),
+    )
     assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
     assert right["problems"] == sum(count_checked(read_run(path).measurements)["problems"] for path in parts)
     monkeypatch.setattr(Two, "faulty", (1,))
@@ -152,8 +155,8 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, phys
     monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error is above float64's bound
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.choose_kernels_to_verify", lambda backend, names: kernels)
-    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_seconds=0.2)._run_part("verify")
-    device = read_device(Device(0), read_device_logs(tmp_path, 0), NodeRun([0]))
+    DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_budget_seconds=0.2)._measure_part("verify")
+    device = add_logs_to_device(NodeDevice(0), read_device_logs(tmp_path, 0), NodeRun([0]))
     assert len(device.failures) == len(told)
     assert all(each in failure for each, failure in zip(told, device.failures, strict=True))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from browsing.hostile import write_hostile_logs
 from mamf.cli import main
-from mamf.node.logs import log_path
+from mamf.node.logs import make_log_path
 
 ROOT = Path(__file__).resolve().parents[2]
 H100, H200 = (ROOT / "results" / name for name in ("nvidia-h100-80gb-hbm3", "nvidia-h200"))
@@ -109,5 +109,5 @@ def _node_folder(folder: Path) -> Path:
     folder.mkdir()
     for part, logs in _OF_NODE.items():
         for index, log in enumerate(logs):
-            shutil.copy(log, log_path(folder, index, part))
+            shutil.copy(log, make_log_path(folder, index, part))
     return folder

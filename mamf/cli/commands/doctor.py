@@ -19,16 +19,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from mamf.engine.traits import replace_assumed_traits
-    from mamf.machine.environment import diagnose, format_finding, select_warnings
+    from mamf.machine.environment import format_advice, run_machine_checks, select_warnings
     from mamf.plugins.discovery import open_backend
 
     backend = open_backend(options.backend or "auto", options.device or 0)
     say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
     if options.backend is None and not backend.is_accelerator:
         say("no accelerator is available: 'mamf backends' says why")
-    findings = [*diagnose(backend), *replace_assumed_traits(backend, warn)]
+    findings = [*run_machine_checks(backend), *replace_assumed_traits(backend, warn)]
     for finding in findings:
-        say_wrapped(format_finding(finding), stdout())
+        say_wrapped(format_advice(finding), stdout())
     count = len(select_warnings(findings))
     say("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
     return 0

@@ -16,7 +16,7 @@ from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
 if TYPE_CHECKING:
-    from mamf.node.verdict import Baseline, Device
+    from mamf.node.verdict import Baseline, NodeDevice
 
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
@@ -75,11 +75,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_node(options: argparse.Namespace) -> int:
-    from mamf.node.logs import read_baseline, read_nodes
+    from mamf.node.logs import read_baseline, read_node_folders
 
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
-        return _print_verdict(options, *read_nodes(options.logs), baseline)
+        return _print_verdict(options, *read_node_folders(options.logs), baseline)
     from mamf.cli.devices import choose_devices, measure_device, measure_devices  # imports torch
 
     if options.led:
@@ -88,9 +88,9 @@ def _run_node(options: argparse.Namespace) -> int:
     if options.dry_run or not indices:
         return _print_plan(options, indices)
     folder, run, devices = measure_devices(options, indices)
-    code = _print_verdict(options, run.not_together, devices, baseline)
+    code = _print_verdict(options, run.why_not_together, devices, baseline)
     say(f"logs: {folder}", sys.stderr)
-    if not run.is_over:
+    if not run.was_watched_to_end:
         return EXIT_CODE
     if options.overlap:
         run_command(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
@@ -110,14 +110,17 @@ def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
 
 
 def _print_verdict(
-    options: argparse.Namespace, not_together: str, devices: Sequence[Device], baseline: Baseline | None
+    options: argparse.Namespace, why_not_together: str, devices: Sequence[NodeDevice], baseline: Baseline | None
 ) -> int:
     from mamf.node.logs import make_contributed_baseline
-    from mamf.node.verdict import judge, make_node_document
+    from mamf.node.report import make_node_document
+    from mamf.node.verdict import judge_devices
     from mamf.report.formats import SINGLE_TABLE_FORMATS
 
-    verdict = judge(devices, baseline or make_contributed_baseline(devices), must_fit=baseline is not None)
-    print_document(options, make_node_document(devices, verdict, not_together))
+    verdict = judge_devices(
+        devices, baseline or make_contributed_baseline(devices), must_match_baseline=baseline is not None
+    )
+    print_document(options, make_node_document(devices, verdict, why_not_together))
     if options.format in SINGLE_TABLE_FORMATS:
         say(verdict.reason, sys.stderr)
     return verdict.exit_code

@@ -62,8 +62,9 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.kinds.registry import make_log_chart
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.logs.shared_runs import is_shared_folder
-    from mamf.node.logs import make_contributed_baseline, read_nodes
-    from mamf.node.verdict import judge, make_node_chart
+    from mamf.node.logs import make_contributed_baseline, read_node_folders
+    from mamf.node.report import make_node_chart
+    from mamf.node.verdict import judge_devices
     from mamf.report.charts.clocks import make_clock_chart
     from mamf.report.imported import convert_log, convert_run, make_side_by_side_chart
 
@@ -73,8 +74,8 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
         _refuse_choice(options, "a node")
-        _, devices = read_nodes(options.logs)
-        return make_node_chart(devices, judge(devices, make_contributed_baseline(devices)))
+        _, devices = read_node_folders(options.logs)
+        return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:
         raise UsageError(
             f"{folders[0]} is a folder of 'mamf node', which cannot be drawn with other logs: name only this folder"

@@ -50,14 +50,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _make_folder_document(folder: Path) -> Document:
     """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
-    from mamf.node.logs import is_node_folder, make_contributed_baseline, read_nodes
-    from mamf.node.verdict import judge, make_node_document
+    from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
+    from mamf.node.report import make_node_document
+    from mamf.node.verdict import judge_devices
     from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
-    not_together, devices = read_nodes([folder])
-    return make_node_document(devices, judge(devices, make_contributed_baseline(devices)), not_together)
+    why_not_together, devices = read_node_folders([folder])
+    return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), why_not_together)
 
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:

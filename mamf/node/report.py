@@ -1,0 +1,178 @@
+"""Show the verdict of ``mamf node`` on the devices of one or more machines as a document and as a chart.
+
+A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+
+from mamf.errors import UsageError
+from mamf.node.verdict import (
+    BURST,
+    FIGURE_UNITS,
+    SUSTAINED,
+    NodeDevice,
+    NodeVerdict,
+    choose_speed_figure,
+    compute_lost_speed_share,
+    describe_slowest,
+)
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
+from mamf.report.document import (
+    Answer,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Table,
+    convert_to_snake_case,
+    format_significant,
+    format_whole_number,
+    make_sensor_columns,
+    merge_remarks,
+)
+
+# Fields of a device that say which device it is. Each has a column in the machine-readable formats only.
+_IDENTITY_FIELDS = ("node", "index", "name", "uuid_hash", "address")
+
+
+def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_not_together: str = "") -> Document:
+    """Make the report that ``mamf node`` prints, with the verdict and the figures of all devices.
+
+    In a pager the first line shows the reason for the verdict; in a terminal the last line repeats it with the exit
+    code. ``why_not_together``: why the devices did not measure at the same time; empty if they did.
+    """
+    others = merge_remarks((finding.text, finding.level) for finding in verdict.findings[1:])
+    models = Counter(device.name for device in devices if device.name)
+    remarks = [
+        *(f"{count} x {name}" for name, count in models.items()),
+        *([f"not measured together: {why_not_together}"] if why_not_together else []),
+    ]
+    # Without findings, the reason of the verdict contains this line.
+    slowest = [describe_slowest(devices)] if verdict.findings else []
+    blocks: list[Block] = [
+        Lines([verdict.reason, *others]),
+        Table(make_device_columns(devices), devices, key="figures"),
+        Lines(remarks),
+        Answer([*slowest, f"{verdict.reason} (exit code {verdict.exit_code})"]),
+    ]
+    data = {
+        "level": verdict.level,
+        "exit_code": verdict.exit_code,
+        "reason": verdict.reason,
+        "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
+        "not_together": why_not_together,
+        "slowest": describe_slowest(devices),
+        "lost_share": compute_lost_speed_share(devices),
+        "pace": choose_speed_figure(devices),
+        "devices": [device.to_record() for device in devices],
+    }
+    return Document("Node", blocks, data)
+
+
+def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
+    """Make the columns of the table of devices: figures, sensor readings, and the place of a device when all are
+    ordered by speed (1: the fastest).
+    """
+    pace = choose_speed_figure(devices)
+    order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
+    places = {device.label: place for place, device in enumerate(order, start=1)}
+    return [
+        Column("", "device", lambda device: device.full_label, left=True),
+        *(Column(name, "", attrgetter(name)) for name in _IDENTITY_FIELDS),
+        *(column for name in FIGURE_UNITS for column in make_figure_columns(name)),
+        Column("place", "place", lambda device: places.get(device.label), importance=2),
+        *make_sensor_columns(lambda device: device.conditions),
+        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole_number, importance=6),
+        Column(
+            "throttled",
+            "throttled",
+            lambda device: ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items()),
+            importance=3,
+            left=True,
+        ),
+        Column("failures", "", lambda device: "; ".join(device.failures)),
+        Column("lacks", "", lambda device: "; ".join(device.lacks)),
+    ]
+
+
+def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
+    """Make two columns for a figure: its value in its unit, and the half-width of its confidence interval in %."""
+    unit, factor = FIGURE_UNITS[name]
+    return [
+        Column(
+            convert_to_snake_case(f"{name} {unit}"),
+            f"{name} {unit}",
+            lambda device: device.figures[name] * factor if name in device.figures else None,
+            format_significant,
+            importance=0 if name == SUSTAINED else 1,
+        ),
+        Column(
+            f"{name}_half_width_percent",
+            f"{name} +-%" if name in (BURST, SUSTAINED) else "",
+            lambda device: 100 * device.half_widths[name] if name in device.half_widths else None,
+            "{:.2f}".format,
+            importance=5,
+        ),
+    ]
+
+
+# Maximum number of devices with a separate label on the axis or in the legend of the chart.
+_MAX_DEVICE_LABELS = 12
+# Maximum number of findings whose texts are notes below the chart.
+_MAX_CHART_FINDINGS = 4
+# Maximum number of panels that are drawn next to one another.
+_MAX_PANELS_PER_ROW = 4
+
+
+def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Chart:
+    """Make a chart with one panel per figure, in which each device is a point. Each panel has its own scale. Raises
+    UsageError if no device has a figure.
+    """
+    figures = [name for name in FIGURE_UNITS if any(name in device.figures for device in devices)]
+    if not figures:
+        raise UsageError("nothing to draw: no device has a figure")
+    panels = [_draw_figure_panel(name, devices) for name in figures]
+    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
+    across = -(-len(panels) // rows)
+    padded = [*panels, *[None] * (rows * across - len(panels))]
+    notes = [describe_slowest(devices), *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS])]
+    ticks = tuple(
+        (float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_DEVICE_LABELS
+    )
+    return Chart(
+        f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
+        ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
+        Axis("device", ticks=ticks),
+        tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
+        notes=(*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
+        is_connected=False,
+        has_intervals=True,
+        has_own_scales=True,
+    )
+
+
+def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
+    unit, factor = FIGURE_UNITS[name]
+    lines: dict[str, list[Point]] = {}
+    for place, (device, line) in enumerate(zip(devices, _choose_legend_names(devices), strict=True)):
+        if name in device.figures:
+            rate = device.figures[name] * factor
+            half = rate * device.half_widths.get(name, 0.0)
+            lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
+    values = [device.figures[name] for device in devices if name in device.figures]
+    title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name
+    return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
+
+
+def _choose_legend_names(devices: Sequence[NodeDevice]) -> list[str]:
+    """Return a name for the legend for each device: its label, or the name of its node (machine) if there are too many
+    devices. Devices with one name have one color.
+    """
+    if len(devices) <= _MAX_DEVICE_LABELS:
+        return [device.label for device in devices]
+    nodes = {device.node for device in devices}
+    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device" for device in devices]

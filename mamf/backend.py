@@ -27,7 +27,7 @@ MIB = 2**20
 #: the device open without using it.
 LEADER_PID_VARIABLE = "MAMF_LEADER_PID"
 # The text in a device's name before the ways in which its card is shared.
-_SHARED_MARK = " (shared: "
+_SHARING_PREFIX = " (shared: "
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
     No whole card has such a name, so a shared card has no peak, and ceilings and tables never mix the two.
     """
     all_ways = dict.fromkeys([*parse_sharing(name), *ways])
-    return f"{name.partition(_SHARED_MARK)[0]}{_SHARED_MARK}{', '.join(all_ways)})" if all_ways else name
+    return f"{name.partition(_SHARING_PREFIX)[0]}{_SHARING_PREFIX}{', '.join(all_ways)})" if all_ways else name
 
 
 def parse_sharing(name: str) -> tuple[str, ...]:
     """Return the ways in which a device of this name shares its card; empty for a whole card."""
-    ways = name.partition(_SHARED_MARK)[2].removesuffix(")")
+    ways = name.partition(_SHARING_PREFIX)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
 
 

@@ -37,7 +37,13 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, Pair
 from mamf.operations.unknown import get_operation
 from mamf.plans import CHECKING_REGIMES, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
-from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, make_operation
+from mamf.plugins.discovery import (
+    OPERATION_GROUP,
+    choose_kernels,
+    find_entry_points_by_name,
+    find_operation_of_kernel,
+    make_operation,
+)
 
 
 class GuardStrategy(RowsStrategy):
@@ -168,9 +174,9 @@ def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> d
     """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
     names_by_operation: dict[str, list[str] | None] = {}
     for name in names or ():
-        names_by_operation.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
+        names_by_operation.setdefault(find_operation_of_kernel(name).name, []).append(name)  # type: ignore[union-attr]
     found = dict[str, AnyKernel]()
-    for of, own in (names_by_operation or dict.fromkeys(find_registered(OPERATIONS))).items():
+    for of, own in (names_by_operation or dict.fromkeys(find_entry_points_by_name(OPERATION_GROUP))).items():
         with suppress(*(() if names else (UnavailableError,))):
             found |= choose_kernels(make_operation(of), backend, own)
     return {

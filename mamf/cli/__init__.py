@@ -159,7 +159,7 @@ def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -
         options.resume, options.begins, options.given = restart.log, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
-        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
+        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
         if hasattr(options, "share"):
             return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))
         return int(run(options))
@@ -239,7 +239,7 @@ def _build_parser(given: Sequence[str]) -> Parser:
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
             command.words = given
-            code.configure(command)
+            code.add_options(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 

@@ -44,7 +44,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
     add_parameters(
         parser,
         _choose_operation(find_option_value("--operation", parser.words), find_option_value("--preset", parser.words)),
@@ -95,18 +95,18 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     return known[name]
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     return run_kernels(options, _AttentionSession, _choose_operation(options.operation, options.preset))
 
 
 class _AttentionSession(Session):
     """Measures the ceilings if they are not given, then kernels, whose rows are shares of these ceilings."""
 
-    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
-        super().__init__(request, options, *opened)
+        super().__init__(request, options, *interruption_and_log)
         held = [*self.log.all_ceilings.values(), *self.log.own_ceilings.values()] if self.log else []
         self.ceilings: dict[tuple[str, str], Ceiling] = {make_ceiling_key(ceiling): ceiling for ceiling in held}
         given = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
@@ -126,7 +126,7 @@ class _AttentionSession(Session):
         plan, options = super().make_plan(), self.options
         return plan if self.before or options.no_ceiling or options.ceiling else add_searches(plan, self.backend)
 
-    def _list_missing_searches(self) -> list[Plan]:
+    def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_budgets, list_needed_ceilings
         from mamf.engine.search.shares import get_ceiling_name
 
@@ -148,7 +148,7 @@ class _AttentionSession(Session):
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record
 
-        searches = self._list_missing_searches()
+        searches = self._list_searches_for_missing_ceilings()
         for message in filter(None, map(describe_short_budget, searches)):
             warn(message)
         return SharesStrategy(
@@ -161,13 +161,13 @@ class _AttentionSession(Session):
         )
 
     def say_plan(self) -> None:
-        say_plan(self.plan, self.measured_run.remaining_steps, self.backend, self._list_missing_searches())
+        say_plan(self.plan, self.measured_run.remaining_steps, self.backend, self._list_searches_for_missing_ceilings())
 
     def make_label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def is_complete(self) -> bool:
-        return super().is_complete() and not self._list_missing_searches()
+        return super().is_complete() and not self._list_searches_for_missing_ceilings()
 
     def make_view(self) -> ReportOptions:
         return replace(super().make_view(), baseline=self.options.baseline)

@@ -258,7 +258,8 @@ def make_model_chart(
     steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}
     for row in rows:
         if row.ok and row.regime in regimes:
-            steps.setdefault(_make_step_key(row), {}).setdefault(row.shape.context, {})[row.problem.phase] = row
+            key = row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
+            steps.setdefault(key, {}).setdefault(row.shape.context, {})[row.problem.phase] = row
     first = next(iter(steps))
     common = set(_describe_step(first)).intersection(*map(_describe_step, steps))
     titles = {key: ", ".join(word for word in _describe_step(key) if word not in common) or first[2] for key in steps}
@@ -287,10 +288,6 @@ def make_model_chart(
     notes += describe_row_failures(rows, dict.fromkeys(row.kernel for row in rows))
     below = "" if len(contexts) == 1 else "context length"
     return StackedChart(title, describe_machine_briefly(header), "milliseconds", below, panels, notes=tuple(notes))
-
-
-def _make_step_key(row: Measurement) -> _StepKey:
-    return row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
 
 
 def _describe_step(key: _StepKey) -> list[str]:

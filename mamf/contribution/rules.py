@@ -32,7 +32,7 @@ from mamf.logs.run_log import (
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
-from mamf.peaks import compute_max_flops, find_listed_device, find_device_by_pattern, read_contributed_rates
+from mamf.peaks import compute_max_flops, find_device_by_pattern, find_listed_device, read_contributed_rates
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 

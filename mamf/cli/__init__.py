@@ -157,8 +157,8 @@ def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -
     options.restart, options.codes = restart, [*restart.codes] if restart else []
     if restart and hasattr(options, "resume"):  # with the plan of the log, not of the options
         options.resume, options.begins, options.given = restart.log, False, set()
-    guard = importlib.import_module("mamf.plugins.contracts").wrap_errors_of
-    with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
+    guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
+    with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
         if hasattr(options, "share"):
             return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))

@@ -1,4 +1,6 @@
-"""``mamf backends``: lists the backends with their devices, and how to enable the others."""
+"""Implement the command ``mamf backends``: list every backend (CUDA, ROCm, CPU and so on) with the devices that it
+finds on this machine, or with the reason why it is unavailable and how to enable it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add no option."""
+    """Leave ``parser`` unchanged, because ``mamf backends`` has no options."""
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -27,6 +29,6 @@ def run_with_options(options: argparse.Namespace) -> int:
             say(f"{status.name:{width}} unavailable: {status.unavailable.reason}")
             say(f"{'':{width}} to enable it: {status.unavailable.remedy}")
             continue
-        for index, device in enumerate(status.devices):
+        for index, device in enumerate(status.device_names):
             say(f"{status.name if index == 0 else '':{width}} device {index}: {device}")
     return 0

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.terminal import add, add_device_options, say, warn
-from mamf.cli.watching import EXIT_CODE
+from mamf.cli.terminal import add_device_options, add_shared_options, print_line, warn
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_file_atomically
 from mamf.plans import BURST, SUSTAINED
@@ -54,9 +54,9 @@ _MAX_ROWS, _WIDTH = 10, 75
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
-    add(parser, "--dtype", nargs=None)
-    add(parser, "--budget", default_text="270s, or 150s on a CPU")
+    add_shared_options(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
+    add_shared_options(parser, "--dtype", nargs=None)
+    add_shared_options(parser, "--budget", default_text="270s, or 150s on a CPU")
     add_device_options(parser)
 
 
@@ -71,21 +71,21 @@ def run(options: argparse.Namespace) -> int:
     code, left_out = 0, dict[str, str]()
     try:
         for name, command in commands.list_commands():
-            say(f"-- mamf {shlex.join(command)}")
+            print_line(f"-- mamf {shlex.join(command)}")
             try:
-                if run_command(command) == EXIT_CODE:
+                if run_command(command) == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt
             except MamfError as error:
-                if error.exit_code == EXIT_CODE:
+                if error.exit_code == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 left_out[name] = str(error)
                 code = _FAILED if name in LOGS else code  # a failed picture is not a failure
         commands.trace_step()
     except KeyboardInterrupt:
-        code = EXIT_CODE
+        code = INTERRUPTED_EXIT_CODE
     write_file_atomically(folder / SUMMARY, make_summary(folder, commands.left_out | left_out))
-    say(f"summary: {folder / SUMMARY}")
+    print_line(f"summary: {folder / SUMMARY}")
     return code
 
 
@@ -148,7 +148,7 @@ class Commands:
             return
         profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._make_step_command()]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
-        say(f"-- {shlex.join(command)}")
+        print_line(f"-- {shlex.join(command)}")
         if code := subprocess.run(command, check=False).returncode:
             warn(f"nsys failed with exit code {code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
 

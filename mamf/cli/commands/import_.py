@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add, say
+from mamf.cli.terminal import add_shared_options, print_line
 from mamf.cli.watching import Interruption
 from mamf.errors import UsageError
 from mamf.files import yield_numbered_paths
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, plain or gzipped (.gz)"
     )
-    add(parser, "--output-folder", default=Path(), default_text="the current folder")
+    add_shared_options(parser, "--output-folder", default=Path(), default_text="the current folder")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
             raise
     for target, (path, run) in zip(targets, runs, strict=True):
         for line in (f"{target} ({path}): {describe(run)}", *(f"    {remark}" for remark in run.remarks)):
-            say(line)
+            print_line(line)
     return 0
 
 

@@ -1,8 +1,8 @@
 """What commands share: their options, each with one meaning and one help text, and what they print.
 
 No other module of mamf prints. The functions here escape control characters, because a text may come from a plugin or
-from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins and libraries to stdout
-appears on stderr.
+from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins to stdout appears on
+stderr.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class SharedCrashState:
     def mark_command_ended(self) -> None:
         """Store that the command has ended, so that its exit code does not look like a crash."""
         log, begun, codes, *_ = self._load_state()
-        self.store_state(log, begun, codes, label=ENDED_LABEL)
+        self.store_state(log, begun, codes, row_label=ENDED_LABEL)
 
     def find_exit_code_or_log_crash(self, child_exit_code: int) -> int | None:
         """Return the command's exit code after the child ended with ``code``.

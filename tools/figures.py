@@ -21,11 +21,11 @@ from pathlib import Path
 
 from figure_tables import ROOT, FigureError, single_figure, table
 
-from mamf.cli.commands.autoprofile import make_summary
+from mamf.cli.commands.autoprofile import make_summary_markdown
 
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
 #: Pages that are written whole.
-WHOLE = {_AUTOPROFILE / "SUMMARY.md": lambda: make_summary(_AUTOPROFILE, {})}
+WHOLE = {_AUTOPROFILE / "SUMMARY.md": lambda: make_summary_markdown(_AUTOPROFILE, {})}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(
     r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE

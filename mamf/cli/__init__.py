@@ -166,7 +166,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         options.resume, options.begins, options.given = crashed_run.log_path, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").wrap_errors_of
     with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
-        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run
+        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
         if hasattr(options, "share"):
             return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))
         return int(run(options))
@@ -253,7 +253,7 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
             command.command_words = command_words
-            code.configure(command)
+            code.add_options(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
 

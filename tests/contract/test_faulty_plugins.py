@@ -440,7 +440,7 @@ def test_an_import_that_does_not_end_is_named(monkeypatch, tmp_path):
 
 
 def test_an_exit_that_no_guard_sees_ends_no_command_well(run, monkeypatch):
-    monkeypatch.setattr("mamf.cli.commands.backends.run", leaves)
+    monkeypatch.setattr("mamf.cli.commands.backends.run_with_options", leaves)
     told = "mamf: a plugin or a library is broken: it raised SystemExit: 0\n"
     assert run("backends") == (2, "", told)
 

@@ -11,7 +11,7 @@ import pytest
 from test_counters_command import printed
 
 from mamf.cli import main
-from mamf.cli.commands.autoprofile import LOGS, SUMMARY, make_summary
+from mamf.cli.commands.autoprofile import LOG_HEADINGS, SUMMARY_FILE, make_summary_markdown
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.counters import ncu
@@ -39,8 +39,8 @@ def stub(patch, asked):
         write_profile(options.output, "mamf profile", "mamf", PROFILE)
         return 0
 
-    patch.setattr("mamf.cli.commands.profile.run", profile)
-    patch.setattr("mamf.cli.commands.plot.run", lambda options: asked.append(options) or 0)
+    patch.setattr("mamf.cli.commands.profile.run_with_options", profile)
+    patch.setattr("mamf.cli.commands.plot.run_with_options", lambda options: asked.append(options) or 0)
 
 
 @pytest.fixture
@@ -68,15 +68,15 @@ def folder(asked, filled):
 
 
 def text_of(folder):
-    return (folder / SUMMARY).read_text()
+    return (folder / SUMMARY_FILE).read_text()
 
 
 def test_one_command_fills_a_folder(filled):
-    logs = LOGS.keys() - {"counters.jsonl"}
-    assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY}
+    logs = LOG_HEADINGS.keys() - {"counters.jsonl"}
+    assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY_FILE}
     text = text_of(filled)
     assert text.startswith("# Simulated H100: what it can do, and what kernels reach\n")
-    assert [title for title in LOGS.values() if f"## {title}\n" not in text] == []
+    assert [title for title in LOG_HEADINGS.values() if f"## {title}\n" not in text] == []
     assert [name for name in logs if f"`mamf show` [{name}]({name})" not in text] == []
     assert "not measured: mamf reads hardware counters with NVIDIA's ncu, which does not support" in text
     assert "| matmul | " in text
@@ -108,7 +108,7 @@ def test_a_command_that_fails_is_reported_and_the_others_stand(asked, monkeypatc
     def fail(options):
         raise NothingProfiledError("no optimizer of torch stepped", 0)
 
-    monkeypatch.setattr("mamf.cli.commands.profile.run", fail)
+    monkeypatch.setattr("mamf.cli.commands.profile.run_with_options", fail)
     assert main(ASKED) == 1
     text = text_of(Path("out"))
     assert "not measured: nothing was profiled: no optimizer of torch stepped" in text
@@ -151,11 +151,11 @@ def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
 def test_bad_input_is_one_line_and_exit_2(asked, capsys, given, line):
     Path("file").touch()
     Path("other").mkdir()
-    Path("other", SUMMARY).touch()
+    Path("other", SUMMARY_FILE).touch()
     assert main(["autoprofile", *given]) in (1, 2)
     assert line in capsys.readouterr().err
 
 
 def test_the_published_summary_follows_from_its_logs():
     folder = Path(__file__).parents[2] / "docs" / "autoprofile-h200"
-    assert text_of(folder) == make_summary(folder, {})
+    assert text_of(folder) == make_summary_markdown(folder, {})

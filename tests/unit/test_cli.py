@@ -304,13 +304,13 @@ def warn_twice(options):
 
 
 def test_a_warning_is_a_line_once(monkeypatch, capsys):
-    monkeypatch.setattr("mamf.cli.commands.backends.run", warn_twice)
+    monkeypatch.setattr("mamf.cli.commands.backends.run_with_options", warn_twice)
     assert main(["backends"]) == 0
     assert capsys.readouterr().err == "mamf: not used: a broken file\nmamf: UserWarning: not used:\n"
 
 
 def test_warnings_of_a_script_are_printed_as_python_does(monkeypatch, capsys):
-    monkeypatch.setattr("mamf.cli.commands.profile.run", warn_twice)
+    monkeypatch.setattr("mamf.cli.commands.profile.run_with_options", warn_twice)
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         assert main(["profile", "train.py"]) == 0

@@ -347,8 +347,8 @@ def test_the_file_that_the_docs_show_is_one(tmp_path):
     docs = Path(__file__).resolve().parents[2] / "docs" / "guard.md"
     (tmp_path / "guard.toml").write_text(docs.read_text().partition("```toml\n")[2].partition("```")[0])
     file = read_guard_file(tmp_path / "guard.toml")
-    assert (file.tolerance, file.rounds, file.options["regime"]) == (0.02, 9, ("burst",))
-    assert file.options["set"] == ["direction=fwd,bwd"]
+    assert (file.tolerance, file.round_count, file.sweep_options["regime"]) == (0.02, 9, ("burst",))
+    assert file.sweep_options["set"] == ["direction=fwd,bwd"]
 
 
 def test_sustained_is_confirmed_by_visits_that_start_anew(guard):

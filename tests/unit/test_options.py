@@ -76,7 +76,7 @@ class Use(NamedTuple):
 def parser_of(module, words):
     parser = Parser(prog=module)
     parser.command_words = words
-    importlib.import_module(f"mamf.cli.commands.{module}").configure(parser)
+    importlib.import_module(f"mamf.cli.commands.{module}").add_options(parser)
     return parser
 
 

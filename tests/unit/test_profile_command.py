@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mamf.cli import main
-from mamf.cli.commands.profile import find_known_ceiling
+from mamf.cli.commands.profile import find_known_sustained_ceiling
 from mamf.contribution import known_ceilings
 from mamf.measurement import IDLE, Rate
 from mamf.profiling.classes import UNCLASSIFIED
@@ -283,11 +283,11 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys
     known = Rate(rate=2.0, source=source, description="from somewhere", **of)
     asked = []
     monkeypatch.setattr(known_ceilings, "peak", lambda device, dtype, regime: asked.append(device) or known)
-    find_known_ceiling.cache_clear()
+    find_known_sustained_ceiling.cache_clear()
     told = [{"dtype": "float32", "regime": "sustained", "tflops": 2.0, "source": source, "told": "from somewhere"}]
     assert profiled(capsys, "--backend", "cpu", script(TINY))["ceilings"] == (told if is_one else [])
     assert set(asked) == {"cpu:0"}
-    find_known_ceiling.cache_clear()
+    find_known_sustained_ceiling.cache_clear()
 
 
 # --- scripts that profile themselves, end early or are modules

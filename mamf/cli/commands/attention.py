@@ -44,7 +44,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
     add_operation_options(
         parser,
         _choose_operation(
@@ -97,18 +97,18 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     return known[name]
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     return run_kernel_session(options, _AttentionSession, _choose_operation(options.operation, options.preset))
 
 
 class _AttentionSession(Session):
     """Measures the ceilings if they are not given, then kernels, whose rows are shares of these ceilings."""
 
-    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
-        super().__init__(request, options, *opened)
+        super().__init__(request, options, *interruption_and_log)
         held = (
             [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
             if self.resumed_log
@@ -136,7 +136,7 @@ class _AttentionSession(Session):
             else add_ceiling_searches(plan, self.backend)
         )
 
-    def _list_missing_searches(self) -> list[Plan]:
+    def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         from mamf.cli.ceilings import limit_search_budgets, list_needed_ceilings
         from mamf.engine.search.shares import get_ceiling_name
 
@@ -158,7 +158,7 @@ class _AttentionSession(Session):
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record
 
-        searches = self._list_missing_searches()
+        searches = self._list_searches_for_missing_ceilings()
         for message in filter(None, map(describe_short_budget, searches)):
             warn(message)
         return SharesStrategy(
@@ -171,13 +171,15 @@ class _AttentionSession(Session):
         )
 
     def print_plan(self) -> None:
-        print_plan(self.plan, self.measured_run.remaining_steps, self.backend, self._list_missing_searches())
+        print_plan(
+            self.plan, self.measured_run.remaining_steps, self.backend, self._list_searches_for_missing_ceilings()
+        )
 
     def make_log_name_label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def is_run_complete(self) -> bool:
-        return super().is_run_complete() and not self._list_missing_searches()
+        return super().is_run_complete() and not self._list_searches_for_missing_ceilings()
 
     def make_report_options(self) -> ReportOptions:
         return replace(super().make_report_options(), baseline=self.options.baseline)

@@ -29,20 +29,20 @@ EXAMPLES = """examples:
   mamf report autoprofile                               the folder as one page
 Run the command again to measure what is missing.
 """
-_FAILED = 1
-_BUDGET, _BUDGET_ON_CPU = 270.0, 150.0
+_FAILURE_EXIT_CODE = 1
+_BUDGET_SECONDS, _CPU_BUDGET_SECONDS = 270.0, 150.0
 #: Shares of the budget; the model step takes the rest.
-_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
+_BUDGET_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
 # Compiling one attention kernel on a CPU would take the whole budget.
-_CPU_ATTENTION = [
+_CPU_ATTENTION_OPTIONS = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
     *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
 ]
 #: The maximum number of kernels whose counters are read: the fastest ones on the shape with the most work.
-_MAX_COUNTED = 2
-SUMMARY = "SUMMARY.md"
+_MAX_COUNTED_KERNELS = 2
+SUMMARY_FILE = "SUMMARY.md"
 #: The logs in order, each with its heading in the summary.
-LOGS = {
+LOG_HEADINGS = {
     "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
@@ -50,27 +50,27 @@ LOGS = {
     "step.jsonl": "Where a model step spends its time",
 }
 #: The summary shows one table per report: at most this many rows, and the columns that fit in this many characters.
-_MAX_ROWS, _WIDTH = 10, 75
+_MAX_SUMMARY_ROWS, _MAX_SUMMARY_WIDTH = 10, 75
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
     add_shared_options(parser, "--dtype", nargs=None)
     add_shared_options(parser, "--budget", default_text="270s, or 150s on a CPU")
     add_device_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder
-    if (folder / SUMMARY).exists() and not any((folder / name).exists() for name in LOGS):
-        raise UsageError(f"{folder / SUMMARY} is not from autoprofile: choose another folder for --output-folder")
+    if (folder / SUMMARY_FILE).exists() and not any((folder / name).exists() for name in LOG_HEADINGS):
+        raise UsageError(f"{folder / SUMMARY_FILE} is not from autoprofile: choose another folder for --output-folder")
     make_folder(folder, "; choose another folder for --output-folder")
-    commands = Commands(options, folder, open_backend(options.backend or "auto", options.device or 0))
-    code, left_out = 0, dict[str, str]()
+    commands = AutoprofileCommands(options, folder, open_backend(options.backend or "auto", options.device or 0))
+    code, skip_reasons = 0, dict[str, str]()
     try:
-        for name, command in commands.list_commands():
+        for name, command in commands.yield_commands():
             print_line(f"-- mamf {shlex.join(command)}")
             try:
                 if run_command(command) == INTERRUPTED_EXIT_CODE:
@@ -79,33 +79,33 @@ def run(options: argparse.Namespace) -> int:
                 if error.exit_code == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt from None
                 warn(str(error))
-                left_out[name] = str(error)
-                code = _FAILED if name in LOGS else code  # a failed picture is not a failure
-        commands.trace_step()
+                skip_reasons[name] = str(error)
+                code = _FAILURE_EXIT_CODE if name in LOG_HEADINGS else code  # a failed picture is not a failure
+        commands.record_step_with_nsys()
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
-    write_file_atomically(folder / SUMMARY, make_summary(folder, commands.left_out | left_out))
-    print_line(f"summary: {folder / SUMMARY}")
+    write_file_atomically(folder / SUMMARY_FILE, make_summary_markdown(folder, commands.skip_reasons | skip_reasons))
+    print_line(f"summary: {folder / SUMMARY_FILE}")
     return code
 
 
-class Commands:
+class AutoprofileCommands:
     """The commands that fill the folder. Each starts or resumes its log; some depend on earlier logs.
 
-    ``left_out``: the reasons why logs are not measured, by the log's name.
+    ``skip_reasons``: the reasons why logs are not measured, by the log's name.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
         self.folder, self.backend, self.dtype = folder, backend, options.dtype
-        self.left_out: dict[str, str] = {}
-        self._budget = options.budget or (_BUDGET if backend.is_accelerator else _BUDGET_ON_CPU)
-        self._backend = options.backend or backend.name
-        self._device = [
+        self.skip_reasons: dict[str, str] = {}
+        self._budget_seconds = options.budget or (_BUDGET_SECONDS if backend.is_accelerator else _CPU_BUDGET_SECONDS)
+        self._backend_name = options.backend or backend.name
+        self._device_options = [
             *(["--backend", options.backend] if options.backend else []),
             *([] if options.device is None else ["--device", str(options.device)]),
         ]
 
-    def list_commands(self) -> Iterator[tuple[str, list[str]]]:
+    def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
         """Yield each command with the name of the log or picture that it writes."""
         is_accelerator = self.backend.is_accelerator
         dtype = ["--dtype", self.dtype] if self.dtype else []
@@ -114,11 +114,11 @@ class Commands:
         )
         size = "4GiB" if is_accelerator else "128MiB"
         yield self._make_resumable_command("bandwidth", "bandwidth", "--pattern", "copy", "--size", size)
-        sizes = [] if is_accelerator else _CPU_ATTENTION
+        sizes = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
         ceiling = self._make_ceiling_option(BURST) or ["--no-ceiling"]
         attention = ["attention", *dtype, "--direction", "fwd", "bwd", *sizes, "--time-limit", "0.3s"]
         yield self._make_resumable_command("kernels", *attention, *([] if self._has_log("kernels") else ceiling))
-        if kernels := self._choose_kernels_to_count():
+        if kernels := self._choose_counters_arguments():
             yield self._make_resumable_command("counters", "counters", *kernels)
         if not self._has_log("step"):
             count = ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
@@ -130,8 +130,8 @@ class Commands:
                     *count,
                     *self._make_ceiling_option(SUSTAINED),
                     *log,
-                    *self._device,
-                    *self._make_step_command(),
+                    *self._device_options,
+                    *self._make_model_step_command(),
                 ],
             )
         for name in ("ceilings", "kernels"):
@@ -139,14 +139,22 @@ class Commands:
                 picture = str(self.folder / f"{name}.png")
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
-    def trace_step(self) -> None:
+    def record_step_with_nsys(self) -> None:
         """Record the model step in an nsys report, if nsys is installed."""
         import subprocess
 
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
         if nsys is None or not self.backend.is_accelerator or report.exists():
             return
-        profile = [sys.executable, "-m", "mamf", "profile", "--nvtx", *self._device, *self._make_step_command()]
+        profile = [
+            sys.executable,
+            "-m",
+            "mamf",
+            "profile",
+            "--nvtx",
+            *self._device_options,
+            *self._make_model_step_command(),
+        ]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
         print_line(f"-- {shlex.join(command)}")
         if code := subprocess.run(command, check=False).returncode:
@@ -156,9 +164,9 @@ class Commands:
         return (self.folder / f"{name}.jsonl").exists()
 
     def _make_resumable_command(self, name: str, *command: str) -> tuple[str, list[str]]:
-        budget = f"{self._budget * _SHARES[name]:.0f}s"
+        budget = f"{self._budget_seconds * _BUDGET_SHARES[name]:.0f}s"
         log = f"{name}.jsonl"
-        return log, [*command, *self._device, "--budget", budget, "--requeue", str(self.folder / log)]
+        return log, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log)]
 
     def _make_ceiling_option(self, regime: str) -> list[str]:
         """Return the --ceiling option with the folder's ceilings, empty if the folder has none for this regime."""
@@ -167,7 +175,7 @@ class Commands:
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
-    def _choose_kernels_to_count(self) -> list[str]:
+    def _choose_counters_arguments(self) -> list[str]:
         """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
@@ -181,51 +189,62 @@ class Commands:
             if not rows:
                 raise UnavailableError("mamf could not measure any kernel")
         except MamfError as error:
-            self.left_out["counters.jsonl"] = str(error)
+            self.skip_reasons["counters.jsonl"] = str(error)
             return []
         most = max(rows, key=lambda row: row.amount)
         same = [row for row in rows if (row.problem, row.shape) == (most.problem, most.shape)]
-        names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED]]
+        names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED_KERNELS]]
         return [*names, *make_run_options(most.problem, most.shape)]
 
-    def _make_step_command(self) -> list[str]:
+    def _make_model_step_command(self) -> list[str]:
         """Return the command that runs training steps of GPT-2 small. On a CPU the model has only two layers."""
         on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
-        script = ["-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify", "--backend", self._backend]
+        script = [
+            "-m",
+            "mamf",
+            "run",
+            "torch[sdpa]",
+            "--operation",
+            "model",
+            "--no-verify",
+            "--backend",
+            self._backend_name,
+        ]
         device = ["--device", str(self.backend.index), *(["--dtype", self.dtype] if self.dtype else [])]
         return [*script, *device, *(sizes if self.backend.is_accelerator else on_cpu)]
 
 
-def make_summary(folder: Path, left_out: Mapping[str, str]) -> str:
-    """Return the first table and the answer of each report as markdown. ``left_out``: the reasons why logs are missing,
-    by name.
+def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
+    """Return the markdown page SUMMARY.md: the first table and the answer of the report of each log in ``folder``.
+
+    ``skip_reasons``: for each log that is missing, its file name and the reason why it was not measured.
     """
-    return "\n".join(f"{part.rstrip()}\n" for part in _format_parts(folder, left_out))
+    return "\n".join(f"{part.rstrip()}\n" for part in _yield_summary_sections(folder, skip_reasons))
 
 
-def _format_parts(folder: Path, left_out: Mapping[str, str]) -> Iterator[str]:
+def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> Iterator[str]:
     from mamf.cli.commands.show import make_log_document
     from mamf.report import document as documents
     from mamf.report.formats import format_markdown
 
-    logs = (folder / name for name in LOGS)
-    name, machine = next((_read_device(path) for path in logs if path.exists()), ("This device", ""))
+    logs = (folder / name for name in LOG_HEADINGS)
+    name, machine = next((_read_device_and_machine(path) for path in logs if path.exists()), ("This device", ""))
     yield f"# {escape_markdown(name)}: what it can do, and what kernels reach"
     if machine:
         yield escape_markdown(machine)
-    for name, title in LOGS.items():
+    for name, title in LOG_HEADINGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             shown = [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
-            report = make_log_document(folder / name, argparse.Namespace(top=_MAX_ROWS, ceiling=None))
+            report = make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
             blocks = [
                 *_choose_essential_blocks(report),
                 *shown,
                 documents.Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
         else:
-            blocks = [documents.Lines([f"not measured: {left_out.get(name, 'the run ended before it')}"])]
+            blocks = [documents.Lines([f"not measured: {skip_reasons.get(name, 'the run ended before it')}"])]
         yield f"## {title}\n\n{format_markdown(documents.Document(title, blocks))}"
 
 
@@ -236,11 +255,11 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
 
     blocks = report.visible_blocks
     for table in [each for each in blocks if isinstance(each, Table)][:1]:
-        yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _WIDTH))
+        yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))
     yield from (each for each in blocks if isinstance(each, Answer))
 
 
-def _read_device(path: Path) -> tuple[str, str]:
+def _read_device_and_machine(path: Path) -> tuple[str, str]:
     """Return the name of the device of a log, and a line about the machine if the log has one."""
     from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none

@@ -13,11 +13,11 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add no option."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import list_backend_statuses
 
     statuses = list_backend_statuses()

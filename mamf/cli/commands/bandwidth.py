@@ -16,11 +16,11 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_operation_options(parser, Bandwidth(), defaults={"pattern": PATTERNS})
     add_shared_options(parser.add_argument_group("what"), "--kernel")
     add_session_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     return run_kernel_session(options, Session)

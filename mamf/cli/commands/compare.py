@@ -20,10 +20,10 @@ EXAMPLES = """examples:
   mamf compare A1 A2 A3 --against B1 B2 B3              repeated runs of A and B, alternating: detect a loss of 0.5 %
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
-_REGRESSION = 3
+_REGRESSION_EXIT_CODE = 3
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs",
         type=Path,
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--anyway", "--format", "--wide")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.compare import compare
     from mamf.logs.legacy import read_legacy_or_none
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, make_comparison_document(comparison, options.tolerance, options.top))
-    return _REGRESSION if comparison.is_slower(options.tolerance) else 0
+    return _REGRESSION_EXIT_CODE if comparison.is_slower(options.tolerance) else 0
 
 
 def _print_side_by_side(

@@ -23,10 +23,10 @@ EXAMPLES = """examples:
   mamf counters sdpa-flash sdpa-cudnn --seq-lens 4096 --causal
   mamf counters --resume LOG
 """
-_NOTHING_COUNTED = 1
+_NOTHING_COUNTED_EXIT_CODE = 1
 
 
-def configure(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
     parser.add_argument(
         "kernel",
         nargs="*",
@@ -50,7 +50,7 @@ def configure(parser: Parser) -> None:
     parser.set_defaults(regime=None, precision=None, flush=None)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import find_ncu
 
     options.ncu = find_ncu(options.ncu)
@@ -77,21 +77,21 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
 class CountersSession(Session):
     """Measures kernels in burst, then reads the counters of each."""
 
-    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.profiling.counters.ncu import Ncu, read_counts
 
-        super().__init__(request, options, *opened)
+        super().__init__(request, options, *interruption_and_log)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
         before = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.counted = {step for step, counts in before.items() if counts.ok}
+        self.counted_steps = {step for step, counts in before.items() if counts.ok}
         backend = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
 
     def make_strategy(self, setup: Setup) -> CountingStrategy:
         from mamf.profiling.counters.counting import CountingStrategy
 
-        return CountingStrategy(setup, self.counted, self.ncu)
+        return CountingStrategy(setup, self.counted_steps, self.ncu)
 
     def print_plan(self) -> None:
         super().print_plan()
@@ -101,10 +101,10 @@ class CountersSession(Session):
     def is_run_complete(self) -> bool:
         from mamf.profiling.counters.counting import find_uncounted_rows
 
-        return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted)
+        return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
 
     def choose_exit_code(self, code: int) -> int:
-        return code or (0 if self.counted else _NOTHING_COUNTED)
+        return code or (0 if self.counted_steps else _NOTHING_COUNTED_EXIT_CODE)
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document

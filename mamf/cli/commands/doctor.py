@@ -13,11 +13,11 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.traits import replace_assumed_traits
     from mamf.machine.environment import format_advice, run_machine_checks, select_warnings
     from mamf.plugins.discovery import open_backend

@@ -38,12 +38,12 @@ EXAMPLES = """examples:
   mamf explain                                              the best shape of the last find on this device
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
 """
-_SECONDS = 30.0
+_DEFAULT_SECONDS = 30.0
 #: The matmul to explain: problem, shape, and the kernel's name on the command line.
-Product = tuple[Any, Any, str]
+MatmulToExplain = tuple[Any, Any, str]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     product = parser.add_argument_group("matmul to explain")
     add_shared_options(product, "--ceiling", nargs=None, default_text="the last find on this device")
     add_shared_options(product, "--shape", default_text="the best shape of that find")
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.charts.picture import get_file_type, make_exists_error
 
     if options.picture:
@@ -75,7 +75,7 @@ class ExplainSession(Session):
     kind = EXPLAIN
 
     @cached_property
-    def product(self) -> Product:
+    def matmul_to_explain(self) -> MatmulToExplain:
         """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
         from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, problem_for
@@ -97,13 +97,13 @@ class ExplainSession(Session):
         return replace(best.problem, data=DATA[0]), best.shape, asked or get_installed_kernel(best.kernel).name
 
     def list_requested_kernels(self) -> Sequence[str]:
-        return [self.product[2]]
+        return [self.matmul_to_explain[2]]
 
     def make_new_plan(self) -> Plan:
 
-        problem, shape, kernel = self.product
+        problem, shape, kernel = self.matmul_to_explain
         problems = [replace(problem, data=data) for data in DATA]
-        budget = self.options.budget or _SECONDS
+        budget = self.options.budget or _DEFAULT_SECONDS
         return make_operation_plan(
             self.operation, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
         )

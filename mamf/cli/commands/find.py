@@ -45,10 +45,10 @@ EXAMPLES = """examples:
   mamf find --operation NAME --help             the options for ceilings of another operation
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
 """
-_BUDGET = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each problem after the first"
+_BUDGET_HELP = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each problem after the first"
 
 
-def configure(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
     of = make_requested_operation(parser.command_words)
     parser.set_defaults(of=of)
     add_operation_options(
@@ -58,7 +58,7 @@ def configure(parser: Parser) -> None:
     add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
     if not of.is_compute_roof:
         add_shared_options(group, "--kernel")
-        add_session_options(parser, budget_default=_BUDGET, regimes_default="both")
+        add_session_options(parser, budget_default=_BUDGET_HELP, regimes_default="both")
         return
     add_shared_options(group, "--dtype")
     add_shared_options(group, "--kernel", default_text="all except those that compile for minutes")
@@ -77,13 +77,13 @@ def configure(parser: Parser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     if options.of.is_compute_roof:
-        return _search_dtypes(options)
-    return run_kernel_session(options, _KernelsFindSession, options.of)
+        return _search_dtypes_in_turn(options)
+    return run_kernel_session(options, _OperationFindSession, options.of)
 
 
-def _search_dtypes(options: argparse.Namespace) -> int:
+def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     """Search for the ceilings of one dtype after the other; return the highest exit code."""
     from mamf.cli.resuming import run_interruptible
 
@@ -96,7 +96,7 @@ def _search_dtypes(options: argparse.Namespace) -> int:
     if options.budget is not None and not is_resumed:
         options.budget /= len(dtypes)
 
-    def work(interruption: Interruption, resumed: ResumedLog | None) -> int:
+    def search_remaining_dtypes(interruption: Interruption, resumed: ResumedLog | None) -> int:
         if len(dtypes) > 1:  # report a wrong dtype before the first one is measured
             backend = open_backend(options.backend or "auto", options.device or 0)
             for problem in make_request(options.of, options).make_problems(backend):
@@ -106,7 +106,7 @@ def _search_dtypes(options: argparse.Namespace) -> int:
             if output is not None and len(dtypes) > 1:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             try:
-                code = _SearchSession(Request(options.of), options, interruption, resumed).run()
+                code = _MatmulSearchSession(Request(options.of), options, interruption, resumed).run()
             except (
                 UsageError
             ) as error:  # the other dtypes may still work, for example if this one is too slow for a search
@@ -120,10 +120,10 @@ def _search_dtypes(options: argparse.Namespace) -> int:
                 break
         return int(max(options.codes))
 
-    return run_interruptible(options, work)
+    return run_interruptible(options, search_remaining_dtypes)
 
 
-class _SearchSession(Session):
+class _MatmulSearchSession(Session):
     """Finds the matmul ceilings of one dtype by a search over a grid of shapes."""
 
     kind = FIND
@@ -138,7 +138,7 @@ class _SearchSession(Session):
         options, before = self.options, self.resumed_plan
         if before is None:
             (problem,) = self._make_problems()
-            self._search, opened = plan_search(
+            self._search_plan, opened = plan_search(
                 self.backend,
                 problem,
                 options.kernel,
@@ -147,7 +147,7 @@ class _SearchSession(Session):
                 precision=options.precision or Plan.precision,
                 is_quick=bool(options.quick),
             )
-            return list(zip(self._search.kernels, opened, strict=True))
+            return list(zip(self._search_plan.kernels, opened, strict=True))
         if options.kernel:
             then, now = (
                 [choose_matmul_kernel(self.backend, before.problem, name).name for name in names]
@@ -159,7 +159,7 @@ class _SearchSession(Session):
         )
 
     def make_new_plan(self) -> Plan:
-        return self._search
+        return self._search_plan
 
     def make_plan_to_compare(self, before: Plan) -> Plan:
         """Make the plan of the options, but with the grid of the log: the grid depends on the measured speed."""
@@ -199,7 +199,7 @@ class _SearchSession(Session):
         return code
 
 
-class _KernelsFindSession(Session):
+class _OperationFindSession(Session):
     """Finds the ceilings of one operation among given shapes."""
 
     kind = FIND

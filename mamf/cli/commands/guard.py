@@ -43,11 +43,11 @@ EXAMPLES = """examples:
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
 docs/guard.md describes the file and has a workflow.
 """
-_REGRESSION = 3
-_MAX_BYTES = 1 << 20
+_REGRESSION_EXIT_CODE = 3
+_MAX_GUARD_FILE_BYTES = 1 << 20
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         type=Path,
@@ -71,13 +71,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 class GuardFile(NamedTuple):
-    """The content of a guard file. ``options``: options of ``mamf sweep --operation`` that measure the same rows."""
+    """The checked content of a guard file, the TOML file that ``mamf guard`` takes.
+
+    ``baseline``: path of the run log to compare with.
+    ``tolerance``: relative slowdown against the baseline that is still accepted.
+    ``round_count``: number of rounds, in each of which every row is measured once.
+    ``compared_figure``: the figure that decides: the rate, or the share of cycles used.
+    ``sweep_options``: values of the options of ``mamf sweep --operation`` that measure the rows of the guard file.
+    """
 
     baseline: Path
     tolerance: float
-    rounds: int
-    by: str
-    options: Mapping[str, Any]
+    round_count: int
+    compared_figure: str
+    sweep_options: Mapping[str, Any]
 
 
 def read_guard_file(path: Path) -> GuardFile:
@@ -91,9 +98,9 @@ def read_guard_file(path: Path) -> GuardFile:
         import tomli as tomllib
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ValueError(f"it is larger than {_MAX_BYTES >> 10} KiB")
+            content = file.read(_MAX_GUARD_FILE_BYTES + 1)
+        if len(content) > _MAX_GUARD_FILE_BYTES:
+            raise ValueError(f"it is larger than {_MAX_GUARD_FILE_BYTES >> 10} KiB")
         found = tomllib.loads(content.decode())
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
         given = read_record(found, GuardKeys)
@@ -129,11 +136,11 @@ def _make_sweep_options(given: GuardKeys) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
 
-    options.guarded = file = read_guard_file(options.file)
-    vars(options).update(file.options)
+    options.guard_file = file = read_guard_file(options.file)
+    vars(options).update(file.sweep_options)
     options.given.add("problem")  # so that --resume compares the plan: the file describes a whole one
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):
@@ -145,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
     path = options.baseline
     if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
-    options.before = None if options.update else read_log(path)
+    options.baseline_log = None if options.update else read_log(path)
     return run_kernel_session(options, _GuardSession)
 
 
@@ -154,27 +161,27 @@ class _GuardSession(Session):
 
     kind = GUARD
 
-    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
-        self.guarded: GuardFile = options.guarded
-        self.baseline: RunLog | None = options.before
+    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+        self.guard_file: GuardFile = options.guard_file
+        self.baseline: RunLog | None = options.baseline_log
         self.result: GuardResult | None = None
-        self.refused = 0
-        super().__init__(request, options, *opened)
+        self.update_exit_code = 0
+        super().__init__(request, options, *interruption_and_log)
         if self.baseline:
-            self._require_comparable(self.baseline)
+            self._require_comparable_baseline(self.baseline)
 
     def make_new_plan(self) -> Plan:
-        return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.guarded.rounds))
+        return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.guard_file.round_count))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
         from mamf.engine.strategies.studies import GuardStrategy
         from mamf.logs.judging import list_guarded_rows
 
-        before = [] if self.baseline is None else list_guarded_rows(self.baseline, self.guarded.by)
+        before = [] if self.baseline is None else list_guarded_rows(self.baseline, self.guard_file.compared_figure)
         baseline = None if self.baseline is None else {entry.key: entry for entry in before}
-        return GuardStrategy(setup, baseline, self.guarded.tolerance)
+        return GuardStrategy(setup, baseline, self.guard_file.tolerance)
 
-    def _require_comparable(self, baseline: RunLog) -> None:
+    def _require_comparable_baseline(self, baseline: RunLog) -> None:
         """Raise IncomparableError if the baseline is from another card or has none of these rows."""
         from mamf.logs.compare import find_blocking_differences
         from mamf.logs.compared_rows import make_pairing_fields
@@ -182,7 +189,7 @@ class _GuardSession(Session):
 
         here = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         found = find_blocking_differences(baseline.header, here)
-        if self.guarded.by == COMPARE_CYCLES:
+        if self.guard_file.compared_figure == COMPARE_CYCLES:
             found = [each for each in found if not each.is_of_card]
         if found:
             raise IncomparableError(
@@ -191,17 +198,19 @@ class _GuardSession(Session):
         names = {name: each.name for name, each in self.kernels}
         wanted = [make_pairing_fields(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
         if not any(
-            entry.fields in wanted for entry in list_guarded_rows(baseline, self.guarded.by) if entry.tflops is not None
+            entry.fields in wanted
+            for entry in list_guarded_rows(baseline, self.guard_file.compared_figure)
+            if entry.tflops is not None
         ):
             raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
 
     def choose_exit_code(self, code: int) -> int:
         if self.options.update or code not in (0, NOTHING_MEASURED_EXIT_CODE):
-            return code or self.refused
+            return code or self.update_exit_code
         if self.result is None:
             return NOTHING_MEASURED_EXIT_CODE
         is_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
-        return _REGRESSION if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED_EXIT_CODE
+        return _REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import make_guard_document
@@ -213,8 +222,8 @@ class _GuardSession(Session):
         from mamf.report.comparison import describe_guard_verdict
 
         if self.baseline:
-            self.result = judge_guard(self.baseline, log, self.guarded.tolerance, self.guarded.by)
-            self._write_files(self.result, log.summary)
+            self.result = judge_guard(self.baseline, log, self.guard_file.tolerance, self.guard_file.compared_figure)
+            self._write_junit_and_markdown(self.result, log.summary)
         code = super().print_report(log)
         if self.result and not is_report_for_people(self.options):
             print_line(describe_guard_verdict(self.result), sys.stderr)
@@ -222,7 +231,7 @@ class _GuardSession(Session):
             self._write_baseline(log)
         return code
 
-    def _write_files(self, result: GuardResult, summary: dict[str, Any] | None) -> None:
+    def _write_junit_and_markdown(self, result: GuardResult, summary: dict[str, Any] | None) -> None:
         from mamf.report.comparison import format_junit_xml, make_guard_document
         from mamf.report.formats import format_markdown
 
@@ -239,11 +248,11 @@ class _GuardSession(Session):
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
-        elif wide := find_noisy_rows(log, self.guarded.tolerance):
-            self.refused, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, wide[0]
+        elif wide := find_noisy_rows(log, self.guard_file.tolerance):
+            self.update_exit_code, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, wide[0]
             warn(
                 f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {format_share(self.guarded.tolerance)}, above all {row.kernel} {row.shape} "
+                f"tolerance of {format_share(self.guard_file.tolerance)}, above all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:

@@ -23,14 +23,14 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, plain or gzipped (.gz)"
     )
     add_shared_options(parser, "--output-folder", default=Path(), default_text="the current folder")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import show_reading_progress
     from mamf.logs.finder import read_finder_logs
     from mamf.logs.legacy import write_legacy_log
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         # Read all files before writing any, so that either all are written or none.
         with show_reading_progress(paths) as seen:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, seen)]
-        targets = _targets((path for path, _ in runs), options.output_folder)
+        targets = _choose_target_paths((path for path, _ in runs), options.output_folder)
         try:
             for target, (_, run) in zip(targets, runs, strict=True):
                 write_legacy_log(run, target)
@@ -53,12 +53,12 @@ def run(options: argparse.Namespace) -> int:
                 target.unlink()
             raise
     for target, (path, run) in zip(targets, runs, strict=True):
-        for line in (f"{target} ({path}): {describe(run)}", *(f"    {remark}" for remark in run.remarks)):
+        for line in (f"{target} ({path}): {describe_finder_run(run)}", *(f"    {remark}" for remark in run.remarks)):
             print_line(line)
     return 0
 
 
-def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
+def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
     """Return the file to write for each run: the log's name, with a number from the log's second run on.
 
     Raises UsageError if a file exists.
@@ -73,7 +73,7 @@ def _targets(paths: Iterable[Path], folder: Path) -> list[Path]:
     return targets
 
 
-def describe(run: FinderRun) -> str:
+def describe_finder_run(run: FinderRun) -> str:
     """Describe a run in one line: version, device, rows, best figures."""
     from mamf.report.document import format_count
 

@@ -21,13 +21,13 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--operation", default_text="all operations")
     add_device_options(parser)
     parser.set_defaults(format="table")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import OPERATIONS, find_registered, make_operation, open_backend
     from mamf.report.document import Document, Lines
 

@@ -29,12 +29,12 @@ EXAMPLES = """examples:
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
 #: Seconds of a quick run.
-_QUICK_BUDGET = 60.0
+_QUICK_SECONDS = 60.0
 #: The minimum number of launches for the first row of a model, including its verification.
-_MIN_LAUNCHES = 10
+_MIN_FIRST_ROW_LAUNCHES = 10
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_operation_options(parser, Model(), defaults={"context": (1024,)})
     group = parser.add_argument_group("what")
     group.add_argument(
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help=f"take less time: by default one sequence of 256 tokens, 0.5 s per row and {_QUICK_BUDGET:.0f} s in all",
+        help=f"take less time: by default one sequence of 256 tokens, 0.5 s per row and {_QUICK_SECONDS:.0f} s in all",
     )
     add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     group = parser.add_argument_group("profile launches of one row instead of measuring, as 'mamf profile' does")
@@ -57,19 +57,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_session_options(parser, regimes_default="sustained")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     if options.quick:
-        given = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_BUDGET}
+        given = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_SECONDS}
         for name, value in given.items():
             if name not in options.given and getattr(options, name) in (None, (1024,)):
                 setattr(options, name, value)
     options.kernel = make_kernel_names(options)
     if options.nvtx or options.dtypes or options.memory:
-        return _profile_launches(options)
+        return _profile_single_row(options)
     return run_kernel_session(options, ModelSession, Model())
 
 
-def _profile_launches(options: argparse.Namespace) -> int:
+def _profile_single_row(options: argparse.Namespace) -> int:
     """Profile launches of the single row that the options describe; return the exit code."""
     from mamf.plugins.discovery import open_backend
     from mamf.profiling.counters.ncu import make_run_options
@@ -124,9 +124,9 @@ class ModelSession(Session):
                 self.known_ceilings[key] = ceiling
 
         if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.resumed_log is None:
-            self._require_budget(self.plan.budget_seconds)
+            self._require_budget_for_first_row(self.plan.budget_seconds)
 
-    def _require_budget(self, budget: float) -> None:
+    def _require_budget_for_first_row(self, budget: float) -> None:
         """Raise UsageError if the first row takes longer than the budget on this CPU."""
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
@@ -134,7 +134,7 @@ class ModelSession(Session):
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
         # The reference of its results is in float32, whatever its own dtype.
         flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
-        needed = _MIN_LAUNCHES * problem.flop(shape) / flops
+        needed = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
             raise UsageError(
                 f"the first row takes about {needed:.0f} s on this CPU, which is more than the budget: choose a "

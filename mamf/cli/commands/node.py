@@ -24,10 +24,10 @@ EXAMPLES = """examples:
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
   mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
 """
-_PATIENCE_SECONDS = 120.0
+_MAX_WAIT_SECONDS = 120.0
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what")
     add_shared_options(group, "--backend")
     add_shared_options(group, "--devices", default_text="all")
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="logs of cards that are known to be good, to compare with (default: the ceilings of this "
         "model in results/)",
     )
-    add_shared_options(judging, "--patience", default=_PATIENCE_SECONDS, default_text="2m")
+    add_shared_options(judging, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
     add_shared_options(group, "--output-folder", default_text="a name with the date")
     add_shared_options(group, "--from", dest="logs", nargs="+")
@@ -67,16 +67,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # because 2 says that a device is bad
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     """Print the verdict and return its exit code. An error gives UNKNOWN, because 1 and 2 say that a device is bad."""
     try:
-        return _run_node(options)
+        return _measure_and_judge_devices(options)
     except MamfError as error:
         warn(str(error))
         return VERDICT_EXIT_CODES[UNKNOWN]
 
 
-def _run_node(options: argparse.Namespace) -> int:
+def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     from mamf.node.logs import read_baseline, read_node_folders
 
     baseline = read_baseline(options.baseline) if options.baseline else None
@@ -88,7 +88,7 @@ def _run_node(options: argparse.Namespace) -> int:
         return measure_node_device(options)
     indices = choose_node_devices(options)
     if options.dry_run or not indices:
-        return _print_plan(options, indices)
+        return _print_measuring_plan(options, indices)
     folder, run, devices = measure_node_devices(options, indices)
     code = _print_verdict(options, run.why_not_together, devices, baseline)
     print_line(f"logs: {folder}", sys.stderr)
@@ -99,7 +99,7 @@ def _run_node(options: argparse.Namespace) -> int:
     return code
 
 
-def _print_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
+def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
     if not indices:
         print_line("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
         return 0

@@ -39,11 +39,14 @@ EXAMPLES = """examples:
   mamf overlap --beside to_host copy               on one device
   mamf overlap --resume LOG                        continue after Ctrl-C or kill
 """
-_WORK_OF_SEVERAL, _WORK_OF_ONE = ("all_reduce", "all_gather", "reduce_scatter"), ("to_host", "to_device", "copy")
-_PATIENCE_SECONDS = 120.0
+_DEFAULT_WORK_ON_SEVERAL_DEVICES, _DEFAULT_WORK_ON_ONE_DEVICE = (
+    ("all_reduce", "all_gather", "reduce_scatter"),
+    ("to_host", "to_device", "copy"),
+)
+_MAX_WAIT_SECONDS = 120.0
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what", "Several values are measured in every combination.")
     group.add_argument(
         "--beside",
@@ -88,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
@@ -101,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--flop and --bytes describe one step: give both, each above 0")
     place, name = find_rank_place(os.environ), options.backend or find_first_backend()
     count = load_backend_class(name).device_count()
-    beside = options.beside or (_WORK_OF_SEVERAL if place or count > 1 else _WORK_OF_ONE)
+    beside = options.beside or (_DEFAULT_WORK_ON_SEVERAL_DEVICES if place or count > 1 else _DEFAULT_WORK_ON_ONE_DEVICE)
     collectives = [each for each in beside if each in COLLECTIVES]
     is_over = options.resume and read_run_log(options.resume).tier == "complete"
     if collectives and place is None and count < 2 and not is_over:
@@ -115,7 +118,11 @@ def run(options: argparse.Namespace) -> int:
         # A launcher may hide the devices of the other ranks.
         options.backend, options.device = name, place.index % max(count, 1)
     if place is not None and place.rank:
-        return 0 if list(measure_as_rank(OverlapStrategy(open_backend(name, options.device), Pair(), ()), place)) else 1
+        return (
+            0
+            if list(yield_results_as_rank(OverlapStrategy(open_backend(name, options.device), Pair(), ()), place))
+            else 1
+        )
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [
@@ -125,33 +132,35 @@ def run(options: argparse.Namespace) -> int:
     return run_kernel_session(options, OverlapSession)
 
 
-def measure_as_rank(run: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
+def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
     """Measure a run and yield its rows. If a launcher started several ranks, every rank measures the plan of rank 0."""
     from mamf.node.group import gather_all, join_group
 
     if place is None:
-        yield from run.yield_results()
+        yield from strategy.yield_results()
         return
-    with join_group(place, run.backend, _PATIENCE_SECONDS):
-        run.gather_from_ranks = gather_all
-        run.pairs, run.seconds, run.budget_seconds = gather_all((run.pairs, run.seconds, run.budget_seconds))[0]
-        yield from run.yield_results()
+    with join_group(place, strategy.backend, _MAX_WAIT_SECONDS):
+        strategy.gather_from_ranks = gather_all
+        strategy.pairs, strategy.seconds, strategy.budget_seconds = gather_all(
+            (strategy.pairs, strategy.seconds, strategy.budget_seconds)
+        )[0]
+        yield from strategy.yield_results()
 
 
 @dataclass
-class _RankRun:
+class _RankStrategy:
     """A run on rank 0 of a group, or without a group. ``logged_steps``: steps whose rows are in the resumed log."""
 
-    run: OverlapStrategy
+    strategy: OverlapStrategy
     place: RankPlace | None
     logged_steps: Collection[StepKey]
 
     @property
     def skipped_count(self) -> int:
-        return self.run.skipped_count
+        return self.strategy.skipped_count
 
     def yield_results(self) -> Iterator[Measurement]:
-        return (row for row in measure_as_rank(self.run, self.place) if row.step not in self.logged_steps)
+        return (row for row in yield_results_as_rank(self.strategy, self.place) if row.step not in self.logged_steps)
 
 
 class OverlapSession(Session):
@@ -163,8 +172,8 @@ class OverlapSession(Session):
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.node.group import find_rank_place
 
-        run: Any = super().make_strategy(setup)
-        return _RankRun(run, find_rank_place(os.environ), [row.step for row in setup.answered_rows.values()])
+        strategy: Any = super().make_strategy(setup)
+        return _RankStrategy(strategy, find_rank_place(os.environ), [row.step for row in setup.answered_rows.values()])
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.studies import make_overlap_document

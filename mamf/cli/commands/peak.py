@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name",
         metavar="DEVICE",
@@ -38,14 +38,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     if options.name is not None and (options.backend or options.device is not None):
         raise UsageError("--name cannot be combined with --backend or --device: it names any device, present or not")
-    print_document(options, _make_answer(options))
+    print_document(options, _make_peak_document(options))
     return 0
 
 
-def _make_answer(options: argparse.Namespace) -> Document:
+def _make_peak_document(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import find_peaks_by_name, peak
     from mamf.plugins.discovery import open_backend
     from mamf.report.document import Answer, Column, Document, Table, format_interval, format_significant
@@ -66,30 +66,32 @@ def _make_answer(options: argparse.Namespace) -> Document:
     table = Table(columns, known, key="known", shown=known if len(known) > 1 else [])
     best = known[0]
     origin = [] if best.reference in best.description else [f"from: {best.reference}"]
-    return Document("Peak", [table, Answer([_format_rate(best), best.description, *origin])], _make_record(best))
+    return Document(
+        "Peak", [table, Answer([_format_rate_sentence(best), best.description, *origin])], _make_json_record(best)
+    )
 
 
-def _make_record(known: Rate) -> dict[str, Any]:
+def _make_json_record(rate: Rate) -> dict[str, Any]:
     """Return the answer for --format json. ``flops`` and the interval are in FLOP/s."""
     names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
-    interval = known.interval and [known.interval.low * TERA, known.interval.high * TERA, known.interval.coverage]
+    interval = rate.interval and [rate.interval.low * TERA, rate.interval.high * TERA, rate.interval.coverage]
     return {
-        "flops": known.flops,
+        "flops": rate.flops,
         "interval": interval and dict(zip(("low", "high", "coverage"), interval, strict=True)),
-        **{name: getattr(known, name) for name in names},
+        **{name: getattr(rate, name) for name in names},
     }
 
 
-def _format_rate(known: Rate) -> str:
+def _format_rate_sentence(rate: Rate) -> str:
     from mamf.report.document import UNKNOWN_INTERVAL_REASON, format_rate, format_significant
 
-    kind = known.regime or ("theoretical" if known.source == "datasheet" else known.source)
-    what = f"{known.device}, {known.dtype}, {kind}: {format_rate(known.tflops, 'TFLOPS')}"
-    if known.interval is None:
+    kind = rate.regime or ("theoretical" if rate.source == "datasheet" else rate.source)
+    what = f"{rate.device}, {rate.dtype}, {kind}: {format_rate(rate.tflops, 'TFLOPS')}"
+    if rate.interval is None:
         return what
-    low, high = format_significant(known.interval.low), format_significant(known.interval.high)
+    low, high = format_significant(rate.interval.low), format_significant(rate.interval.high)
     return (
         f"{what}, 95 % repeat interval: {low} to {high}"
-        if known.interval.is_known
+        if rate.interval.is_known
         else f"{what}, {UNKNOWN_INTERVAL_REASON}"
     )

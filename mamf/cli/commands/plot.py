@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs",
         type=Path,
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cycles", action="store_true", help="draw the share of cycles used against the clock")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
 
     path = options.output or Path(f"{options.logs[0].stem}.png")
@@ -71,11 +71,11 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.report.imported import convert_log, convert_run, make_side_by_side_chart
 
     if options.cycles:
-        _refuse_choice(options, "a picture of cycles")
+        _refuse_regime_and_direction(options, "a picture of cycles")
         return make_clock_chart(read_log(*options.logs))
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
-        _refuse_choice(options, "a node")
+        _refuse_regime_and_direction(options, "a node")
         _, devices = read_node_folders(options.logs)
         return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:
@@ -84,7 +84,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         )
     imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(imported):
-        _refuse_choice(options, "a log of mamf-finder")
+        _refuse_regime_and_direction(options, "a log of mamf-finder")
         named = zip(options.logs, imported, strict=True)
         return make_side_by_side_chart(
             [convert_run(path.stem, run) if run else convert_log(read_log(path)) for path, run in named]
@@ -92,7 +92,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 
-def _refuse_choice(options: argparse.Namespace, what: str) -> None:
+def _refuse_regime_and_direction(options: argparse.Namespace, picture_name: str) -> None:
     for given in ("regime", "direction"):
         if getattr(options, given):
-            raise UsageError(f"--{given} cannot be combined with {what}, which has no {given}")
+            raise UsageError(f"--{given} cannot be combined with {picture_name}, which has no {given}")

@@ -45,7 +45,7 @@ The exit code is that of the script, or 1 if the script succeeded but nothing co
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     script = parser.add_argument(
         "script", nargs=argparse.PARSER, metavar="SCRIPT", help="Python file to run, followed by its arguments"
     )
@@ -108,7 +108,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(script=None)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
     from mamf.machine.environment import quote_command_line
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
     options.command_line = quote_command_line()  # sys.argv will be the script's
     if options.source is not None:
-        return _profile_trace(options)
+        return _report_existing_trace(options)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace with --from")
     # Take the script's arguments as typed: the underscores in mamf's options were replaced.
@@ -159,7 +159,7 @@ def _choose_output_path(options: argparse.Namespace, option: str) -> Path | None
     return path.absolute()
 
 
-def _profile_trace(options: argparse.Namespace) -> int:
+def _report_existing_trace(options: argparse.Namespace) -> int:
     from mamf.profiling.profile import make_profile
     from mamf.profiling.traces import read_trace
 
@@ -169,7 +169,7 @@ def _profile_trace(options: argparse.Namespace) -> int:
             raise UsageError(f"--from cannot be combined with {what}: it reads an existing trace")
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
-    _write_and_print(
+    _write_and_print_profile(
         options, options.source.name, make_profile(trace, _make_ceiling_lookup(options, trace.is_of_device))
     )
     return 0
@@ -189,7 +189,7 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
 
     memory = None if options.memory is None else MemoryWatch(options.memory)
     dtypes = DtypeWatch() if options.dtypes else None
-    ranges = ModuleRanges(lambda: resolve_backend(_name_device(options))) if options.nvtx else None
+    ranges = ModuleRanges(lambda: resolve_backend(_make_device_name(options))) if options.nvtx else None
     module_spans = ModuleRanges(lambda: make_range_provider(memory.record_module_span)) if memory else None
     watches = [
         each
@@ -217,7 +217,7 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
                 trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
             )
             profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
-            _write_and_print(options, Path(program.name).name, profile)
+            _write_and_print_profile(options, Path(program.name).name, profile)
         is_kept = True
         if os.getpid() == process:
             shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
@@ -234,7 +234,7 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
     return code
 
 
-def _write_and_print(options: argparse.Namespace, name: str, profile: Profile) -> None:
+def _write_and_print_profile(options: argparse.Namespace, name: str, profile: Profile) -> None:
     """Write the log, and print the report on the first rank. ``name``: the script's file name."""
     from mamf.profiling.log import make_profile_document, write_profile
     from mamf.profiling.running import get_rank
@@ -260,7 +260,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
-        return functools.partial(find_known_ceiling, _name_device(options, is_of_device))
+        return functools.partial(find_known_sustained_ceiling, _make_device_name(options, is_of_device))
     given: dict[tuple[str, str], Rate] = {}
     for path in options.ceiling:
         log = read_run_log(path)
@@ -272,7 +272,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
 
 
 @functools.cache
-def find_known_ceiling(device: str | None, dtype: str) -> Rate | None:
+def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
     """Return the sustained ceiling that was measured here or contributed, never a datasheet peak; or else None."""
     from mamf.contribution.known_ceilings import find_measured_peak
 
@@ -282,7 +282,7 @@ def find_known_ceiling(device: str | None, dtype: str) -> Rate | None:
         return None
 
 
-def _name_device(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
+def _make_device_name(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
     """Return the device of --backend and --device as ``peak`` names it. Without either, return None for the default
     device, or ``cpu`` if the trace has no device work.
     """

@@ -16,7 +16,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles, or folders of them"
     )
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--overwrite")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import yield_local_file
     from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.report import make_report

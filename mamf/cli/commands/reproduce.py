@@ -40,14 +40,14 @@ EXAMPLES = """examples:
   mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel outside of mamf must be named here
 docs/reproducing.md says how it decides.
 """
-_SLOWER, _UNFINISHED = 3, 1
-_MAX_CHARACTERS = 500
+_SLOWER_EXIT_CODE, _UNFINISHED_EXIT_CODE = 3, 1
+_MAX_CLAIM_CHARACTERS = 500
 #: A claim in words, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
-_CLAIM = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
-_REGIMES = (BURST, SUSTAINED, CLASSIC)
+_CLAIM_PATTERN = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
+_CLAIM_REGIMES = (BURST, SUSTAINED, CLASSIC)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="?",
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--format", "--wide")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (is_named or options.restart) or options.top == 0:
         raise UsageError("give exactly one of LOG, --claim and --resume; --top must be at least 1")
@@ -107,32 +107,32 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     """Return the name of the operation and the claim. Raises UsageError for text that is not a claim."""
     from mamf.cli.planning import parse_field_texts
 
-    parts = _CLAIM.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
+    parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if parts is None or not float(parts[1]):
         form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
         raise UsageError(f"{shorten(text)!r} is not a claim: write {form}")
     number, decimals, unit, kernel, written, words = parts.groups()
-    of = _find_operation(kernel, written)
+    of = _find_operation_of_claim(kernel, written)
     if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
         raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {counted}")
-    fields = [word if "=" in word else f"{_find_field(word, of)}={word}" for word in words.split()]
-    regime = next((each for each in _REGIMES if f"regime={each}" in fields), BURST)
+    fields = [word if "=" in word else f"{_find_field_with_value(word, of)}={word}" for word in words.split()]
+    regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
     asked = parse_field_texts(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
     step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
 
 
-def _find_field(word: str, of: AnyOperation) -> str:
+def _find_field_with_value(word: str, of: AnyOperation) -> str:
     """Return the name of the field that allows this word of a claim as its value, or else ``dtype``."""
     from mamf.operation import get_field_parameters
 
-    if word in _REGIMES:
+    if word in _CLAIM_REGIMES:
         return "regime"
     return next((each.name for each in get_field_parameters(of).values() if word in each.choices), "dtype")
 
 
-def _find_operation(kernel: str, shape: str) -> AnyOperation:
+def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
     """Return the operation that can read the shape and has the kernel. A kernel given by path may be of any operation.
 
     Raises UsageError if no operation reads the shape, UnknownNameError if no operation that reads it has the kernel.
@@ -166,7 +166,7 @@ class ReproduceSession(Session):
         if resumed:  # the log contains the claims
             name = resumed.log.plan.operation
         else:
-            name, self.asked, self.source = _read_claims(options)
+            name, self.requested_claims, self.source_log = _read_claims(options)
         super().__init__(Request(make_operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
@@ -180,21 +180,21 @@ class ReproduceSession(Session):
         opened = {
             name: next((each for each in given if name in (each[0], each[1].name)), None)
             or self._open_installed_kernel(name)
-            for name in dict.fromkeys(claim.step[3] for claim in self.asked.claims)
+            for name in dict.fromkeys(claim.step[3] for claim in self.requested_claims.claims)
         }
-        header = self.source.header if self.source else {}
+        header = self.source_log.header if self.source_log else {}
         here = {**header, "device": asdict(self.backend.info)}
         has_cycles = bool(header) and any(each.is_of_card for each in find_blocking_differences(header, here))
         claims = list[Claim]()
-        for claim in self.asked.claims:
+        for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
             problem = self.operation.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := opened[name]:
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))
         if not claims:
-            raise UnavailableError(f"cannot reproduce {self.asked.source}: none of its kernels can run here")
-        self.asked = replace(self.asked, claims=tuple(claims))
+            raise UnavailableError(f"cannot reproduce {self.requested_claims.source}: none of its kernels can run here")
+        self.requested_claims = replace(self.requested_claims, claims=tuple(claims))
         return list({each[1].name: each for each in opened.values() if each}.values())
 
     def _open_installed_kernel(self, name: str) -> tuple[str, AnyKernel] | None:
@@ -217,7 +217,11 @@ class ReproduceSession(Session):
     def make_new_plan(self) -> Plan:
         from mamf.operation import make_operation_plan
 
-        asked, before, steps = self.options, self.source and self.source.plan, [each.step for each in self.asked.claims]
+        asked, before, steps = (
+            self.options,
+            self.source_log and self.source_log.plan,
+            [each.step for each in self.requested_claims.claims],
+        )
         return make_operation_plan(
             self.operation,
             (name for name, _ in self.kernels),
@@ -229,7 +233,7 @@ class ReproduceSession(Session):
             seconds=before.seconds if before else None,
             budget_seconds=asked.budget or DEFAULT_BUDGET_SECONDS,
             flush=before.flush if before else Plan.flush,
-            options=replace(self.asked, tolerance=asked.tolerance or self.asked.tolerance),
+            options=replace(self.requested_claims, tolerance=asked.tolerance or self.requested_claims.tolerance),
         )
 
     def make_plan_to_compare(self, before: Plan) -> Plan:
@@ -249,6 +253,6 @@ class ReproduceSession(Session):
         from mamf.logs.judging import NOT_MEASURED, judge_claims
 
         judged = judge_claims(self.plan.options, self.measured_run.rows)
-        if code not in (0, _UNFINISHED) or not any(each.is_slower for each in judged):
+        if code not in (0, _UNFINISHED_EXIT_CODE) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)
-        return _SLOWER
+        return _SLOWER_EXIT_CODE

@@ -24,11 +24,11 @@ EXAMPLES = """examples:
   mamf results table                                    write results/README.md and the page of each accelerator
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
-_REJECTED = 1
-_MAX_FILES = 100_000
+_REJECTED_EXIT_CODE = 1
+_MAX_FILES_IN_FOLDER = 100_000
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
     )
@@ -71,19 +71,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(parser=action)
 
 
-def run(options: argparse.Namespace) -> int:
-    actions = {"check": run_check, "submit": run_submit, "table": run_table, "site": run_site}
+def run_with_options(options: argparse.Namespace) -> int:
+    actions = {"check": check_logs, "submit": submit_logs, "table": write_tables, "site": write_site}
     return actions[options.action](options)
 
 
-def run_check(options: argparse.Namespace) -> int:
+def check_logs(options: argparse.Namespace) -> int:
     from mamf.contribution.review import make_reviews_document
 
     reviews: list[Review] = []
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
     print_document(options, make_reviews_document(reviews, options.paths))
-    return _REJECTED if any(review.is_rejected() for review in reviews) else 0
+    return _REJECTED_EXIT_CODE if any(review.is_rejected() for review in reviews) else 0
 
 
 def _review_folder(folder: Path) -> list[Review]:
@@ -91,9 +91,9 @@ def _review_folder(folder: Path) -> list[Review]:
     from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log, review_results, review_stray_files
 
-    files = list(itertools.islice(folder.rglob("*"), _MAX_FILES + 1))
-    if len(files) > _MAX_FILES:
-        raise UsageError(f"{folder} has more than {_MAX_FILES} files: name the folder of the logs")
+    files = list(itertools.islice(folder.rglob("*"), _MAX_FILES_IN_FOLDER + 1))
+    if len(files) > _MAX_FILES_IN_FOLDER:
+        raise UsageError(f"{folder} has more than {_MAX_FILES_IN_FOLDER} files: name the folder of the logs")
     files = sorted(path for path in files if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
@@ -116,16 +116,16 @@ def _review_file(path: Path) -> Review:
         return review_log(path, seen)
 
 
-def run_submit(options: argparse.Namespace) -> int:
+def submit_logs(options: argparse.Namespace) -> int:
     from mamf.logs.shared_runs import find_shared_logs
 
     if not options.dry_run:
-        _require_folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
+        _require_results_folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
     paths = find_shared_logs(options.log) if options.log.is_dir() else [options.log]
-    return max((_submit(options, path) for path in paths), default=_REJECTED)
+    return max((_submit_log(options, path) for path in paths), default=_REJECTED_EXIT_CODE)
 
 
-def _submit(options: argparse.Namespace, path: Path) -> int:
+def _submit_log(options: argparse.Namespace, path: Path) -> int:
     from mamf.contribution.review import find_free_place, format_findings
 
     root, found = options.results, _review_file(path)
@@ -133,7 +133,7 @@ def _submit(options: argparse.Namespace, path: Path) -> int:
         print_line(line)
     if found.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
-        return _REJECTED
+        return _REJECTED_EXIT_CODE
     content = path.read_bytes()
     target = find_free_place(found, root)
     print_line(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
@@ -142,7 +142,7 @@ def _submit(options: argparse.Namespace, path: Path) -> int:
         return 0
     make_folder(target.parent)
     create_file_atomically(target, content)
-    log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _get_contributed_file(root), root))
+    log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _get_contributed_ceilings_path(root), root))
     print_lines(f"""
 look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
 then, in a clone of your fork:
@@ -156,12 +156,12 @@ and open a pull request
     return 0
 
 
-def run_table(options: argparse.Namespace) -> int:
+def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import read_collection
     from mamf.contribution.review import format_findings, review_results
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
-    root = _require_folder(options.results)
+    root = _require_results_folder(options.results)
     logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
     if not logs:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
@@ -172,26 +172,26 @@ def run_table(options: argparse.Namespace) -> int:
             raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
     collection = read_collection(root, logs)
     pages = {root / path: page for path, page in make_results_pages(collection).items()}
-    if (ceilings := _get_contributed_file(root)).exists():
+    if (ceilings := _get_contributed_ceilings_path(root)).exists():
         pages[ceilings] = make_contributed_csv(collection)
     if options.check:
         stale = {path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page}
         for path in pages:
             print_line(f"{path} is {'stale: run mamf results table' if path in stale else 'up to date'}")
-        return _REJECTED if stale else 0
+        return _REJECTED_EXIT_CODE if stale else 0
     for path, page in pages.items():
         write_file_atomically(path, page)
         print_line(f"written: {path}")
     return 0
 
 
-def run_site(options: argparse.Namespace) -> int:
+def write_site(options: argparse.Namespace) -> int:
     from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.site import INDEX_FILE, build_site
     from mamf.report.document import format_count
 
     with disable_garbage_collection():
-        data = build_site(_require_folder(options.results), options.output, options.logs)
+        data = build_site(_require_results_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
     print_line(
         f"written: {options.output / INDEX_FILE} ({format_count(len(data.runs), 'log')} "
@@ -200,14 +200,14 @@ def run_site(options: argparse.Namespace) -> int:
     return 0
 
 
-def _get_contributed_file(root: Path) -> Path:
+def _get_contributed_ceilings_path(root: Path) -> Path:
     """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
     from mamf.peaks import CONTRIBUTED_FILE
 
     return root.parent / "mamf" / CONTRIBUTED_FILE
 
 
-def _require_folder(path: Path, advice: str = ", or name it with --results") -> Path:
+def _require_results_folder(path: Path, advice: str = ", or name it with --results") -> Path:
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}: run this in a clone of the project{advice}")
     return path

@@ -38,18 +38,18 @@ EXAMPLES = """examples:
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
 #: Passes of a launch over arrays that fit in the cache. Only the first reads memory, a few percent of the total.
-_PASSES, _CPU_PASSES = 32, 8
+_PASSES_OVER_CACHE, _CPU_PASSES_OVER_CACHE = 32, 8
 #: The time for each of memory and cache, relative to the time for a dtype.
 _BANDWIDTH_BUDGET_SHARE = 0.75
 #: With fewer seconds a matmul search runs as --quick: a thorough one would end before its sustained ceiling.
-_MIN_THOROUGH_SECONDS = 40.0
+_MIN_THOROUGH_SEARCH_SECONDS = 40.0
 #: Sizes of the arrays, as fractions and multiples of the cache. More multiples would take minutes on a CPU.
-_CACHE_DIVISORS, _CACHE_MULTIPLES, _CPU_CACHE_MULTIPLES = (4, 2), (16, 256), (16,)
+_CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: An array takes at most 1/4 of the free memory; the memory of a device that does not report it.
-_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
+_FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs with rows to place under the roof")
     add_shared_options(parser, "--ceiling", default_text="measure them")
     add_shared_options(parser, "--anyway")
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
                 f"--ceiling cannot be combined with {format_option_name(option)}, because it measures nothing"
             )
     if options.ceiling is None:
-        options.ceiling, code = _find_ceilings(options)
+        options.ceiling, code = _run_ceiling_searches(options)
         if options.dry_run:
             return code
     logs = [read_log(path) for path in options.ceiling]
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _find_ceilings(options: argparse.Namespace) -> tuple[list[Path], int]:
+def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]:
     """Run or continue the searches, each with its log in the output folder. Return the logs that have a ceiling, and
     the exit code. Raises UsageError if no log has one.
     """
@@ -138,7 +138,7 @@ def _find_ceilings(options: argparse.Namespace) -> tuple[list[Path], int]:
     if not options.dry_run:
         make_folder(folder)
     with redirect_reports(sys.stderr):
-        for name, arguments in _list_searches(options, backend):
+        for name, arguments in _yield_search_arguments(options, backend):
             logs.append(folder / f"{name}.jsonl")
             typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
             print_line(f"-- mamf {shlex.join(typed)}")
@@ -156,7 +156,7 @@ def _find_ceilings(options: argparse.Namespace) -> tuple[list[Path], int]:
     return found, code
 
 
-def _list_searches(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
+def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
     """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
     that do not fit in the last-level cache, and the cache, with arrays that do.
     """
@@ -169,16 +169,20 @@ def _list_searches(options: argparse.Namespace, backend: Backend) -> Iterator[tu
         part = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
     shared = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]
     shared += ["--regime", *(options.regime or CEILING_REGIMES), *(["--notes", options.notes] if options.notes else [])]
-    quick = ["--quick"] if part < _MIN_THOROUGH_SECONDS else []
+    quick = ["--quick"] if part < _MIN_THOROUGH_SEARCH_SECONDS else []
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]
     cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    largest = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _MEMORY_DIVISOR
-    multiples, passes = (_CACHE_MULTIPLES, _PASSES) if backend.is_accelerator else (_CPU_CACHE_MULTIPLES, _CPU_PASSES)
+    largest = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _FREE_MEMORY_DIVISOR
+    multiples, passes = (
+        (_CACHE_SIZE_MULTIPLES, _PASSES_OVER_CACHE)
+        if backend.is_accelerator
+        else (_CPU_CACHE_SIZE_MULTIPLES, _CPU_PASSES_OVER_CACHE)
+    )
     large = [
         min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(largest)) for multiple in multiples
     ]
-    small = [floor_to_power_of_two(cache // part) for part in _CACHE_DIVISORS]
+    small = [floor_to_power_of_two(cache // part) for part in _CACHE_SIZE_DIVISORS]
     levels = [("memory", 1, list(dict.fromkeys(large)))]
     if backend.info.cache_bytes:
         levels.append(("cache", passes, small))

@@ -27,15 +27,15 @@ EXAMPLES = """examples:
   compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
 """
 #: Additional launches whose results are compared with one another.
-_REPEATS = 10
-_DETERMINISM = {
-    True: f"{_REPEATS} more launches gave bitwise equal results",
-    False: f"{_REPEATS} more launches did not all give bitwise equal results",
+_DETERMINISM_LAUNCHES = 10
+_DETERMINISM_RESULTS = {
+    True: f"{_DETERMINISM_LAUNCHES} more launches gave bitwise equal results",
+    False: f"{_DETERMINISM_LAUNCHES} more launches did not all give bitwise equal results",
     None: "determinism is unknown: the launches return nothing to compare",
 }
 
 
-def configure(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add_shared_options(parser, "--launches", default=1, default_text="1")
@@ -58,7 +58,7 @@ def configure(parser: Parser) -> None:
     add_device_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.launching import LaunchRequest, launch_in_profiler_window
     from mamf.plugins.discovery import choose_kernels, find_operation, make_operation, open_backend
     from mamf.profiling.running import list_device_kernels
@@ -72,29 +72,31 @@ def run(options: argparse.Namespace) -> int:
     if options.parts:
         from mamf.engine.launching import time_kernel_parts
 
-        for line in _format_parts(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
+        for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
         return 0
     watch = list_device_kernels if options.kernel_names else None
-    asked = LaunchRequest(options.launches, not options.no_verify, watch, _REPEATS if options.determinism else 0)
+    asked = LaunchRequest(
+        options.launches, not options.no_verify, watch, _DETERMINISM_LAUNCHES if options.determinism else 0
+    )
     launched = launch_in_profiler_window(kernel, problem, shape, backend, asked)
     words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
-    lines = [title, *_format_launches(launched, problem.work(shape))]
-    lines += [_DETERMINISM[launched.is_deterministic]] if options.determinism else []
+    lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
+    lines += [_DETERMINISM_RESULTS[launched.is_deterministic]] if options.determinism else []
     for line in lines:
         print_line(line)
     return 0
 
 
-def _require_single(what: str, found: tuple[Any, ...], example: str) -> Any:
-    """Return the only element of ``found``. Raises UsageError if it has several elements or none."""
-    if len(found) != 1:
-        raise UsageError(f"'mamf run' takes one {what}, not {len(found)}: give {example}")
-    return found[0]
+def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> Any:
+    """Return the only element of ``values``. Raises UsageError if it has several elements or none."""
+    if len(values) != 1:
+        raise UsageError(f"'mamf run' takes one {value_name}, not {len(values)}: give {example}")
+    return values[0]
 
 
-def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
+def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of a kernel's parts."""
     from mamf.report.document import format_significant
 
@@ -107,7 +109,7 @@ def _format_parts(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
-def _format_launches(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
+def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
     from mamf.report.document import format_rate, format_significant
 
     if launched.verdict is None:

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs",
         type=Path,
@@ -33,13 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.shared_runs import is_shared_folder
 
     path, *others = options.logs
     if others or is_shared_folder(path):
-        print_document(options, _make_run_document(read_log(*options.logs), options))
+        print_document(options, _make_run_log_document(read_log(*options.logs), options))
     elif path.is_dir():
         print_document(options, _make_folder_document(path))
     else:
@@ -74,10 +74,10 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
         return make_finder_document(imported, options.top)
     if (profiled := read_profile_or_none(path)) is not None:
         return make_profile_document(*profiled, options.top)
-    return _make_run_document(read_log(path), options)
+    return _make_run_log_document(read_log(path), options)
 
 
-def _make_run_document(log: RunLog, options: argparse.Namespace) -> Document:
+def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import ReportOptions
     from mamf.kinds.registry import get_kind

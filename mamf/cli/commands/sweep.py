@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y
 """
 #: The options that set fields of SweepOptions, by field.
-_HOW = {
+_SWEEP_OPTION_BY_FIELD = {
     "order": "order",
     "warmup_launches": "num_warmup_iterations",
     "timed_launches": "num_iterations",
@@ -51,7 +51,7 @@ _HOW = {
 }
 
 
-def configure(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
     of = make_requested_operation(parser.command_words)
     parser.set_defaults(of=of)
     add_operation_options(parser, of, takes_several_values=of.compares_kernels)
@@ -99,19 +99,19 @@ def configure(parser: Parser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     return run_kernel_session(options, Session if options.of.compares_kernels else _OneKernelSession, options.of)
 
 
 class _OneKernelSession(Session):
     """Measures shapes with one kernel. With --ceiling, rows show their share of the roof."""
 
-    def __init__(self, request: Request, options: argparse.Namespace, *opened: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.ceilings.roof import require_same_device
         from mamf.cli.reading import read_roofs
 
         self.roofs = read_roofs(options) if options.ceiling else None
-        super().__init__(request, options, *opened)
+        super().__init__(request, options, *interruption_and_log)
         if self.roofs is not None:
             info = self.backend.info
             require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
@@ -132,7 +132,7 @@ class _OneKernelSession(Session):
         return [(planned, kernel)]
 
     def make_new_plan(self) -> Plan:
-        given = {field: getattr(self.options, option) for field, option in _HOW.items()}
+        given = {field: getattr(self.options, option) for field, option in _SWEEP_OPTION_BY_FIELD.items()}
         given["reference"] = self.options.reference and self.operation.parse_shape(self.options.reference)
         how = replace(
             SweepOptions(SHUFFLED_ORDER), **{field: each for field, each in given.items() if each is not None}

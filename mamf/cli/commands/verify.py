@@ -33,7 +33,7 @@ docs/verify-a-card.md says which errors a clean run rules out.
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what")
     add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
     add_shared_options(group, "--dtype", default_text="all dtypes of the device")
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_with_options(options: argparse.Namespace) -> int:
     # The many warnings of scaled_dot_product_attention about a problem that it refuses.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
     return run_session(options, _VerifySession, Request(make_default_operation()))

@@ -1,1 +1,1 @@
-"""The commands, one file each. Only the file of the command that runs is imported."""
+"""The commands of the mamf command line, one module per command. mamf imports only the module of the typed command."""

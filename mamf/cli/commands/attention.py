@@ -1,4 +1,6 @@
-"""``mamf attention``: measures attention kernels as shares of the device's measured matmul ceiling."""
+"""Implement the command ``mamf attention``: measure attention kernels, and show the rate of each as a share of the
+matmul ceiling, the highest matmul rate that was measured on the same device.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
-    """Return the operation with this name, or else the one that has the preset. Raises UnknownNameError."""
+    """Return the operation called ``name``, attention or decode. If ``name`` is None, return the operation that has
+    ``preset``, or attention if ``preset`` is None too. Raises UnknownNameError for an unknown name or preset.
+    """
     known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
         owners = {each: name for name, of in known.items() for each in of.presets()}
@@ -102,7 +106,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class _AttentionSession(Session):
-    """Measures the ceilings if they are not given, then kernels, whose rows are shares of these ceilings."""
+    """A run of ``mamf attention``: it first searches for the ceilings that neither an option nor the resumed log gives,
+    then measures the attention kernels and shows each rate as a share of its ceiling.
+    """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
@@ -121,7 +127,7 @@ class _AttentionSession(Session):
         self.given = {key: ceiling for key, ceiling in given.items() if key not in self.ceilings}
         self.ceilings |= given
         self.measured_run.known = self.ceilings
-        self._open_reference_kernels(self.ceilings, warn)  # before anything is measured
+        self._open_reference_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
@@ -145,7 +151,9 @@ class _AttentionSession(Session):
         return limit_search_budgets(self.plan.budget_seconds, searches)
 
     def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """Return the kernels that the matmul ceilings were measured with, by name."""
+        """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn`` takes
+        remarks.
+        """
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels
 

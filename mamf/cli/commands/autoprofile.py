@@ -1,4 +1,6 @@
-"""``mamf autoprofile``: runs a list of mamf commands into one folder and writes a SUMMARY.md of their reports."""
+"""Implement the command ``mamf autoprofile``: run a fixed list of other mamf commands, save their logs in one folder,
+and write the page SUMMARY.md there, which summarizes their reports.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,19 @@ Run the command again to measure what is missing.
 """
 _FAILURE_EXIT_CODE = 1
 _BUDGET_SECONDS, _CPU_BUDGET_SECONDS = 270.0, 150.0
-#: Shares of the budget; the model step takes the rest.
+#: The share of the time budget that each command gets, by the name of its log without suffix. The profile of a model's
+#: training step, which is not in this table, takes the remaining time.
 _BUDGET_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
-# Compiling one attention kernel on a CPU would take the whole budget.
+# On a CPU, measure only kernels that need no compilation, because compiling one would take the whole time budget.
 _CPU_ATTENTION_OPTIONS = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
     *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
 ]
-#: The maximum number of kernels whose counters are read: the fastest ones on the shape with the most work.
+#: The maximum number of attention kernels whose hardware counters are read. mamf chooses the fastest kernels on the
+#: measured shape with the most FLOP.
 _MAX_COUNTED_KERNELS = 2
 SUMMARY_FILE = "SUMMARY.md"
-#: The logs in order, each with its heading in the summary.
+#: The heading in SUMMARY.md of each log, by the log's file name, in the order in which mamf measures the logs.
 LOG_HEADINGS = {
     "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
@@ -49,7 +53,7 @@ LOG_HEADINGS = {
     "counters.jsonl": "What bounds the best kernels",
     "step.jsonl": "Where a model step spends its time",
 }
-#: The summary shows one table per report: at most this many rows, and the columns that fit in this many characters.
+#: The maximum number of rows, and the maximum width in characters, of each table in SUMMARY.md.
 _MAX_SUMMARY_ROWS, _MAX_SUMMARY_WIDTH = 10, 75
 
 
@@ -80,7 +84,8 @@ def run_with_options(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
-                code = _FAILURE_EXIT_CODE if name in LOG_HEADINGS else code  # a failed picture is not a failure
+                # Only a missing log makes the command fail: a missing picture does not change the exit code.
+                code = _FAILURE_EXIT_CODE if name in LOG_HEADINGS else code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
@@ -90,9 +95,10 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class AutoprofileCommands:
-    """The commands that fill the folder. Each starts or resumes its log; some depend on earlier logs.
+    """The list of mamf commands that one ``mamf autoprofile`` runs, with the device and the time budget they share.
 
-    ``skip_reasons``: the reasons why logs are not measured, by the log's name.
+    ``folder``: the folder for the logs. A command resumes its log if the folder already has an unfinished one.
+    ``skip_reasons``: for each log that cannot be measured here, its file name and the reason why not.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
@@ -106,7 +112,9 @@ class AutoprofileCommands:
         ]
 
     def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each command with the name of the log or picture that it writes."""
+        """Yield pairs of the log or picture that a command writes and the command's arguments. Run each command before
+        asking for the next pair, because the arguments of later commands depend on earlier logs.
+        """
         is_accelerator = self.backend.is_accelerator
         dtype = ["--dtype", self.dtype] if self.dtype else []
         yield self._make_resumable_command(
@@ -140,7 +148,9 @@ class AutoprofileCommands:
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
     def record_step_with_nsys(self) -> None:
-        """Record the model step in an nsys report, if nsys is installed."""
+        """Run the training step of the model under NVIDIA's nsys, and save its report in the folder, if nsys is
+        installed.
+        """
         import subprocess
 
         nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
@@ -169,14 +179,18 @@ class AutoprofileCommands:
         return log, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log)]
 
     def _make_ceiling_option(self, regime: str) -> list[str]:
-        """Return the --ceiling option with the folder's ceilings, empty if the folder has none for this regime."""
+        """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
+        missing or has no ceiling of ``regime`` (burst or sustained).
+        """
         from mamf.logs.run_log import read_run_log
 
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
     def _choose_counters_arguments(self) -> list[str]:
-        """Return the arguments of ``mamf counters`` for the fastest kernels on the shape with the most work."""
+        """Return the arguments for ``mamf counters``: the fastest attention kernels on the measured shape with the most
+        FLOP, and this shape. If the counters cannot be read here, return no arguments and add to ``skip_reasons``.
+        """
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
 
@@ -197,7 +211,7 @@ class AutoprofileCommands:
         return [*names, *make_run_options(most.problem, most.shape)]
 
     def _make_model_step_command(self) -> list[str]:
-        """Return the command that runs training steps of GPT-2 small. On a CPU the model has only two layers."""
+        """Return Python's arguments that run training steps of GPT-2 small or, on a CPU, of a model with two layers."""
         on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
         script = [
@@ -249,7 +263,9 @@ def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> It
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
-    """Yield the first table of a report, without columns that do not fit, and the report's answer."""
+    """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then its
+    answer.
+    """
     from mamf.report.document import Answer, Table
     from mamf.report.formats import drop_columns_to_fit
 
@@ -260,7 +276,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
 
 
 def _read_device_and_machine(path: Path) -> tuple[str, str]:
-    """Return the name of the device of a log, and a line about the machine if the log has one."""
+    """Return the device's name from the log at ``path``, and a line that describes the machine; '' if unknown."""
     from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none
     from mamf.report.document import describe_machine

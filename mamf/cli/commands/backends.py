@@ -1,4 +1,6 @@
-"""``mamf backends``: lists the backends with their devices, and how to enable the others."""
+"""Implement the command ``mamf backends``: list every backend (CUDA, ROCm, CPU and so on) with the devices that it
+finds on this machine, or with the reason why it is unavailable and how to enable it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add no option."""
+    """Leave ``parser`` unchanged, because ``mamf backends`` has no options."""
 
 
 def run_with_options(options: argparse.Namespace) -> int:

@@ -1,4 +1,6 @@
-"""``mamf bandwidth``: sweeps the operation ``bandwidth``, by default in all patterns."""
+"""Implement the command ``mamf bandwidth``: measure the memory bandwidth of a device for arrays of several sizes, by
+default with every access pattern, such as copy, read and write.
+"""
 
 from __future__ import annotations
 

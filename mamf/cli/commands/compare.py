@@ -1,4 +1,8 @@
-"""``mamf compare A B``: shows what became faster or slower between two runs, or two sets of repeated runs."""
+"""Implement the command ``mamf compare A B``: show which rows of run log B are faster or slower than the same rows of
+log A.
+
+Each side may also be several logs of repeated runs.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,10 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _print_side_by_side(
     options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]
 ) -> int:
-    """Print the figures of a mamf-finder log next to those of another log."""
+    """Print the figures of two logs in adjacent columns, for a pair of which at least one is a log of mamf-finder.
+
+    ``imported``: for each of ``paths``, the run that was read from it if it is a log of mamf-finder, otherwise None.
+    """
     from mamf.cli.reading import read_log
     from mamf.report.imported import convert_log, convert_run, make_side_by_side_document
 

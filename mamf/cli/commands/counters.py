@@ -1,4 +1,6 @@
-"""``mamf counters KERNEL...``: reads hardware counters of kernels, and measures their rates without the profiler."""
+"""Implement the command ``mamf counters KERNEL...``: measure the rate of each kernel, and then read its hardware
+counters in separate launches under NVIDIA's profiler ncu.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,11 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
 
 
 class CountersSession(Session):
-    """Measures kernels in burst, then reads the counters of each."""
+    """A run of ``mamf counters``: it measures kernels in short bursts, then reads the hardware counters of each with
+    ncu.
+
+    ``counted_steps``: the combinations of kernel, problem and shape whose counters have already been read.
+    """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.profiling.counters.ncu import Ncu, read_counts

@@ -1,4 +1,6 @@
-"""``mamf doctor``: checks whether this machine is fit for measurements."""
+"""Implement the command ``mamf doctor``: check the machine and a device for settings that would distort or slow
+measurements.
+"""
 
 from __future__ import annotations
 

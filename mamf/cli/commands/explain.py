@@ -1,5 +1,8 @@
-"""``mamf explain``: explains the gap between the datasheet's FLOPS and one matmul, which it measures in half a minute:
-in burst with every kind of data, and in sustained with normal data.
+"""Implement the command ``mamf explain``: explain why one matmul reaches fewer FLOPS than the datasheet of the device
+says.
+
+It measures the matmul for about half a minute, in short bursts and under sustained load, with several kinds of values
+in the matrices.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ EXAMPLES = """examples:
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
 """
 _DEFAULT_SECONDS = 30.0
-#: The matmul to explain: problem, shape, and the kernel's name on the command line.
+#: The matmul that ``mamf explain`` explains: its problem (dtype, layout and so on), its shape, and the kernel's name as
+#: the command line accepts it.
 MatmulToExplain = tuple[Any, Any, str]
 
 
@@ -70,13 +74,15 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class ExplainSession(Session):
-    """Measures a few rows of one matmul and explains its gap to the datasheet."""
+    """A run of ``mamf explain``: it measures one matmul in a few conditions, and compares FLOPS with the datasheet."""
 
     kind = EXPLAIN
 
     @cached_property
     def matmul_to_explain(self) -> MatmulToExplain:
-        """Return the matmul that the options name, or else the best one of a log or of the last find on this device."""
+        """The matmul to explain: the one that --shape gives; without --shape, the fastest one in the log of --ceiling;
+        without --ceiling too, the fastest one of the last ``mamf find`` on this device.
+        """
         from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, problem_for
         from mamf.operations.matmul.shapes import MatmulShape
@@ -125,7 +131,10 @@ class ExplainSession(Session):
 
 
 def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
-    """Return the burst ceiling in a log, that of ``dtype`` if it has several. Raises UsageError if it has none."""
+    """Return the burst ceiling of ``dtype`` from the log at ``path``; if ``dtype`` is None, its first burst ceiling.
+
+    Raises UsageError if the log has no burst ceiling, or none of this dtype.
+    """
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log
 

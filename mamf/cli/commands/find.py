@@ -1,6 +1,7 @@
-"""``mamf find``: finds both matmul ceilings of the device in about a minute, or the ceilings of another operation.
+"""Implement the command ``mamf find``: find the highest rates of a device, its ceilings, in about a minute.
 
-A ceiling of another operation is the best row of each of its problems, confirmed in new rounds.
+For matmul, mamf searches a grid of shapes for the fastest one, in short bursts and under sustained load. For another
+operation, mamf measures given shapes, and measures the fastest shape of each problem again to confirm its rate.
 """
 
 from __future__ import annotations
@@ -84,12 +85,12 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
-    """Search for the ceilings of one dtype after the other; return the highest exit code."""
+    """Run one search for the matmul ceilings of each dtype of --dtype, and return the highest of their exit codes."""
     from mamf.cli.resuming import run_interruptible
 
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
-    # A resumed run uses the dtype of its log.
+    # A resumed run continues with the dtype of its log, so ignore --dtype here.
     is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output: Path | None = options.output
@@ -97,7 +98,7 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
         options.budget /= len(dtypes)
 
     def search_remaining_dtypes(interruption: Interruption, resumed: ResumedLog | None) -> int:
-        if len(dtypes) > 1:  # report a wrong dtype before the first one is measured
+        if len(dtypes) > 1:  # Report an unsupported dtype before mamf measures any dtype.
             backend = open_backend(options.backend or "auto", options.device or 0)
             for problem in make_request(options.of, options).make_problems(backend):
                 choose_search_kernels(backend, problem, options.kernel)
@@ -107,9 +108,7 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
                 options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
             try:
                 code = _MatmulSearchSession(Request(options.of), options, interruption, resumed).run()
-            except (
-                UsageError
-            ) as error:  # the other dtypes may still work, for example if this one is too slow for a search
+            except UsageError as error:  # Go on, for example if only this dtype is too slow for a search.
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))
@@ -124,7 +123,7 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
 
 
 class _MatmulSearchSession(Session):
-    """Finds the matmul ceilings of one dtype by a search over a grid of shapes."""
+    """A run of ``mamf find`` for matmul: it searches a grid of shapes for the highest rates of one dtype."""
 
     kind = FIND
 
@@ -162,7 +161,9 @@ class _MatmulSearchSession(Session):
         return self._search_plan
 
     def make_plan_to_compare(self, before: Plan) -> Plan:
-        """Make the plan of the options, but with the grid of the log: the grid depends on the measured speed."""
+        """Return the plan that the options describe, but with the grid of shapes from ``before``, the plan in the log:
+        the grid depends on a measured speed, so a new grid would differ from it by chance.
+        """
         from mamf.cli.resuming import make_contradiction_error
 
         options = self.options
@@ -200,7 +201,7 @@ class _MatmulSearchSession(Session):
 
 
 class _OperationFindSession(Session):
-    """Finds the ceilings of one operation among given shapes."""
+    """A run of ``mamf find --operation NAME``: it finds the highest rate of each problem among a list of shapes."""
 
     kind = FIND
 
@@ -213,9 +214,10 @@ class _OperationFindSession(Session):
         )
 
     def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the shapes of the options, or the default shapes that can be a ceiling. Raises UsageError if none can.
+        """Return the shapes to measure: those of --shapes, or else the default shapes whose rate can be a ceiling.
 
-        A shape whose bytes come from a cache, for example, cannot be a ceiling of memory.
+        The rate of arrays that fit in a cache, for example, cannot be a ceiling of memory. Raises UsageError if no
+        shape can be a ceiling.
         """
 
         def filter_possible_ceilings(shapes: Iterable[Any]) -> list[Any]:

@@ -1,6 +1,7 @@
-"""``mamf guard FILE.toml``: fails if kernels are slower than their baseline, for the CI of a kernel project.
+"""Implement the command ``mamf guard FILE.toml``: measure kernels, and exit with code 3 if one is slower than before.
 
-The file names kernels, shapes and the baseline.
+The command is for the CI of a project that develops kernels. The TOML file names the kernels, their shapes, and the
+baseline: a log of an earlier run, with which mamf compares the rates.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ class GuardFile(NamedTuple):
     """The checked content of a guard file, the TOML file that ``mamf guard`` takes.
 
     ``baseline``: path of the run log to compare with.
-    ``tolerance``: relative slowdown against the baseline that is still accepted.
-    ``round_count``: number of rounds, in each of which every row is measured once.
-    ``compared_figure``: the figure that decides: the rate, or the share of cycles used.
+    ``tolerance``: the slowdown against the baseline that is still accepted, as a share of the baseline's rate.
+    ``round_count``: how often mamf at most repeats the measurement of a row whose result is in doubt; for a new
+    baseline, how often it repeats every row.
+    ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of cycles used.
     ``sweep_options``: values of the options of ``mamf sweep --operation`` that measure the rows of the guard file.
     """
 
@@ -88,7 +90,10 @@ class GuardFile(NamedTuple):
 
 
 def read_guard_file(path: Path) -> GuardFile:
-    """Read a guard file. Its ``baseline`` is relative to its folder. Raises UsageError, which names the file."""
+    """Read and check the guard file at ``path``. A relative path of the baseline in it starts from the file's folder.
+
+    Raises UsageError, with the path of the guard file in the message, if the file cannot be read or is invalid.
+    """
     from mamf.logs.judging import COMPARED_FIGURES, GuardKeys
     from mamf.logs.records import read_record
 
@@ -141,14 +146,14 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     options.guard_file = file = read_guard_file(options.file)
     vars(options).update(file.sweep_options)
-    options.given.add("problem")  # so that --resume compares the plan: the file describes a whole one
+    options.given.add("problem")  # Let --resume compare the log with the guard file, a complete plan.
     options.baseline = options.baseline or file.baseline
     if options.update and (options.junit or options.markdown):
         raise UsageError("--update cannot be combined with --junit or --markdown, because it compares nothing")
     for path in filter(None, (options.junit, options.markdown)):
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    # Read the baseline before a device is opened, so that errors come early.
+    # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
     path = options.baseline
     if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
@@ -157,7 +162,12 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class _GuardSession(Session):
-    """Compares kernels of one operation with a baseline, or measures a baseline."""
+    """A run of ``mamf guard``: it compares kernels of one operation with a baseline, or measures a new baseline.
+
+    ``baseline``: the run log to compare with, or None if mamf measures a new baseline.
+    ``result``: the outcome of the comparison, or None until mamf has compared.
+    ``update_exit_code``: not 0 if mamf refused to write the new baseline.
+    """
 
     kind = GUARD
 
@@ -182,7 +192,7 @@ class _GuardSession(Session):
         return GuardStrategy(setup, baseline, self.guard_file.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
-        """Raise IncomparableError if the baseline is from another card or has none of these rows."""
+        """Raise IncomparableError if ``baseline`` is from another card or has no row that this run measures too."""
         from mamf.logs.compare import find_blocking_differences
         from mamf.logs.compared_rows import make_pairing_fields
         from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows

@@ -1,4 +1,8 @@
-"""``mamf import FILE...``: converts logs of mamf-finder 2 to 4 into run logs of tier legacy."""
+"""Implement the command ``mamf import FILE...``: convert logs of the program mamf-finder, versions 2 to 4, to mamf's
+run logs.
+
+The tier of the new logs, which says how far their figures can be trusted, is ``legacy``.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
     written: list[Path] = []
     with Interruption():
-        # Read all files before writing any, so that either all are written or none.
+        # Read all files before writing any, so that an unreadable file leaves no partial set of new logs.
         with show_reading_progress(paths) as seen:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, seen)]
         targets = _choose_target_paths((path for path, _ in runs), options.output_folder)
@@ -59,9 +63,10 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Return the file to write for each run: the log's name, with a number from the log's second run on.
+    """Return one path in ``folder`` for each run. ``paths``: for each run, the mamf-finder log that it is from.
 
-    Raises UsageError if a file exists.
+    A path has the name of this log with the suffix .jsonl; further runs of this log get a number. Raises UsageError if
+    a file with this path exists.
     """
     targets: list[Path] = []
     for path in paths:
@@ -74,7 +79,7 @@ def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
 
 
 def describe_finder_run(run: FinderRun) -> str:
-    """Describe a run in one line: version, device, rows, best figures."""
+    """Return a line about a run of mamf-finder: its version, device, dtype, number of rows and best figures."""
     from mamf.report.document import format_count
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())

@@ -17,7 +17,7 @@ from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import get_package_version
-from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class
+from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class
 from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
 Answer = TypeVar("Answer")
@@ -119,7 +119,7 @@ class AnyAcceleratorBackend(StreamedBackend):
     @classmethod
     def find_adapter(cls, device_type: str) -> str | None:
         """Return the name of an available backend for this device type, or None."""
-        for name in find_registered(BACKENDS).keys() - {_BACKEND_NAME}:
+        for name in find_entry_points_by_name(BACKEND_GROUP).keys() - {_BACKEND_NAME}:
             try:
                 other = load_backend_class(name)
                 if getattr(other, "device_type", None) == device_type and other.unavailable() is None:

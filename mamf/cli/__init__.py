@@ -164,8 +164,8 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
     options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
     if crashed_run and hasattr(options, "resume"):  # with the plan of the log, not of the options
         options.resume, options.begins, options.given = crashed_run.log_path, False, set()
-    guard = importlib.import_module("mamf.plugins.contracts").wrap_errors_of
-    with guard("a plugin or a library", "it", passes=(Exception, KeyboardInterrupt)):
+    guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
+    with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
         if hasattr(options, "share"):
             return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))

@@ -63,15 +63,15 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return make_requested_operation(command_words)
     if {"-h", "--help", "--help-all"}.intersection(command_words[1:2]):
         return None
-    from mamf.plugins.discovery import find_operation
+    from mamf.plugins.discovery import find_operation_of_kernel
 
     # A word that follows an option is usually its value, so try the other words first.
     pairs = itertools.pairwise(command_words)
     kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
     for word in (*kernels, *(word for word in command_words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
-            return find_operation(word)
-    return find_operation(kernels[0]) if kernels else None
+            return find_operation_of_kernel(word)
+    return find_operation_of_kernel(kernels[0]) if kernels else None
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

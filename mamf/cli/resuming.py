@@ -26,7 +26,7 @@ from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
-from mamf.plugins.discovery import is_path, load_backend_class, open_backend
+from mamf.plugins.discovery import is_class_path, load_backend_class, open_backend
 
 #: Options that do not affect the steps of a plan, or that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
@@ -237,13 +237,13 @@ def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
     for option, names in named.items():
         given = getattr(options, option)
         trusted = [given] if isinstance(given, str) else given or ()
-        if foreign := [name for name in names if is_path(name) and name not in trusted]:
+        if foreign := [name for name in names if is_class_path(name) and name not in trusted]:
             raise LogMismatchError(
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
                 f"add {format_option_name(option)} {' '.join(names)} if you trust it"
             )
     for search in plan.searches:
-        for name in filter(is_path, search.kernels):
+        for name in filter(is_class_path, search.kernels):
             raise LogMismatchError(
                 f"a search in {log.path} used kernel {name}, which is not installed: install its package, or "
                 "start a new log"

@@ -34,7 +34,7 @@ from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
-from mamf.plugins.contracts import wrap_errors_of
+from mamf.plugins.contracts import convert_plugin_errors
 
 _MAX_CRASHES_OF_KERNEL = 3
 #: The name by which the user requested a kernel, and the kernel.
@@ -393,7 +393,7 @@ def require_work(problem: Problem, shape: Any) -> None:
     would have no rate.
     """
     label = f"operation {problem.operation}"
-    with wrap_errors_of(label, f"the work of {shape}"):
+    with convert_plugin_errors(label, f"the work of {shape}"):
         amount = problem.work(shape).amount
     if not 0 < amount < math.inf:
         raise PluginError(f"{label} is broken: the work of {shape} is {amount:g}, not a number above 0")

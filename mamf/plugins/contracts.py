@@ -1,8 +1,10 @@
-"""Checks what plugins return. If a plugin violates its contract, the error names the plugin.
+"""Check what plugins (third-party backends, kernels and operations) return. If a plugin violates its contract, the
+error names the plugin.
 
-A contract is an abstract class: Backend, Kernel or Operation. Its annotations define the types of attributes and return
-values; ``_REQUIREMENTS`` adds conditions that types cannot express. Methods in ``_UNCHECKED`` are not checked: some run
-while a launch is timed, and the errors of others become the status of a row (mamf.engine.measure).
+A contract is an abstract class: Backend, Kernel or Operation. Its type annotations define the types of attributes and
+return values; ``_REQUIREMENTS`` adds conditions that types cannot express. The methods in ``_UNCHECKED_METHODS`` are
+not checked: some run while a launch is timed, and errors of the others become the status of a measured row
+(mamf.engine.measure).
 """
 
 from __future__ import annotations
@@ -28,30 +30,34 @@ from mamf.errors import (
 )
 
 Plugin = TypeVar("Plugin")
-Errors = tuple[type[BaseException], ...]
-#: A description of valid values, and a function that returns whether a value is valid.
+ErrorTypes = tuple[type[BaseException], ...]
+#: A condition for a value: a description of valid values, and a function that returns whether a value is valid.
 Requirement = tuple[str, Callable[[Any], object]]
 
-_GUARDED_ATTRIBUTE = "_is_guarded_by_mamf"
-_UNCHECKED = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
-#: Errors that a method may raise. An error of ``prepare`` becomes the status of a row, an error of ``axis`` means that
-#: there is no axis, and an error of a ``..._from_record`` method means that the record in the log is malformed.
+# Name of the attribute that marks a plugin whose methods are already checked.
+_GUARD_FLAG_NAME = "_is_guarded_by_mamf"
+# Names of the methods that are not checked. The docstring of this file gives the reasons.
+_UNCHECKED_METHODS = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
+# Types of errors that a method may raise without being broken, by method. An error of ``prepare`` becomes the status of
+# a row, an error of ``axis`` means that there is no axis, and an error of a ``..._from_record`` method means that the
+# record in the log is malformed.
 _MALFORMED_RECORD_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_ALLOWED_ERRORS: Mapping[str, Errors] = {
+_ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
     "prepare": (BaseException,),
     "axis": (NotImplementedError,),
     "shape_from_record": _MALFORMED_RECORD_ERRORS,
     "problem_from_record": _MALFORMED_RECORD_ERRORS,
 }
-#: Errors by which a method rejects a user's request. They become a UsageError.
-_REFUSAL_ERRORS: Mapping[str, Errors] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
-#: Dataclasses with fields that are also checked.
+# Types of errors by which a method rejects what the user asked for, by method. These errors become a UsageError.
+_REFUSAL_ERRORS: Mapping[str, ErrorTypes] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
+# Dataclasses whose fields are checked too if a plugin returns an object of them.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
-#: Types of objects that a plugin returns and that also have a contract.
+# Types that also have a contract. If a plugin returns an object of such a type, its methods are checked too.
 _GUARDED_TYPES = (OperandPool, Telemetry)
-#: For each type variable of the contract, the operation's attribute that has the actual type.
-_OPEN_TYPES = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
-_DESCRIPTIONS = {
+# For each type variable in a contract, the name of the attribute of an operation or kernel that has the actual type.
+_ATTRIBUTE_BY_TYPE_VARIABLE = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
+# How error messages describe the values of a type.
+_TYPE_DESCRIPTIONS = {
     str: "text",
     bool: "True or False",
     int: "a whole number",
@@ -66,7 +72,7 @@ _DESCRIPTIONS = {
 # -- valid values ------------------------------------------------------------------------------------------------------
 
 
-def _is_json(value: object) -> bool:
+def _is_json_value(value: object) -> bool:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -74,15 +80,15 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def _are_plain(values: Mapping[str, object]) -> bool:
-    return all(not describe_misfit(each, str | bool | int | float | None) for each in values.values())
+def _are_plain_values(values: Mapping[str, object]) -> bool:
+    return all(not describe_type_violation(each, str | bool | int | float | None) for each in values.values())
 
 
 def _make_requirements(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-#: Conditions that values must meet in addition to their type, by attribute, field or method.
+# Conditions that values must meet in addition to having the right type, by the name of the attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements(
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
@@ -98,66 +104,69 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
     ),
     **_make_requirements("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
     **_make_requirements("default_shapes", "a list of at least one shape", len),
-    **_make_requirements("columns", "text and finite numbers by name", _are_plain),
-    **_make_requirements("shape_record problem_record", "a dictionary that can be written as JSON", _is_json),
+    **_make_requirements("columns", "text and finite numbers by name", _are_plain_values),
+    **_make_requirements("shape_record problem_record", "a dictionary that can be written as JSON", _is_json_value),
 }
 
 
-_PLAIN = (str, int, bool)
+# Types whose values have no parts to check.
+_SIMPLE_TYPES = (str, int, bool)
 
 
-def describe_misfit(value: object, hint: Any) -> str:
-    """Return a description of the values that the annotation ``hint`` allows, or "" if ``value`` is one of them."""
-    if type(value) is hint and hint in _PLAIN:  # a shortcut for almost all values
+def describe_type_violation(value: object, annotation: Any) -> str:
+    """Check a value against a type annotation. Returns "" if the value has this type, else a description of valid
+    values, such as "a whole number".
+    """
+    if type(value) is annotation and annotation in _SIMPLE_TYPES:  # a quick check that suffices for almost all values
         return ""
-    origin, parameters = _split_hint(hint)
+    origin, parameters = _split_annotation(annotation)
     if origin is ClassVar:
-        return describe_misfit(value, parameters[0])
+        return describe_type_violation(value, parameters[0])
     if origin in (Union, UnionType):
-        fits = any(not describe_misfit(value, each) for each in parameters)
+        is_valid = any(not describe_type_violation(value, each) for each in parameters)
     elif origin in (int, float):
-        fits = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
-        fits = fits and math.isfinite(value)  # type: ignore[arg-type]
+        is_valid = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
+        is_valid = is_valid and math.isfinite(value)  # type: ignore[arg-type]
     elif origin in _CHECKED_DATACLASSES and isinstance(value, origin):
-        return _describe_field_misfit(value, origin)
+        return _describe_field_violation(value, origin)
     elif _is_subclass(origin, Mapping):
-        fits = isinstance(value, Mapping) and _all_fit(value.keys(), parameters[0])
-        fits = fits and _all_fit(value.values(), parameters[1])  # type: ignore[attr-defined]
+        is_valid = isinstance(value, Mapping) and _have_type(value.keys(), parameters[0])
+        is_valid = is_valid and _have_type(value.values(), parameters[1])  # type: ignore[attr-defined]
     elif _is_fixed_tuple(origin, parameters):
-        fits = isinstance(value, tuple) and len(value) == len(parameters)
-        fits = fits and not any(describe_misfit(*each) for each in zip(value, parameters, strict=True))  # type: ignore[call-overload]
+        is_valid = isinstance(value, tuple) and len(value) == len(parameters)
+        is_valid = is_valid and not any(describe_type_violation(*each) for each in zip(value, parameters, strict=True))  # type: ignore[call-overload]
     elif _is_subclass(origin, Sequence) and origin is not str:
-        fits = isinstance(value, Sequence) and _all_fit(value, parameters[0])
+        is_valid = isinstance(value, Sequence) and _have_type(value, parameters[0])
     else:
-        fits = origin is Any or isinstance(value, origin)
-    return "" if fits else _describe_hint(hint)
+        is_valid = origin is Any or isinstance(value, origin)
+    return "" if is_valid else _describe_annotation(annotation)
 
 
 @functools.cache
-def _split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(hint) or hint, get_args(hint)
+def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(annotation) or annotation, get_args(annotation)
 
 
-def _describe_field_misfit(value: object, kind: type) -> str:
-    for name, hint in _get_attribute_hints(kind).items():
-        if wrong := _describe_violation(getattr(value, name), hint, name):
-            return f"one whose {name} is {wrong}"
+def _describe_field_violation(value: object, kind: type) -> str:
+    for name, annotation in _get_attribute_annotations(kind).items():
+        if valid_description := _describe_contract_violation(getattr(value, name), annotation, name):
+            return f"one whose {name} is {valid_description}"
     return ""
 
 
-def _describe_violation(value: object, hint: Any, name: str) -> str:
-    """Return a description of valid values if the value of an attribute or method has the wrong type or does not meet
-    its requirement, else "".
+def _describe_contract_violation(value: object, annotation: Any, name: str) -> str:
+    """Check the value of an attribute, field or method named ``name`` against its type annotation and its entry in
+    ``_REQUIREMENTS``. Returns "" if the value is valid, else a description of valid values.
     """
-    wrong = describe_misfit(value, hint)
-    if wrong or value is None or name not in _REQUIREMENTS:
-        return wrong
+    valid_description = describe_type_violation(value, annotation)
+    if valid_description or value is None or name not in _REQUIREMENTS:
+        return valid_description
     description, is_met = _REQUIREMENTS[name]
     return "" if is_met(value) else description
 
 
-def _all_fit(values: Iterable[object], hint: Any) -> bool:
-    return hint is Any or not any(describe_misfit(each, hint) for each in values)
+def _have_type(values: Iterable[object], annotation: Any) -> bool:
+    return annotation is Any or not any(describe_type_violation(each, annotation) for each in values)
 
 
 def _is_subclass(origin: Any, kind: Any) -> bool:
@@ -165,133 +174,156 @@ def _is_subclass(origin: Any, kind: Any) -> bool:
 
 
 def _is_fixed_tuple(origin: Any, parameters: Sequence[Any]) -> bool:
-    """Return whether an annotation is a tuple with a type for each position, unlike ``tuple[int, ...]``."""
+    """Return whether a type annotation is a tuple with a type for each position, such as ``tuple[int, str]``, unlike
+    ``tuple[int, ...]``.
+    """
     return origin is tuple and Ellipsis not in parameters
 
 
-def _describe_hint(hint: Any) -> str:
-    origin, parameters = get_origin(hint) or hint, get_args(hint)
+def _describe_annotation(annotation: Any) -> str:
+    origin, parameters = get_origin(annotation) or annotation, get_args(annotation)
     if _is_fixed_tuple(origin, parameters):
-        return f"a tuple of {' and '.join(map(_describe_hint, parameters))}"
+        return f"a tuple of {' and '.join(map(_describe_annotation, parameters))}"
     if origin in (Union, UnionType):
-        return " or ".join(map(_describe_hint, parameters))
+        return " or ".join(map(_describe_annotation, parameters))
     if _is_subclass(origin, Mapping):
-        return f"a mapping of {_describe_hint(parameters[0])} to {_describe_hint(parameters[1])}"
+        return f"a mapping of {_describe_annotation(parameters[0])} to {_describe_annotation(parameters[1])}"
     if _is_subclass(origin, Sequence) and origin is not str:
-        return f"a list of {_describe_hint(parameters[0])}"
-    return _DESCRIPTIONS.get(origin) or str(origin.__name__)
+        return f"a list of {_describe_annotation(parameters[0])}"
+    return _TYPE_DESCRIPTIONS.get(origin) or str(origin.__name__)
 
 
 @functools.cache
-def _get_attribute_hints(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a contract's attributes or of a dataclass's fields."""
+def _get_attribute_annotations(kind: type) -> Mapping[str, Any]:
+    """Return the type annotations of the attributes of a contract, or of the fields of a dataclass, by name."""
     return get_type_hints(kind)
 
 
 @functools.cache
-def _get_return_hints(contract: type) -> Mapping[str, Any]:
-    """Return the annotated return types of a contract's methods, by method name."""
-    calls = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
-    return {name: get_type_hints(call)["return"] for name, call in calls.items() if callable(call)}
+def _get_return_annotations(contract: type) -> Mapping[str, Any]:
+    """Return the type annotations of what the public methods of a contract return, by method name."""
+    methods = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
+    return {name: get_type_hints(method)["return"] for name, method in methods.items() if callable(method)}
 
 
-def _resolve_hint(hint: Any, plugin: object) -> Any:
-    """Replace the contract's type variables in an annotation by the operation's actual types."""
-    open_types = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
-    types = tuple(getattr(plugin, _OPEN_TYPES[each.__name__], Any) for each in open_types)
-    return types[0] if isinstance(hint, TypeVar) else hint[types] if types else hint
+def _resolve_type_variables(annotation: Any, plugin: object) -> Any:
+    """Return an annotation in which the type variables of the contract are replaced by the actual types of a plugin."""
+    type_variables = (annotation,) if isinstance(annotation, TypeVar) else getattr(annotation, "__parameters__", ())
+    types = tuple(getattr(plugin, _ATTRIBUTE_BY_TYPE_VARIABLE[each.__name__], Any) for each in type_variables)
+    return types[0] if isinstance(annotation, TypeVar) else annotation[types] if types else annotation
 
 
-# -- the guard ---------------------------------------------------------------------------------------------------------
+# -- the checks --------------------------------------------------------------------------------------------------------
 
 
-class wrap_errors_of:
-    """A context manager that converts errors, even SystemExit, into a PluginError with the plugin's name.
+class convert_plugin_errors:
+    """A context manager that converts errors of a plugin, even SystemExit, into a PluginError with the name of the
+    plugin.
 
-    mamf's own errors are not converted. ``passes``: other errors that are not converted. ``refuses``: errors that
-    become a UsageError. This is a class because a generator would take longer than most methods that it guards.
+    - ``label``: the name of the plugin in messages.
+    - ``activity``: what the plugin does within the ``with`` block, such as the name of its method.
+    - ``unconverted_errors``: errors that are not converted. Errors of mamf never are.
+    - ``refusal_errors``: errors that become a UsageError, because the plugin rejects what the user asked for.
+
+    This is a class because a generator-based context manager would take longer than most of the methods that it guards.
     """
 
-    def __init__(self, plugin: str, what: str, passes: Errors = (), refuses: Errors = ()) -> None:
-        self._plugin, self._what, self._passes, self._refuses = plugin, what, passes, refuses
+    def __init__(
+        self, label: str, activity: str, unconverted_errors: ErrorTypes = (), refusal_errors: ErrorTypes = ()
+    ) -> None:
+        self._label, self._activity, self._refusal_errors, self._unconverted_errors = (
+            label,
+            activity,
+            refusal_errors,
+            unconverted_errors,
+        )
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if (
             error is None
             or not isinstance(error, get_catchable_plugin_errors())
-            or isinstance(error, (MamfError, *self._passes))
+            or isinstance(error, (MamfError, *self._unconverted_errors))
         ):
             return
-        if isinstance(error, self._refuses):
-            raise UsageError(f"{self._plugin}: {get_first_message_line(error)}") from error
-        raise PluginError(f"{self._plugin} is broken: {self._what} raised {describe_error(error)}") from error
+        if isinstance(error, self._refusal_errors):
+            raise UsageError(f"{self._label}: {get_first_message_line(error)}") from error
+        raise PluginError(f"{self._label} is broken: {self._activity} raised {describe_error(error)}") from error
 
 
 def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
-    """Check a plugin's attributes and guard its methods. Returns the plugin.
+    """Check the attributes of a plugin, replace its methods by methods that check what they return, and return the
+    plugin.
 
-    ``label``: the plugin's name in errors. Raises PluginError for an invalid attribute.
+    ``label``: the name of the plugin in messages. Raises PluginError for an invalid attribute.
     """
-    if _GUARDED_ATTRIBUTE in vars(plugin):
+    if _GUARD_FLAG_NAME in vars(plugin):
         return plugin
-    for name in _get_attribute_hints(contract):
+    for name in _get_attribute_annotations(contract):
         check_attribute(plugin, contract, name, label)
-    for name in _get_return_hints(contract).keys() - _UNCHECKED:
+    for name in _get_return_annotations(contract).keys() - _UNCHECKED_METHODS:
         object.__setattr__(plugin, name, guard_method(plugin, contract, name, label))
-    object.__setattr__(plugin, _GUARDED_ATTRIBUTE, True)
+    object.__setattr__(plugin, _GUARD_FLAG_NAME, True)
     return plugin
 
 
 def check_attribute(plugin: object, contract: type, name: str, label: str) -> Any:
-    """Return the value of a plugin's attribute. Raises PluginError if it is missing or violates the contract."""
-    with wrap_errors_of(label, name):
+    """Return the value of the attribute ``name`` of a plugin. Raises PluginError if it is missing or violates the
+    contract.
+    """
+    with convert_plugin_errors(label, name):
         value = getattr(plugin, name)
-    _require_contract(value, _get_attribute_hints(contract)[name], label, name, "is")
+    _require_valid_value(value, _get_attribute_annotations(contract)[name], label, name, "is")
     return value
 
 
 def guard_method(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
-    """Wrap a plugin's method so that it raises PluginError if it fails or returns an invalid value."""
-    call, hint = getattr(plugin, name), _resolve_hint(_get_return_hints(contract)[name], plugin)
-    errors = wrap_errors_of(label, name, _ALLOWED_ERRORS.get(name, ()), _REFUSAL_ERRORS.get(name, ()))
+    """Return the method ``name`` of a plugin, wrapped so that it raises PluginError if it fails or returns an invalid
+    value.
+    """
+    method, annotation = getattr(plugin, name), _resolve_type_variables(_get_return_annotations(contract)[name], plugin)
+    errors = convert_plugin_errors(label, name, _ALLOWED_ERRORS.get(name, ()), _REFUSAL_ERRORS.get(name, ()))
 
-    @functools.wraps(call)
+    @functools.wraps(method)
     def guard(*arguments: Any, **keywords: Any) -> Any:
         with errors:
-            value = call(*arguments, **keywords)
-        if hint is not NoneType:
-            _require_contract(value, hint, label, name, "returned")
+            value = method(*arguments, **keywords)
+        if annotation is not NoneType:
+            _require_valid_value(value, annotation, label, name, "returned")
         return value
 
     return guard
 
 
-def _require_contract(value: object, hint: Any, label: str, name: str, verb: str) -> None:
-    """Raise PluginError if a value violates the contract. Guards the value if it has a contract itself."""
-    if wrong := _describe_violation(value, hint, name):
-        shown = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
-        raise PluginError(f"{label} is broken: {name} {verb} {shown}, not {wrong}")
-    for part in filter((hint, *_split_hint(hint)[1]).__contains__, _GUARDED_TYPES):
-        if isinstance(value, part):
-            enforce_contract(value, part, f"{label}'s {name}")
+def _require_valid_value(value: object, annotation: Any, label: str, name: str, verb: str) -> None:
+    """Raise PluginError if a value that a plugin gave violates the contract. If the value has a contract itself, also
+    make its methods check what they return. ``verb``: "is" for an attribute, "returned" for a method.
+    """
+    if valid_description := _describe_contract_violation(value, annotation, name):
+        actual = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
+        raise PluginError(f"{label} is broken: {name} {verb} {actual}, not {valid_description}")
+    for guarded_type in filter((annotation, *_split_annotation(annotation)[1]).__contains__, _GUARDED_TYPES):
+        if isinstance(value, guarded_type):
+            enforce_contract(value, guarded_type, f"{label}'s {name}")
 
 
 class CheckedClock:
-    """Wraps a backend's ``now`` and checks that it returns finite numbers and never goes back."""
+    """A replacement for the clock ``now`` of a backend that checks that the time is finite and never goes back."""
 
     def __init__(self, now: Callable[[], float], label: str) -> None:
-        self._now, self._label, self._last = now, label, -math.inf
-        self._errors = wrap_errors_of(label, "now")
+        self._now, self._label, self._last_seconds = now, label, -math.inf
+        self._errors = convert_plugin_errors(label, "now")
 
     def __call__(self) -> float:
-        """Return the host time in seconds. Raises PluginError if it is not finite or earlier than the last one."""
+        """Return the time of the host in seconds. Raises PluginError if it is not finite or is earlier than the last
+        time.
+        """
         with self._errors:
             now = self._now()
-        if not self._last <= now < math.inf:
-            due = "a finite number" if not math.isfinite(now) else f"at least {self._last}, its last value"
-            raise PluginError(f"{self._label} is broken: now returned {now}, not {due}")
-        self._last = now
+        if not self._last_seconds <= now < math.inf:
+            expected = "a finite number" if not math.isfinite(now) else f"at least {self._last_seconds}, its last value"
+            raise PluginError(f"{self._label} is broken: now returned {now}, not {expected}")
+        self._last_seconds = now
         return now

@@ -1,8 +1,10 @@
-"""Finds backends, operations and kernels by entry point, loads them on request and enforces their contracts.
+"""Find plugins (backends, operations and kernels, of mamf or of third parties) by entry point, load them on request and
+check that they keep their contracts.
 
 A third party adds a plugin by declaring an entry point in its distribution, in the group ``mamf.backends``,
-``mamf.operations``, ``mamf.kernels`` or the kernel group of another operation. ``package.module:Class`` in place of a
-name uses a class without an entry point. Errors while a plugin is loaded or created become PluginErrors with its name.
+``mamf.operations``, ``mamf.kernels`` or the kernel group of another operation. Users can write ``package.module:Class``
+instead of a name to use a class without an entry point. An error while a plugin is loaded or created becomes a
+PluginError with its name.
 """
 
 from __future__ import annotations
@@ -35,35 +37,47 @@ from mamf.errors import (
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
-from mamf.plugins.contracts import CheckedClock, check_attribute, enforce_contract, guard_method, wrap_errors_of
+from mamf.plugins.contracts import CheckedClock, check_attribute, convert_plugin_errors, enforce_contract, guard_method
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-BACKENDS = "mamf.backends"
-OPERATIONS = "mamf.operations"
-KERNELS = "mamf.kernels"
-ATTENTION_KERNELS = "mamf.attention_kernels"
-_NAME_WITH_BRACKETS = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
+#: Names of the entry point groups in which plugins are declared. KERNEL_GROUP is for kernels of matmul.
+BACKEND_GROUP = "mamf.backends"
+OPERATION_GROUP = "mamf.operations"
+KERNEL_GROUP = "mamf.kernels"
+ATTENTION_KERNEL_GROUP = "mamf.attention_kernels"
+# The name of a kernel with an argument in brackets, such as ``torch[sdpa-flash]``.
+_NAME_WITH_ARGUMENT = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
+# The name of a kernel with the number of one of its algorithms, such as ``cublaslt[3]``.
 _NAME_WITH_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
-_CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+# A class path: ``package.module:Class``.
+_CLASS_PATH_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
-Contract = TypeVar("Contract")
-#: After this time a warning names the plugin that is still being imported, so that users know why they wait.
+ContractT = TypeVar("ContractT")
+# Seconds after which a warning names the plugin that is still being imported, so that users know why they wait.
 _LONG_IMPORT_SECONDS = 15.0
-_LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
+# Classes of kernels that were requested as ``package.module:Class`` and have no entry point.
+_KERNEL_TYPES_LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
 
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """A backend as ``mamf backends`` lists it: the names of its devices, or why it is unavailable or broken."""
+    """The status of a backend, as ``mamf backends`` lists it.
+
+    - ``device_names``: the names of its devices, by index.
+    - ``unavailable``: why the backend cannot be used, or None if it can.
+    - ``is_accelerator``: whether its devices are accelerators, not CPUs.
+    - ``is_generic``: whether it serves any vendor, so that ``auto`` prefers a backend for one vendor.
+    - ``load_error``: the error if the backend is broken.
+    """
 
     name: str
-    devices: tuple[str, ...] = ()
+    device_names: tuple[str, ...] = ()
     unavailable: Unavailable | None = None
     is_accelerator: bool = True
     is_generic: bool = False
-    fault: PluginError | None = None
+    load_error: PluginError | None = None
 
 
 def find_entry_points(group: str) -> Sequence[EntryPoint]:
@@ -71,50 +85,58 @@ def find_entry_points(group: str) -> Sequence[EntryPoint]:
     return _read_entry_points(group, tuple(sys.path))
 
 
-@functools.lru_cache  # each call reads a file per installed distribution, and a command calls this many times
+@functools.lru_cache  # a call reads a file per installed distribution, and a command makes many calls
 def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # imported here because --help does not need it
+    from importlib.metadata import entry_points  # imported here, because --help does not need it
 
     return tuple(entry_points(group=group))
 
 
-def find_registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name. Raises UsageError for an empty group or a duplicate name."""
-    points: dict[str, EntryPoint] = {}
-    for point in find_entry_points(group=group):
-        known = points.setdefault(point.name, point)
-        if known.value != point.value:
+def find_entry_points_by_name(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points that installed distributions declare in a group, by name. Raises UsageError if the group
+    is empty, or if two different entry points have one name.
+    """
+    points_by_name: dict[str, EntryPoint] = {}
+    for entry_point in find_entry_points(group=group):
+        known = points_by_name.setdefault(entry_point.name, entry_point)
+        if known.value != entry_point.value:
             raise UsageError(
-                f"{group} {point.name!r} is claimed by {_describe_origin(known)} and by {_describe_origin(point)}: "
-                "uninstall one of them"
+                f"{group} {entry_point.name!r} is claimed by {_describe_origin(known)} "
+                f"and by {_describe_origin(entry_point)}: uninstall one of them"
             )
-    if not points:
+    if not points_by_name:
         raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL_ADVICE}")
-    return points
+    return points_by_name
 
 
-def _describe_origin(point: EntryPoint) -> str:
-    distribution = point.dist.name if point.dist else "an unknown distribution"
-    return f"{distribution} ({point.value})"
+def _describe_origin(entry_point: EntryPoint) -> str:
+    distribution = entry_point.dist.name if entry_point.dist else "an unknown distribution"
+    return f"{distribution} ({entry_point.value})"
 
 
 def is_loaded_by_path(kernel: AnyKernel) -> bool:
-    """Return whether a kernel's class was requested as ``package.module:Class`` and has no entry point."""
-    return type(kernel) in _LOADED_BY_PATH
+    """Return whether the class of a kernel was requested as ``package.module:Class`` and has no entry point."""
+    return type(kernel) in _KERNEL_TYPES_LOADED_BY_PATH
 
 
-def is_path(name: str) -> bool:
-    """Return whether a name is the path of a class (``package.module:Class``), not the name of an entry point."""
+def is_class_path(name: str) -> bool:
+    """Return whether the name of a plugin is the path of a class (``package.module:Class``), not the name of an entry
+    point.
+    """
     return ":" in name
 
 
 @contextmanager
 def _watch_import(label: str) -> Iterator[None]:
-    """Warn if the import within takes long, and raise SystemExit if the imported code calls os._exit."""
+    """Watch the import of a plugin within the ``with`` block: warn if it takes long, and raise SystemExit if the
+    imported code calls os._exit, which would end mamf.
+    """
     process, end = os.getpid(), os._exit
 
     def refuse_exit(code: int) -> None:
-        """Raise SystemExit in place of os._exit, except in forked processes and in calls by mamf itself."""
+        """Raise SystemExit instead of ending the process. Forked processes and calls by mamf itself still end the
+        process.
+        """
         if os.getpid() != process or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
             end(code)
         raise SystemExit(f"os._exit({code}) while it is imported")
@@ -131,160 +153,175 @@ def _watch_import(label: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _load_class(what: str, point: EntryPoint, contract: type[Contract]) -> type[Contract]:
+def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[ContractT]) -> type[ContractT]:
     try:
-        with _watch_import(f"{what} {point.name}"):
-            loaded = point.load()
+        with _watch_import(f"{plugin_kind} {entry_point.name}"):
+            loaded = entry_point.load()
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
-        path = is_path(point.name)
-        shown = repr(point.name) if path else f"{point.name}: {point.value}"
-        package = point.value.partition(":")[0].partition(".")[0]
+        path = is_class_path(entry_point.name)
+        shown = repr(entry_point.name) if path else f"{entry_point.name}: {entry_point.value}"
+        package = entry_point.value.partition(":")[0].partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != package:
             hint = f"; install {error.name}"
         else:
             hint = "" if path else f"; if files were moved, {_INSTALL_ADVICE} again"
-        raise PluginError(f"{what} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
+        raise PluginError(f"{plugin_kind} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
-        raise PluginError(f"{point.value} is not a subclass of mamf's {contract.__name__}")
+        raise PluginError(f"{entry_point.value} is not a subclass of mamf's {contract.__name__}")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
-        raise PluginError(f"{point.value} is abstract: define {missing}")
+        raise PluginError(f"{entry_point.value} is abstract: define {missing}")
     return loaded
 
 
-def _import_class(what: str, path: str, contract: type[Contract]) -> type[Contract]:
-    if not _CLASS_PATH.fullmatch(path):
+def _import_class(plugin_kind: str, path: str, contract: type[ContractT]) -> type[ContractT]:
+    if not _CLASS_PATH_PATTERN.fullmatch(path):
         listed = "backends" if contract is Backend else "kernels"
-        raise UsageError(f"{path!r} is not a {what}: write package.module:Class, or a name from 'mamf {listed}'")
+        raise UsageError(f"{path!r} is not a {plugin_kind}: write package.module:Class, or a name from 'mamf {listed}'")
     from importlib.metadata import EntryPoint
 
-    return _load_class(what, EntryPoint(path, path, group=""), contract)
+    return _load_class(plugin_kind, EntryPoint(path, path, group=""), contract)
 
 
-def _load_registered_class(group: str, what: str, name: str, contract: type[Contract]) -> type[Contract]:
-    if is_path(name):
-        return _import_class(what, name, contract)
-    points = find_registered(group)
-    require_known((what, name, points))
-    return _load_class(what, points[name], contract)
+def _load_registered_class(group: str, plugin_kind: str, name: str, contract: type[ContractT]) -> type[ContractT]:
+    if is_class_path(name):
+        return _import_class(plugin_kind, name, contract)
+    points_by_name = find_entry_points_by_name(group)
+    require_known((plugin_kind, name, points_by_name))
+    return _load_class(plugin_kind, points_by_name[name], contract)
 
 
 def load_backend_class(name: str) -> type[Backend]:
-    """Load the class of a backend by name or path. Raises UnknownNameError for an unknown name, UsageError for an
-    invalid path, and PluginError if the class cannot be loaded.
+    """Load the class of a backend by its name or by ``package.module:Class``. Raises UnknownNameError for an unknown
+    name, UsageError for an invalid path, and PluginError if the class cannot be loaded.
     """
-    return _load_registered_class(BACKENDS, "backend", name, Backend)  # type: ignore[type-abstract]
+    return _load_registered_class(BACKEND_GROUP, "backend", name, Backend)  # type: ignore[type-abstract]
 
 
 def load_kernel_class(path: str) -> type[AnyKernel]:
-    """Load a kernel's class by ``package.module:Class``. Raises UsageError for an invalid path, and PluginError if the
-    class cannot be loaded.
+    """Load the class of a kernel by ``package.module:Class``. Raises UsageError for an invalid path, and PluginError if
+    the class cannot be loaded.
     """
     return _import_class("kernel", path, Kernel)  # type: ignore[type-abstract]
 
 
-def _make_kernel(group: str, what: str, name: str, contract: type[Any]) -> Any:
-    """Make the kernel ``NAME``, ``NAME[ALGORITHM]`` or ``NAME[ARGUMENT]``."""
-    algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_BRACKETS.fullmatch(name)
+def _make_kernel_of_group(group: str, plugin_kind: str, name: str, contract: type[Any]) -> Any:
+    """Make a kernel from a name: ``NAME``, ``NAME[ALGORITHM]`` or ``NAME[ARGUMENT]``, where ``NAME`` is registered in
+    the entry point group ``group`` or is a class path.
+    """
+    algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_ARGUMENT.fullmatch(name)
     parts = algorithm or bracketed
-    base, argument = parts.groups() if parts else (name, None)
-    kind = _load_registered_class(group, what, base, contract)
-    label = f"{what} {name}"
-    if argument is None or kind.takes:
-        with wrap_errors_of(label, "creating it"):
-            kernel = kind() if argument is None else kind(argument)
+    base_name, argument = parts.groups() if parts else (name, None)
+    plugin_class = _load_registered_class(group, plugin_kind, base_name, contract)
+    label = f"{plugin_kind} {name}"
+    if argument is None or plugin_class.takes:
+        with convert_plugin_errors(label, "creating it"):
+            kernel = plugin_class() if argument is None else plugin_class(argument)
     elif algorithm is None:
-        raise UsageError(f"{what} {base} takes no argument in brackets: remove [{argument}]")
+        raise UsageError(f"{plugin_kind} {base_name} takes no argument in brackets: remove [{argument}]")
     else:
         try:
-            with wrap_errors_of(label, "creating it", passes=(TypeError,)):
-                kernel = kind(int(argument))
+            with convert_plugin_errors(label, "creating it", unconverted_errors=(TypeError,)):
+                kernel = plugin_class(int(argument))
         except TypeError:
-            raise UsageError(f"kernel {base} has no algorithms to choose from: remove [{argument}]") from None
+            raise UsageError(f"kernel {base_name} has no algorithms to choose from: remove [{argument}]") from None
     kernel = enforce_contract(kernel, Kernel, label)
-    points = {point.name: point.value for point in find_entry_points(group)}
+    points_by_name = {entry_point.name: entry_point.value for entry_point in find_entry_points(group)}
     kernel_name = kernel.name.partition("[")[0]
-    if is_path(base) and points.get(kernel_name, base) != base:
+    if is_class_path(base_name) and points_by_name.get(kernel_name, base_name) != base_name:
         raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
-    if is_path(base) and base not in points.values():
-        _LOADED_BY_PATH.add(type(kernel))
+    if is_class_path(base_name) and base_name not in points_by_name.values():
+        _KERNEL_TYPES_LOADED_BY_PATH.add(type(kernel))
     return kernel
 
 
 def make_operation(name: str) -> Operation[Any, Any]:
-    """Make a registered operation. Raises UnknownNameError for an unknown name, and PluginError if it is broken."""
-    points = find_registered(OPERATIONS)
-    require_known(("operation", name, points))
-    kind: Any = _load_class("operation", points[name], Operation)  # type: ignore[type-abstract]
+    """Make an operation, such as attention, by its registered name. Raises UnknownNameError for an unknown name, and
+    PluginError if the operation is broken.
+    """
+    points_by_name = find_entry_points_by_name(OPERATION_GROUP)
+    require_known(("operation", name, points_by_name))
+    plugin_class: Any = _load_class("operation", points_by_name[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
-    with wrap_errors_of(label, "creating it"):
-        operation: Operation[Any, Any] = kind()
-    if operation.name != name:  # a log has the class's name, and reading it looks up the entry point
+    with convert_plugin_errors(label, "creating it"):
+        operation: Operation[Any, Any] = plugin_class()
+    if operation.name != name:  # logs record the name of the class, and readers look it up as an entry point
         raise PluginError(f"{label} is broken: its class is named {operation.name!r}, its entry point {name!r}")
-    # Contract tests check mamf's own operations. A guard would slow down reading logs, which calls them for each row.
-    return operation if name in list_builtin_operations() else enforce_contract(operation, Operation, label)
+    # Contract tests check the operations of mamf, so they are not checked here: that would slow down reading logs,
+    # which calls methods of the operation for each row.
+    return operation if name in list_builtin_operation_names() else enforce_contract(operation, Operation, label)
 
 
-def list_builtin_operations() -> set[str]:
-    """Return the names of the operations that are part of mamf, without importing any."""
-    return {point.name for point in find_entry_points(OPERATIONS) if point.module.partition(".")[0] == "mamf"}
+def list_builtin_operation_names() -> set[str]:
+    """Return the names of the operations that are part of mamf, not of third parties, without importing any of them."""
+    return {
+        entry_point.name
+        for entry_point in find_entry_points(OPERATION_GROUP)
+        if entry_point.module.partition(".")[0] == "mamf"
+    }
 
 
 def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
-    """Make a kernel of an operation by name or ``package.module:Class``.
+    """Make a kernel of an operation by its registered name or by ``package.module:Class``.
 
-    Brackets after the name have the kernel's argument (``torch[sdpa-flash]``) or the number of one of its algorithms
-    (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in brackets,
-    and PluginError if it is broken.
+    Brackets after the name contain an argument of the kernel (``torch[sdpa-flash]``) or the number of one of its
+    algorithms (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in
+    brackets, and PluginError if it is broken.
     """
-    what = "kernel" if operation.kernel_group == KERNELS else f"{operation.name} kernel"
-    return _make_kernel(operation.kernel_group, what, name, operation.kernel_type)  # type: ignore[no-any-return]
+    plugin_kind = "kernel" if operation.kernel_group == KERNEL_GROUP else f"{operation.name} kernel"
+    return _make_kernel_of_group(operation.kernel_group, plugin_kind, name, operation.kernel_type)  # type: ignore[no-any-return]
 
 
 def is_builtin_kernel(operation: Operation[Any, Any], name: str) -> bool:
-    """Return whether a kernel is part of mamf. Brackets in its name (``cublaslt[3]``) are ignored."""
-    base = name.partition("[")[0]
+    """Return whether the kernel named ``name`` is part of mamf, not of a third party. Brackets in its name
+    (``cublaslt[3]``) are ignored.
+    """
+    base_name = name.partition("[")[0]
     return any(
-        (point.name, point.module.partition(".")[0]) == (base, "mamf")
-        for point in find_entry_points(operation.kernel_group)
+        (entry_point.name, entry_point.module.partition(".")[0]) == (base_name, "mamf")
+        for entry_point in find_entry_points(operation.kernel_group)
     )
 
 
 def list_kernel_names(operation: Operation[Any, Any]) -> list[str]:
-    """Return the sorted names of an operation's registered kernels. Raises UsageError if no kernel is registered."""
+    """Return the sorted names of the registered kernels of an operation. Raises UsageError if no kernel
+    is registered.
+    """
     if not find_entry_points(group=operation.kernel_group):
         raise UsageError(
             f"no installed package has a kernel for {operation.name}: "
             f"add one to the entry point group {operation.kernel_group}"
         )
-    return sorted(find_registered(operation.kernel_group))
+    return sorted(find_entry_points_by_name(operation.kernel_group))
 
 
 def list_backend_statuses() -> list[BackendStatus]:
-    """Return the status of all registered backends, accelerators first."""
-    statuses = [_read_backend_status(name) for name in sorted(find_registered(BACKENDS))]
+    """Return the status of all registered backends, those of accelerators first."""
+    statuses = [_read_backend_status(name) for name in sorted(find_entry_points_by_name(BACKEND_GROUP))]
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 
 
 def _read_backend_status(name: str) -> BackendStatus:
     try:
-        kind = load_backend_class(name)
-        ask = functools.partial(guard_method, kind, Backend, label=f"backend {name}")
-        reason, is_accelerator = ask("unavailable")(), bool(kind.is_accelerator)
+        plugin_class = load_backend_class(name)
+        get_guarded_method = functools.partial(guard_method, plugin_class, Backend, label=f"backend {name}")
+        reason, is_accelerator = get_guarded_method("unavailable")(), bool(plugin_class.is_accelerator)
         if reason is not None:
             return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
-        devices = tuple(map(ask("device_name"), range(ask("device_count")())))
-        return BackendStatus(name, devices, is_accelerator=is_accelerator, is_generic=kind.is_generic)
+        device_names = tuple(map(get_guarded_method("device_name"), range(get_guarded_method("device_count")())))
+        return BackendStatus(name, device_names, is_accelerator=is_accelerator, is_generic=plugin_class.is_generic)
     except PluginError as error:
-        return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), fault=error)
+        return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), load_error=error)
     except MamfError as error:
         return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
 
 
 def find_first_backend() -> str:
-    """Return the name of the backend that ``auto`` chooses. Raises UnavailableError if no backend is available."""
+    """Return the name of the backend that ``auto`` chooses: the first available one. Raises UnavailableError if no
+    backend is available.
+    """
     name = next((status.name for status in list_backend_statuses() if status.unavailable is None), None)
     if name is None:
         raise UnavailableError("no backend is available; 'mamf backends' says why")
@@ -292,10 +329,11 @@ def find_first_backend() -> str:
 
 
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
-    """Open a device.
+    """Open a device and return its backend.
 
-    - ``name``: a backend. ``auto`` is the first available accelerator, or the CPU; it warns about broken backends.
-    - ``index``: the device, or None for the one that this process already uses.
+    - ``name``: the name of a backend. ``auto`` opens the first available accelerator, or else the CPU, and warns about
+      broken backends.
+    - ``index``: the index of the device, or None for the device that this process already uses.
 
     Raises UnavailableError if no backend or device is available, UnknownNameError for an unknown name, and PluginError
     if the named backend is broken.
@@ -303,39 +341,41 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     if name != "auto":
         return _open_device(name, index)
     statuses = list_backend_statuses()
-    lacking = {_find_missing_module(status.fault) for status in statuses}
-    if len(lacking) == 1 and (module := lacking.pop()):
+    missing_modules = {_find_missing_module(status.load_error) for status in statuses}
+    if len(missing_modules) == 1 and (module := missing_modules.pop()):
         raise UnavailableError(f"no backend can be loaded: install {module}")
     for status in statuses:
-        with skip_if_broken():
-            if status.fault is not None:
-                raise status.fault
+        with warn_if_plugin_broken():
+            if status.load_error is not None:
+                raise status.load_error
             if status.unavailable is None:
                 return _open_device(status.name, index)
     raise UnavailableError("no backend is available; 'mamf backends' says why")
 
 
-def _find_missing_module(fault: PluginError | None) -> str | None:
-    """Return the module that a plugin could not import, or None if it failed for another reason."""
-    cause = fault and fault.__cause__
+def _find_missing_module(load_error: PluginError | None) -> str | None:
+    """Return the name of the module that a plugin could not import, or None if it could not be loaded for another
+    reason.
+    """
+    cause = load_error and load_error.__cause__
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
 
 def _open_device(name: str, index: int | None) -> Backend:
-    kind, label = load_backend_class(name), f"backend {name}"
-    with wrap_errors_of(label, "opening it"):
+    plugin_class, label = load_backend_class(name), f"backend {name}"
+    with convert_plugin_errors(label, "opening it"):
         if index is None:
-            # If the backend is unavailable, opening it raises the reason. Its library must not be called before that.
-            index = 0 if kind.unavailable() else guard_method(kind, Backend, "current_index", label)()
-        backend = kind(index)
+            # If the backend is unavailable, opening device 0 raises the reason. Do not call its library before that.
+            index = 0 if plugin_class.unavailable() else guard_method(plugin_class, Backend, "current_index", label)()
+        backend = plugin_class(index)
     guard_method(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", CheckedClock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 
 @contextmanager
-def skip_if_broken() -> Iterator[None]:
-    """Turn a PluginError within into a warning, for plugins that were not requested by name."""
+def warn_if_plugin_broken() -> Iterator[None]:
+    """Turn a PluginError in the ``with`` block into a warning. For plugins that the user did not request by name."""
     try:
         yield
     except PluginError as error:
@@ -348,30 +388,31 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     operation: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """Return the named kernels of an operation, or all available ones, each with the name that was requested.
+    """Return the kernels of an operation, each with the name that was requested: those named in ``names``, or if it is
+    None, all that are available on the backend.
 
-    A broken kernel raises PluginError if it was named. Otherwise it is skipped with a warning. A kernel with two names
-    is returned once. Raises UnavailableError if a named kernel is unavailable, or if none is available.
+    A broken kernel raises PluginError if it was named. Otherwise it is skipped with a warning. A kernel that has two
+    names is returned once. Raises UnavailableError if a named kernel is unavailable, or if no kernel is available.
     """
     if names is None:
-        return _find_available(operation, backend)
+        return _list_available_kernels(operation, backend)
     require_values("kernels", names, str)
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
-        each = make_kernel(operation, name)
-        if reason := each.unavailable(backend):
+        kernel = make_kernel(operation, name)
+        if reason := kernel.unavailable(backend):
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
-        chosen.setdefault(each.name, (name, each))
+        chosen.setdefault(kernel.name, (name, kernel))
     return list(chosen.values())
 
 
-def _find_available(operation: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
+def _list_available_kernels(operation: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
     available, reasons = [], []
-    for name, each in load_registered_kernels(operation):
-        with skip_if_broken():
-            unavailable = each.unavailable(backend)
+    for name, kernel in load_registered_kernels(operation):
+        with warn_if_plugin_broken():
+            unavailable = kernel.unavailable(backend)
             if unavailable is None:
-                available.append((name, each))
+                available.append((name, kernel))
             else:
                 reasons.append(f": {name}: {unavailable}")
     if not available:
@@ -380,24 +421,28 @@ def _find_available(operation: AnyOperation, backend: Backend) -> list[tuple[str
 
 
 def load_registered_kernels(operation: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
-    """Yield the name and kernel of all registered kernels that can be loaded."""
+    """Yield all registered kernels of an operation that can be loaded, each with its name. Warn about each other
+    kernel.
+    """
     for name in list_kernel_names(operation):
-        with skip_if_broken():
+        with warn_if_plugin_broken():
             yield name, make_kernel(operation, name)
 
 
-def find_operation(name: str) -> AnyOperation:
-    """Find the operation of a kernel. Raises UnknownNameError for an unknown name, UsageError if several operations
-    have a kernel with this name, and PluginError if the kernel cannot be loaded.
+def find_operation_of_kernel(name: str) -> AnyOperation:
+    """Find the operation that the kernel named ``name`` computes. Raises UnknownNameError for an unknown name,
+    UsageError if several operations have a kernel with this name, and PluginError if the kernel cannot be loaded.
     """
-    if is_path(name):
+    if is_class_path(name):
         return make_operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
-    base = name.partition("[")[0]
+    base_name = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
-    for operation in find_registered(OPERATIONS):
-        with skip_if_broken():
-            kernels[operation] = {point.name for point in find_entry_points(make_operation(operation).kernel_group)}
-    matches = [operation for operation, names in kernels.items() if base in names]
+    for operation in find_entry_points_by_name(OPERATION_GROUP):
+        with warn_if_plugin_broken():
+            kernels[operation] = {
+                entry_point.name for entry_point in find_entry_points(make_operation(operation).kernel_group)
+            }
+    matches = [operation for operation, names in kernels.items() if base_name in names]
     if not matches:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(matches) > 1:

@@ -18,7 +18,7 @@ def status(name="accelerator"):
 
 
 def test_each_device_has_its_own_name_and_properties(accelerator):
-    assert status().devices == ("Ascend910B2", "Ascend910B3")
+    assert status().device_names == ("Ascend910B2", "Ascend910B3")
     info = accelerator.kind(1).info
     assert (info.name, info.vendor, info.compute_units) == ("Ascend910B3", "npu", 24)
     assert (info.memory_bytes, info.cache_bytes) == (64 * GB, 192 * MIB)

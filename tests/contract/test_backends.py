@@ -13,7 +13,7 @@ from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
-from mamf.plugins.discovery import BACKENDS, find_registered, load_backend_class, open_backend
+from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class, open_backend
 from mamf.testing import BackendContract, SimulatedBackend
 
 VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps", "accelerator")
@@ -97,7 +97,7 @@ class TestMps(BackendContract):
 def test_every_registered_backend_is_held_to_the_contract():
     held = {kind.__name__.removeprefix("Test").lower() for kind in BackendContract.__subclasses__()}
     # Of tpu no device can be opened (test_tpu.py).
-    assert held >= set(find_registered(BACKENDS)) - {"tpu"}
+    assert held >= set(find_entry_points_by_name(BACKEND_GROUP)) - {"tpu"}
 
 
 @pytest.fixture(params=VENDORS)

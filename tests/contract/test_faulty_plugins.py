@@ -67,10 +67,10 @@ class FaultyOperation(Bandwidth):
 
 
 POINTS = {
-    discovery.BACKENDS: {"faulty": "FaultyBackend"},
-    discovery.KERNELS: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
-    discovery.ATTENTION_KERNELS: {"faulty": "FaultyAttention"},
-    discovery.OPERATIONS: {"faulty": "FaultyOperation"},
+    discovery.BACKEND_GROUP: {"faulty": "FaultyBackend"},
+    discovery.KERNEL_GROUP: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
+    discovery.ATTENTION_KERNEL_GROUP: {"faulty": "FaultyAttention"},
+    discovery.OPERATION_GROUP: {"faulty": "FaultyOperation"},
     "faulty.kernels": {"right": "FaultyKernel"},
 }
 
@@ -82,7 +82,7 @@ def installed(monkeypatch):
 
     def points(group):
         own = [EntryPoint(name, f"{HERE}:{value}", group) for name, value in POINTS.get(group, {}).items()]
-        return [*own, *(others(group=group) if group == discovery.OPERATIONS else [])]
+        return [*own, *(others(group=group) if group == discovery.OPERATION_GROUP else [])]
 
     monkeypatch.setattr(discovery, "find_entry_points", points)
     # What takes a tenth of a second of every run, and no part in it.
@@ -499,7 +499,12 @@ def broken(request, tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "mamf_broken.py").write_text(BROKEN_MODULES[request.param])
     monkeypatch.syspath_prepend(folder)
-    for group in (discovery.KERNELS, discovery.ATTENTION_KERNELS, discovery.BACKENDS, discovery.OPERATIONS):
+    for group in (
+        discovery.KERNEL_GROUP,
+        discovery.ATTENTION_KERNEL_GROUP,
+        discovery.BACKEND_GROUP,
+        discovery.OPERATION_GROUP,
+    ):
         monkeypatch.setitem(POINTS, group, POINTS[group] | {"aaa": "x"})
     others = discovery.find_entry_points
 

@@ -17,9 +17,9 @@ from mamf.plugins import discovery
 from mamf.testing import SimulatedMatmul
 
 POINTS = {
-    discovery.BACKENDS: {"simulated": "mamf.testing:SimulatedBackend"},
-    discovery.KERNELS: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
-    discovery.ATTENTION_KERNELS: {"simulated-attention": "mamf.testing:SimulatedAttention"},
+    discovery.BACKEND_GROUP: {"simulated": "mamf.testing:SimulatedBackend"},
+    discovery.KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
+    discovery.ATTENTION_KERNEL_GROUP: {"simulated-attention": "mamf.testing:SimulatedAttention"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
 }
 

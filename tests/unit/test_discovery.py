@@ -6,7 +6,7 @@ from mamf.errors import PluginError, UnavailableError, UsageError
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plugins import discovery
-from mamf.plugins.discovery import find_registered, list_backend_statuses, load_backend_class, open_backend
+from mamf.plugins.discovery import find_entry_points_by_name, list_backend_statuses, load_backend_class, open_backend
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_auto_prefers_an_accelerator(distribution):
 def test_a_name_that_two_distributions_claim_names_both(distribution):
     distribution("mamf_rival", "cpu", "mamf_rival:Rival")
     with pytest.raises(UsageError, match=r"'cpu' is claimed by .*mamf.*mamf_rival|mamf_rival.*mamf"):
-        find_registered(discovery.BACKENDS)
+        find_entry_points_by_name(discovery.BACKEND_GROUP)
 
 
 def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
@@ -67,7 +67,7 @@ def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
 def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):
     monkeypatch.setattr(discovery, "find_entry_points", lambda group: [])
     with pytest.raises(UsageError, match=r"not installed.*pip install -e \."):
-        find_registered(discovery.BACKENDS)
+        find_entry_points_by_name(discovery.BACKEND_GROUP)
 
 
 @pytest.mark.parametrize(

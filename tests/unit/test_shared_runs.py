@@ -38,7 +38,7 @@ SPEEDS = (1.0, 1.03, 0.98, 1.01)
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     simulated_node.install(monkeypatch)
-    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKENDS], "simulated", "test_shared_runs:Card")
+    monkeypatch.setitem(simulated_node.POINTS[discovery.BACKEND_GROUP], "simulated", "test_shared_runs:Card")
     unknown._get_installed_operation.cache_clear()
     yield
     unknown._get_installed_operation.cache_clear()
@@ -181,7 +181,7 @@ ON_TWO = {simulated_node.DEVICES: "2"}
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
     """A shared sweep whose device 1 is in a launch that never ends, and that device's process."""
-    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "waiting.mm", "test_shared_runs:Waiting")
+    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNEL_GROUP], "waiting.mm", "test_shared_runs:Waiting")
 
     def prepare():
         pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)
@@ -245,7 +245,7 @@ class Crashing(SimulatedMatmul):
 
 
 def test_a_crash_costs_its_row_and_a_new_process_measures_the_rest_of_the_share(tmp_path, monkeypatch):
-    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNELS], "crashing.mm", "test_shared_runs:Crashing")
+    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNEL_GROUP], "crashing.mm", "test_shared_runs:Crashing")
     asked = ["sweep", "--backend", "simulated", *GRID, "--order", "given", "--kernel", "crashing.mm"]
     prepare = lambda: pytest.MonkeyPatch().setattr("mamf.cli.devices._end_with_parent", lambda: None)  # noqa: E731
     process = Command([*asked, "--share", "0", "2", "--output", "device0.jsonl"], tmp_path, prepare)
@@ -440,7 +440,7 @@ def attention_kernels(monkeypatch):
         "simulated-attention": "mamf.testing:SimulatedAttention",
         "slow-attention": "test_shared_runs:SlowAttention",
     }
-    monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNELS, kernels)
+    monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNEL_GROUP, kernels)
     monkeypatch.setattr("mamf.cli.ceilings.plan_search", simulated_node.short_plan)
 
 

@@ -29,6 +29,6 @@ def run_with_options(options: argparse.Namespace) -> int:
             print_line(f"{status.name:{width}} unavailable: {status.unavailable.reason}")
             print_line(f"{'':{width}} to enable it: {status.unavailable.remedy}")
             continue
-        for index, device in enumerate(status.devices):
+        for index, device in enumerate(status.device_names):
             print_line(f"{status.name if index == 0 else '':{width}} device {index}: {device}")
     return 0

@@ -61,13 +61,13 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 def _choose_operation(options: argparse.Namespace) -> AnyOperation:
     from mamf.logs.run_log import read_run_log
-    from mamf.plugins.discovery import find_operation, make_operation
+    from mamf.plugins.discovery import find_operation_of_kernel, make_operation
 
     options.kernel = options.kernel or None
     if options.operation:
         return make_operation(options.operation)
     if options.kernel:
-        return find_operation(options.kernel[0])
+        return find_operation_of_kernel(options.kernel[0])
     if options.resume is None:
         raise UsageError("nothing to count: name a KERNEL ('mamf kernels' lists them)")
     plan = read_run_log(options.resume).plan

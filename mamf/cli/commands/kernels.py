@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import OPERATIONS, find_registered, make_operation, open_backend
+    from mamf.plugins.discovery import OPERATION_GROUP, find_entry_points_by_name, make_operation, open_backend
     from mamf.report.document import Document, Lines
 
     if options.operation:
@@ -38,7 +38,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     names = (
         [options.operation]
         if options.operation
-        else sorted(find_registered(OPERATIONS), key=lambda name: (name != "matmul", name != "attention", name))
+        else sorted(
+            find_entry_points_by_name(OPERATION_GROUP), key=lambda name: (name != "matmul", name != "attention", name)
+        )
     )
     head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
     print_document(options, Document("Kernels", [head, *(make_kernel_table(name, backend) for name in names)]))

@@ -138,15 +138,21 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
     Raises UsageError if no operation reads the shape, UnknownNameError if no operation that reads it has the kernel.
     """
     from mamf.cli.planning import AnyOperation
-    from mamf.plugins.discovery import OPERATIONS, find_registered, is_path, list_kernel_names, make_operation
+    from mamf.plugins.discovery import (
+        OPERATION_GROUP,
+        find_entry_points_by_name,
+        is_class_path,
+        list_kernel_names,
+        make_operation,
+    )
 
     readers, names = list[AnyOperation](), set[str]()
-    for of in map(make_operation, find_registered(OPERATIONS)):
+    for of in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
         with suppress(UsageError):
             of.parse_shape(shape)
             readers.append(of)
     for of in readers:
-        if is_path(kernel) or kernel.partition("[")[0] in list_kernel_names(of):
+        if is_class_path(kernel) or kernel.partition("[")[0] in list_kernel_names(of):
             return of
         names |= {*list_kernel_names(of)}
     if not readers:
@@ -202,10 +208,10 @@ class ReproduceSession(Session):
 
         Nothing is imported only because a log names it: the user must give paths with --kernel.
         """
-        from mamf.plugins.discovery import choose_kernels, is_path, list_kernel_names
+        from mamf.plugins.discovery import choose_kernels, is_class_path, list_kernel_names
 
-        if is_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
-            path = name if is_path(name) else "package.module:Class"
+        if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
+            path = name if is_class_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
             return None
         try:

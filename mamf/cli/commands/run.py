@@ -60,10 +60,10 @@ def add_options(parser: Parser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.launching import LaunchRequest, launch_in_profiler_window
-    from mamf.plugins.discovery import choose_kernels, find_operation, make_operation, open_backend
+    from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
     from mamf.profiling.running import list_device_kernels
 
-    of = make_operation(options.operation) if options.operation else find_operation(options.kernel)
+    of = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
     request = make_request(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])

@@ -27,7 +27,7 @@ from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.plans import ORDERS, SHUFFLED_ORDER, Plan, SweepOptions
-from mamf.plugins.discovery import is_path
+from mamf.plugins.discovery import is_class_path
 
 if TYPE_CHECKING:
     from mamf.kinds.kind import ReportOptions
@@ -124,7 +124,7 @@ class _OneKernelSession(Session):
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
         # Older logs contain the kernel's own name instead of the path that it was loaded by.
-        planned = name if is_path(before.kernels[0] if before else name) else kernel.name
+        planned = name if is_class_path(before.kernels[0] if before else name) else kernel.name
         if before:
             require_same_kernels(self.options, before.kernels, [planned])
         if reason := kernel.unsupported(backend, problem):

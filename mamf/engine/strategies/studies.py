@@ -37,7 +37,7 @@ from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, Pair
 from mamf.operations.unknown import get_operation
 from mamf.plans import CHECKING_REGIMES, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
-from mamf.plugins.discovery import OPERATIONS, choose_kernels, find_operation, find_registered, make_operation
+from mamf.plugins import discovery
 
 
 class GuardStrategy(RowsStrategy):
@@ -168,18 +168,19 @@ def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> d
     """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
     names_by_operation: dict[str, list[str] | None] = {}
     for name in names or ():
-        names_by_operation.setdefault(find_operation(name).name, []).append(name)  # type: ignore[union-attr]
+        names_by_operation.setdefault(discovery.find_operation_of_kernel(name).name, []).append(name)  # type: ignore[union-attr]
     found = dict[str, AnyKernel]()
-    for of, own in (names_by_operation or dict.fromkeys(find_registered(OPERATIONS))).items():
+    registered = discovery.find_entry_points_by_name(discovery.OPERATION_GROUP)
+    for of, own in (names_by_operation or dict.fromkeys(registered)).items():
         with suppress(*(() if names else (UnavailableError,))):
-            found |= choose_kernels(make_operation(of), backend, own)
+            found |= discovery.choose_kernels(discovery.make_operation(of), backend, own)
     return {
         name: each
         for name, each in found.items()
         if names
         or (
             each.is_tried_unasked
-            and make_operation(each.operation).random_case(random.Random(0), range(1, 2)) is not None
+            and discovery.make_operation(each.operation).random_case(random.Random(0), range(1, 2)) is not None
         )
     }
 

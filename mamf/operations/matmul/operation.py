@@ -27,7 +27,13 @@ from mamf.operations.matmul.shapes import (
     MatmulShapeT,
 )
 from mamf.plans import CLASSIC, COMMON_REGIMES
-from mamf.plugins.discovery import choose_kernels, is_path, load_registered_kernels, make_kernel, skip_if_broken
+from mamf.plugins.discovery import (
+    choose_kernels,
+    is_class_path,
+    load_registered_kernels,
+    make_kernel,
+    warn_if_plugin_broken,
+)
 
 # This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
 # among compute units. Two thirds of them have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or H200.
@@ -211,7 +217,7 @@ def _find_available_kernels(
     found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
-        with skip_if_broken():
+        with warn_if_plugin_broken():
             if is_wanted(each) and each.unavailable(backend) is None:
                 found.append((each, each.unsupported(backend, problem)))
     return found
@@ -238,7 +244,7 @@ def get_installed_kernel(name: str) -> MatmulKernel:
 
     Do not import a module that the name gives (``package.module:Class``), because anyone may have written the log.
     """
-    if not is_path(name):
+    if not is_class_path(name):
         with suppress(UnknownNameError):
             return make_matmul_kernel(name)
     raise UsageError(

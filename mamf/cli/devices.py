@@ -111,9 +111,6 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
     return _report_run(options, folder, _run_on_devices(options, commands))
 
 
-# -- which devices -----------------------------------------------------------------------------------------------------
-
-
 def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
     """Return the indices of the devices that share the run, empty if the options name none. Raises UsageError."""
     asked = sorted(set(options.devices or ()))
@@ -128,9 +125,6 @@ def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
 
 def _format_indices(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
-
-
-# -- the parent --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -268,9 +262,6 @@ def _find_rank_and_count(log: RunLog) -> list[int]:
     return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
 
 
-# -- the process of a device -------------------------------------------------------------------------------------------
-
-
 def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: SendRecord) -> int:
     """Run the command on one device, for its parent process; return the exit code."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -393,9 +384,6 @@ def run_as_child_process(
 _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
-# -- the parent --------------------------------------------------------------------------------------------------------
-
-
 def choose_node_devices(options: argparse.Namespace) -> list[int]:
     """Return the indices of the devices to measure; none if another process of the launcher measures this machine.
 
@@ -456,9 +444,6 @@ def _make_node_command(options: argparse.Namespace, folder: Path, device_count: 
         *(("--verify", f"{options.verify:g}s") if options.verify else ()),
         *(("--kernel", *options.kernel) if options.kernel else ()),
     ]
-
-
-# -- a device's process ------------------------------------------------------------------------------------------------
 
 
 def measure_node_device(options: argparse.Namespace) -> int:

@@ -115,7 +115,7 @@ def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
 def _check_other_processes(sensors: Any) -> Advice:
     count = count_other_processes(sensors)
     if count is None:
-        return Advice(_OTHER_PROCESSES, "unknown", "NVML does not report them")
+        return Advice(_OTHER_PROCESSES, "unknown", "NVML does not report which processes use the card")
     if not count:
         return Advice(_OTHER_PROCESSES, "ok", "none on this device")
     cost = f"they use time, power and memory: {_SHARING_COST}"

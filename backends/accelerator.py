@@ -198,7 +198,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             seconds = self.now() - begun
             elapsed = super().seconds_between(start, end)
         except _MISSING_FUNCTION_ERRORS as error:
-            return f"events do not work: {describe_error(error)}"
+            return f"events of the device do not work: {describe_error(error)}"
         if abs(elapsed - seconds) <= _MAX_TIMER_ERROR * seconds:
             return ""
         return f"events measure {elapsed * 1e3:.3g} ms for a load that takes {seconds * 1e3:.3g} ms"
@@ -276,7 +276,10 @@ class AnyAcceleratorBackend(StreamedBackend):
     def advice(self) -> list[Advice]:
         if not self.reason_without_events:
             return [Advice("timer", "ok", "events agree with the host clock")]
-        cost, remedy = "times of launches below 1 ms include host time", "measure launches of several milliseconds"
+        cost, remedy = (
+            "times of launches below 1 ms include host time",
+            "measure launches of several milliseconds",
+        )
         return [
             Advice("timer", "warning", f"{self.reason_without_events}: the host clock times launches", cost, remedy)
         ]

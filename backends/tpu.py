@@ -14,8 +14,8 @@ from mamf.machine.environment import get_package_version
 from mamf.torch_backend import HostTimedBackend
 
 _UNUSABLE_PACKAGES = {
-    "torch_tpu": "its events and synchronize wait for copies to the host, not for kernels",
-    "torch_xla": "it merges launches into a graph and has no events",
+    "torch_tpu": "the package's events and synchronize wait for copies to the host, not for kernels",
+    "torch_xla": "the package merges launches into a graph and has no events",
 }
 _REMEDY = "pip install xprof   # its traces show device times; mamf also needs a barrier that waits for kernels"
 

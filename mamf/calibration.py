@@ -17,7 +17,7 @@ from mamf.files import read_packaged_csv_rows
 from mamf.statistics import Repeatability
 
 #: The remark in rows of a device whose traits (see BurstTraits) are assumptions of its backend, not measurements.
-ASSUMED_TRAITS = "lengths of rests and trains are assumed, not measured on this device"
+ASSUMED_TRAITS = "mamf assumed how long to rest between series of launches, instead of measuring it on this device"
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def _convert_text(kind: Any, text: str) -> Any:
             raise UsageError(f"{shorten(text)!r} is not a whole number")
         return parse_digits(digits) * (-1 if text.startswith("-") else 1)
     if required not in (str, float):
-        raise UsageError("it cannot be given as text")
+        raise UsageError("this value cannot be given as text")
     try:
         return required(text)
     except ValueError:

@@ -55,7 +55,7 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
         rate = f"{row.amount / max(min(impossible), 1e-12) / TERA:.0f} {row.work.unit}"
         return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
     if not possible:
-        return "it has no samples"
+        return "the measurement has no samples"
     return _explain_beyond_clock(row, info) if limit else _explain_suspect_samples(row, info, possible)
 
 

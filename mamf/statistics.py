@@ -139,7 +139,7 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
     ``median``. Raises ValueError if there are no samples.
     """
     if not samples:
-        raise ValueError("no samples to summarize")
+        raise ValueError("there are no samples to summarize")
     return Summary(
         count=len(samples),
         mean=_stdlib.fmean(samples),

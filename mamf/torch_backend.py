@@ -147,7 +147,7 @@ class TorchBackend(Backend):
     def describe(self) -> DeviceInfo: ...
 
     def open_telemetry(self) -> Telemetry | Unavailable:
-        return Unavailable(f"mamf cannot read sensors of {self.name} devices", "power and clock are not recorded")
+        return Unavailable(f"mamf cannot read sensors of {self.name} devices", "the log will lack power and clock")
 
     def flush_cache(self, size: int | None = None) -> None:
         size = size or max(self._flush_bytes, 2 * (self.info.cache_bytes or 0))

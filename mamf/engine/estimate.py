@@ -106,7 +106,7 @@ def choose_working_kernels(
             kernels = kernels[1:]
             continue
         for each in faults:
-            warnings.warn(f"{each}; it is skipped", PluginWarning, stacklevel=2)
+            warnings.warn(f"{each}; mamf skips this kernel", PluginWarning, stacklevel=2)
         return kernels
     if isinstance(faults[0], UnsupportedError):
         return [default]

@@ -86,7 +86,7 @@ def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
     try:
         return measure_traits(backend)
     except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
-        remark = f"lengths of rests and trains are assumed, because measuring them failed: {describe_error(error)}"
+        remark = f"mamf assumes how long to rest between launches, because measuring it failed: {describe_error(error)}"
     burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
     return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
@@ -129,7 +129,9 @@ def _make_sustained_traits(assumed: SustainedTraits, settling_seconds: float | N
     seconds of load until launch times no longer change (None: they kept changing).
     """
     if settling_seconds is None:
-        return replace(assumed, remark=f"this device did not settle within {_LOAD_SECONDS:g} s of load when probed")
+        return replace(
+            assumed, remark=f"the speed of this device did not settle within {_LOAD_SECONDS:g} s of continuous load"
+        )
     settle, restart = (max(each, settling_seconds) for each in (assumed.settle_seconds, assumed.restart_seconds))
     return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 

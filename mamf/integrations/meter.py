@@ -66,7 +66,9 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
         if ceiling.unit != "TFLOPS":
             raise UsageError(f"ceiling is in {ceiling.unit}: give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
-            raise UsageError("ceiling is too noisy to compare with: measure it again with 'mamf find'")
+            raise UsageError(
+                "the interval of the ceiling is too wide to compare with: measure it again with 'mamf find'"
+            )
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
     if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
@@ -270,7 +272,7 @@ class Meter:
         self._thread_id = self._thread_id or threading.get_ident()
         is_own = self._thread_id == threading.get_ident()
         if not is_own:
-            self._warn_once("steps of another thread are left out: give each training loop its own Meter")
+            self._warn_once("the meter does not count steps of another thread: give each training loop its own Meter")
         return is_own
 
     def _warn_once(self, line: str) -> None:

@@ -184,7 +184,7 @@ class MeteredTraining:
             if self._formula.encoder is None:
                 self._gradient_watch = GradientWatch(module, self._formula, self._is_compiled)
             else:
-                self._switch_to_counting("some layers are frozen")
+                self._switch_to_counting("some layers are frozen (not trained)")
 
     def warn_once(self, line: str) -> None:
         if line not in self._given_warnings:
@@ -221,7 +221,7 @@ class MeteredTraining:
         is_first = not self._step_batches.passes
         self._step_batches.add_pass(batch_pass)
         if self._formula is not None and not (batch_pass.sequences or self._find_fixed_length(batch_pass)):
-            self._switch_to_counting("no tokens were found in a batch")
+            self._switch_to_counting("mamf found no tokens in a batch")
         if self._is_counting and is_first and self._counted_flop.needs_count(self._step_batches.mean_length):
             self._counter = StepFlopCounter()
             self._counter.start()

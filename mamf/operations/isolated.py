@@ -60,7 +60,7 @@ class Channel:
             fields = json.loads(self.input_pipe.readline())
             return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise ChannelError("the checking process has ended") from None
+            raise ChannelError("the process that checks results has ended") from None
 
 
 def serve_launches(

@@ -116,7 +116,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
             if record["record"] in _FIELD_AND_TYPE_BY_RECORD:
                 field, kind = _FIELD_AND_TYPE_BY_RECORD[record["record"]]
                 rows[field].append(read_known_ceiling_record(record) if kind is Rate else read_record(record, kind))
-        raise ValueError("the log has no summary: its end was cut off")
+        raise ValueError("the log has no summary, because its end was cut off")
     except MALFORMED_ERRORS as error:
         raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
 
@@ -360,7 +360,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
             [
                 "ms are per step; exposed: communication not hidden by "
                 "computation, with waiting; own: the step without it",
-                "one rank: mamf show FOLDER/rank-N.jsonl",
+                "to see the profile of one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
         Answer([_describe_stragglers(unexposed)]),

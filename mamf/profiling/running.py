@@ -440,7 +440,7 @@ def _find_owner_and_name(function: str) -> tuple[Any, str]:
     *owners, attribute = name.split(".")
     try:
         if not colon:
-            raise ValueError("write module:function")
+            raise ValueError("write the name of a function as module:function")
         owner: Any = functools.reduce(getattr, owners, importlib.import_module(module_name))
         getattr(owner, attribute)
     except (ImportError, AttributeError, ValueError) as error:

@@ -60,7 +60,9 @@ class MemoryWatch:
 
         self._is_running = True
         if not torch.cuda.is_available():
-            self.remark = "no memory snapshot: torch keeps the history of allocations on CUDA devices only"
+            self.remark = (
+                "there is no memory snapshot, because torch keeps the history of allocations on CUDA devices only"
+            )
             return
         with self._record_error_in_remark():
             torch.cuda.reset_peak_memory_stats()
@@ -89,7 +91,7 @@ class MemoryWatch:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self.remark = f"no memory snapshot: {get_first_message_line(error)}"
+            self.remark = f"mamf could not take a memory snapshot: {get_first_message_line(error)}"
 
 
 def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
@@ -257,7 +259,7 @@ class ModuleRanges:
         try:
             yield
         except Exception as error:
-            self.remark = f"no ranges by module: {describe_error(error)}"
+            self.remark = f"mamf could not mark the modules in the trace: {describe_error(error)}"
             self._open_ranges = _OpenRangesByThread()
             self._cleanup.close()
 

@@ -135,11 +135,11 @@ def format_pair_label(pair: RowPair) -> str:
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
-        yield f"too short to decide: the interval is wider than +-{format_share(tolerance)}"
+        yield f"the run is too short to decide, because the interval is wider than +-{format_share(tolerance)}"
     if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
         yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: this makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
-        yield f"few samples: the interval covers at least {100 * pair.interval.coverage:.0f} %"
+        yield f"there are few samples, so the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
         yield "A and B are from two devices: mamf corrected A by the reference shape that both measured"
 
@@ -162,7 +162,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
     return [
         *lines,
-        *describe_differences("not comparable, compared anyway: ", comparison.forced),
+        *describe_differences("these runs are not comparable, but --anyway compares them: ", comparison.forced),
         *describe_differences("rows are paired without the kernel, which differs: ", kernels),
         *describe_differences("the runs differ in ", comparison.noted),
         f"all rows: {', '.join(shared)}",
@@ -193,7 +193,7 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
         found = "faster"
     else:
         smallest = format_share(round(pooled.compute_smallest_loss(tolerance), 4))
-        found = f"no common change; a uniform loss below {smallest} would not have been found"
+        found = f"these rows show no common change, but a uniform loss below {smallest} would not have been found"
     return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
 
@@ -281,7 +281,7 @@ def describe_guard_verdict(result: GuardResult) -> str:
     outcomes: dict[Outcome, str] = {
         "regression": f"{slower}, confirmed by fresh visits",
         "failed": "without a figure now",
-        "undecided": "undecided: they scatter too much, or too few visits were made",
+        "undecided": "undecided, because samples scatter too much or are too few",
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
     reasons += [f"not finished: {result.unfinished_reason}"] if result.unfinished_reason else []

@@ -25,7 +25,9 @@ from mamf.text import convert_to_csv_cell, escape_invisible_characters, escape_m
 MISSING_VALUE = "-"
 #: Text that reports show in place of an interval that is wider than +-50 %.
 UNKNOWN_INTERVAL = "unknown"
-UNKNOWN_INTERVAL_REASON = "interval unknown: the samples scatter so much that a repeat may be more than 50 % off"
+UNKNOWN_INTERVAL_REASON = (
+    "the interval is unknown, because the samples scatter so much that a repeat may be more than 50 % off"
+)
 _COLUMN_GAP = "  "
 
 
@@ -194,7 +196,7 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> s
     whether to add the number of measured rows.
     """
     if summary is None:
-        return "killed: the log has no summary; resume it"
+        return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     left = f"; {summary['left']} left, --resume continues" if summary.get("left") else ""
     measured = f"; {summary['measured']} measured" if has_count else ""

@@ -148,7 +148,7 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),
-        Lines([f"no verdict: {_explain_no_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
+        Lines([f"mamf gives no verdict: {_explain_no_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([answer]),
     ]
     return Document("mamf-finder and mamf side by side", blocks)
@@ -171,7 +171,7 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     """
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
     if not shapes:
-        raise UsageError("nothing to draw: no log has a figure of a known shape")
+        raise UsageError("there is nothing to draw, because no log has a figure of a known shape")
     is_m = len({(shape.n, shape.k) for shape in shapes.values()}) == 1
     place = {text: float(shape.m if is_m else shape.flop) for text, shape in shapes.items()}
     by_place = sorted(place, key=place.__getitem__)

@@ -300,7 +300,11 @@ def make_kernels_document(
     head = [
         f"{operation} on {describe_machine(header)}",
         *([describe_counted_work(row.work for row in shown)] if shown else []),
-        *(["memory MiB: of the whole process, not of the kernel alone (early log)"] if has_memory else []),
+        *(
+            ["'memory MiB' is of the whole process, not of the kernel alone, because the log is old"]
+            if has_memory
+            else []
+        ),
         *describe_devices(rows, header),
         *shares.describe_ceilings(rows),
     ]

@@ -238,7 +238,7 @@ class Shares:
         # Drift of the device and the error of the timer explain a share of up to ``highest``.
         highest = 1 + DRIFT_TOLERANCE + compute_mamfu_error(row, self.ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
-            yield "above the ceiling, which was measured on a busier device: measure the ceiling again"
+            yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
         """Return lines that name the ceilings which the shares of ``rows`` refer to, and that say how accurate the

@@ -44,8 +44,8 @@ from mamf.statistics import Interval
 
 NORMAL, ZEROS = "normal", "zeros"
 #: Causes of a step between zeros and random numbers that are no loss.
-NO_COST = "no significant cost of real data"
-TOO_NOISY = "too noisy to tell how much real data cost"
+NO_COST = "real data made the kernel no slower, within the noise"
+TOO_NOISY = "measurements are too noisy to tell how much slower real data make the kernel"
 #: Smallest share of the power limit at which reports say that a device is at its power limit.
 _MIN_LIMIT_SHARE = 0.95
 
@@ -134,7 +134,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
     rate = compute_max_rate(info, dtype, clock_hz)
     if rate is None or not clock_hz:
         is_known = find_flop_per_cycle(info, dtype) and info.compute_units
-        missing = "no sensor reads the clock" if is_known else "their FLOP per cycle are unknown"
+        missing = "no sensor reads the clock" if is_known else "the FLOP per cycle of the compute units are unknown"
         yield WaterfallStep(name, None, missing)
         return
     per_cycle = find_flop_per_cycle(info, dtype)
@@ -188,7 +188,7 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
     if zeros.rate_interval.overlaps(normal.rate_interval):
         return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
     if normal.best_rate > zeros.best_rate:
-        return "faster than on zeros: the device was not at rest (measure again)"
+        return "the kernel was faster than on zeros, so the device was not at rest: measure again"
     return "real data cost energy, which lowers the clock"
 
 
@@ -281,7 +281,7 @@ def make_waterfall_chart(
     """
     bars = [_make_step_bar(step) for step in steps if step.tflops is not None]
     if not bars:
-        raise UsageError("nothing to draw: no step has a figure")
+        raise UsageError("there is nothing to draw, because no step has a figure")
     others = [_make_measured_bar(row.problem.data, "on other operands", row) for row in rank_bursts(rows)]
     panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by what the operands hold", tuple(others))]
     return StackedChart(
@@ -473,7 +473,7 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
     """Draw which share of its rate each work keeps while both run. Raises UsageError if no pair has all its figures."""
     pairs = find_complete_pairs(rows)
     if not pairs:
-        raise UsageError("nothing to draw: no pair has figures of both matmul and the other work")
+        raise UsageError("there is nothing to draw, because no pair has figures of both matmul and the other work")
 
     def place(pair: OverlapPair) -> tuple[Any, ...]:
         return *pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks

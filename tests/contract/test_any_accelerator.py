@@ -79,10 +79,10 @@ def lying(event):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (without_timing, "events do not work: RuntimeError: Event elapsed_time is not supported"),
+        (without_timing, "events of the device do not work: RuntimeError: Event elapsed_time is not supported"),
         (lying, "events measure 16 ms for a load that takes 34 ms"),
-        (None, "events do not work: TypeError"),
-        (lambda event: event.without_arguments(), "events do not work: AttributeError"),
+        (None, "events of the device do not work: TypeError"),
+        (lambda event: event.without_arguments(), "events of the device do not work: AttributeError"),
     ],
 )
 def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, calls, monkeypatch, change, reason):

@@ -37,11 +37,11 @@ class TestSimulated(BackendContract):
     def backend(self):
         return SimulatedBackend()
 
-    def test_tells_exhausted_memory_from_other_errors(self, backend):
+    def test_distinguishes_exhausted_memory_from_other_errors(self, backend):
         with pytest.raises(MemoryError) as caught:
             backend.operand_pool("normal", 0).take("a", backend.free_memory(), "float32")
         self.out_of_memory = caught.value
-        super().test_tells_exhausted_memory_from_other_errors(backend)
+        super().test_distinguishes_exhausted_memory_from_other_errors(backend)
 
 
 class TestCuda(BackendContract):

@@ -62,11 +62,11 @@ REFUSALS = {
     "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 queries"},
     "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "does not support head dimension 80"},
     "flashinfer-mla": {
-        PAGED: "needs a latent: --latent",
+        PAGED: "needs a latent: use --latent",
         "b2h8kv1q1c200d96v64lp64": "does not support a latent of 96/64",
     },
     "aiter-kvcache": {ONE: "needs a paged cache"},
-    "aiter-mla": {PAGED: "needs a latent: --latent"},
+    "aiter-mla": {PAGED: "needs a latent: use --latent"},
 }
 
 
@@ -196,8 +196,8 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
     ("shape", "reason"),
     [
         (FEW, "aligns causal masks to the top left: use 1 query, or as many queries as tokens"),
-        (PAGED, "needs a contiguous cache: --page-sizes none"),
-        (RAGGED, "needs sequences of equal length: --lengths equal"),
+        (PAGED, "needs a contiguous cache: use --page-sizes none"),
+        (RAGGED, "needs sequences of equal length: use --lengths equal"),
     ],
 )
 def test_sdpa_says_what_it_refuses(shape, reason):

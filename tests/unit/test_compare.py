@@ -110,7 +110,7 @@ def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide
     short = log(row(20e-6, spread=0.001)), log(row(20e-6, spread=0.001))
     (pair,) = compare(*short).pairs
     assert (pair.verdict(0.01), pair.is_too_short(0.01)) == ("UNDECIDED", True)
-    assert "too short to decide: the interval is wider than +-1 %" in printed_table(compare(*short))
+    assert "the run is too short to decide, because the interval is wider than +-1 %" in printed_table(compare(*short))
     assert compare(*short).rows()[0]["is_too_short"] is True
     many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
     a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))

@@ -73,7 +73,7 @@ def test_why_nothing_was_counted():
         ncu.explain_missing_counts(crash, "mamf: it broke\n")
         == "mamf: it broke / The application returned an error code (11)."
     )
-    assert ncu.explain_missing_counts("", "") == "ncu counted no kernel and does not say why"
+    assert ncu.explain_missing_counts("", "") == "ncu counted no kernel and printed no reason"
 
 
 # -- launches and sums -----------------------------------------------------------------------------------------------

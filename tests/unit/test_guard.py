@@ -288,7 +288,7 @@ def guarded_rows(*outcomes):
         (["ok", "ok"], "guard PASSED: none of 2 rows is slower by more than 2 %"),
         (
             ["ok", "undecided"],
-            "guard UNDECIDED: 1 of 2 rows undecided: they scatter too much, or too few visits were made",
+            "guard UNDECIDED: 1 of 2 rows undecided, because samples scatter too much or are too few",
         ),
         (["new"], "guard UNDECIDED: no row was compared with the baseline"),
         ([], "guard UNDECIDED: no row was compared with the baseline"),

@@ -65,7 +65,7 @@ def test_where_nobody_reads_ranges_one_line_says_so(script, monkeypatch, capsys)
     monkeypatch.setattr("mamf.contribution.known_ceilings.resolve_backend", lambda named: SimulatedBackend())
     assert main([*SHORTLY, "--nvtx", script(TINY)]) == 0
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "ranges" in each]
-    assert line.startswith("mamf: no ranges by module: Simulated H100")
+    assert line.startswith("mamf: mamf could not mark the modules in the trace: Simulated H100")
 
 
 def unavailable():
@@ -79,13 +79,13 @@ def broken(self, name):
 def test_what_goes_wrong_is_a_remark_and_ends_no_script(device, model, monkeypatch):
     watch = ModuleRanges(unavailable)
     watch.start()
-    assert watch.remark == "no ranges by module: no device"
+    assert watch.remark == "mamf could not mark the modules in the trace: no device"
     watch = ModuleRanges(lambda: device)
     watch.start()
     monkeypatch.setattr(RangesBackend, "profiler_range", broken)
     model(torch.ones(2, 2))
     watch.finish()
-    assert watch.remark == "no ranges by module: RuntimeError: no NVTX here"
+    assert watch.remark == "mamf could not mark the modules in the trace: RuntimeError: no NVTX here"
     assert device.told == ["window", "/window"]
 
 

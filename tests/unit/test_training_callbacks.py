@@ -104,7 +104,7 @@ def test_a_step_of_an_unknown_model_is_counted_and_those_after_it_are_as_many_fl
 
 def test_a_formula_without_tokens_gives_way_to_a_count():
     module = torch.nn.Linear(8, 16)
-    with pytest.warns(UserWarning, match="no tokens were found in a batch"):
+    with pytest.warns(UserWarning, match="mamf found no tokens in a batch"):
         found = trained(IMAGES, module=FLOPS, steps=3, work=lambda: module(torch.zeros(10**5, 8)).sum())
     assert "tokens_per_second" not in found
     assert found["tflops"] == 2 * 10**5 * 8 * 16 / 1e12

@@ -1,4 +1,6 @@
-"""``mamf model``: measures training steps of language models, as shares of known ceilings."""
+"""Implement the command ``mamf model``: measure the time of training steps of language models, and show their FLOPS as
+a share of the ceiling, the highest matmul rate that is known for the device.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ EXAMPLES = """examples:
   mamf model --size 1b --phase step --memory mem.pickle  what is allocated at the peak, by module
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
-#: Seconds of a quick run.
+#: The default time budget with --quick, in seconds.
 _QUICK_SECONDS = 60.0
-#: The minimum number of launches for the first row of a model, including its verification.
+#: The minimum number of launches that mamf needs to verify and measure the first row of a model.
 _MIN_FIRST_ROW_LAUNCHES = 10
 
 
@@ -70,7 +72,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _profile_single_row(options: argparse.Namespace) -> int:
-    """Profile launches of the single row that the options describe; return the exit code."""
+    """Run ``mamf profile`` on launches of the one combination of kernel, problem and shape that the options describe,
+    and return its exit code. Raises UsageError if the options describe several combinations or none.
+    """
     from mamf.plugins.discovery import open_backend
     from mamf.profiling.counters.ncu import make_run_options
 
@@ -92,8 +96,8 @@ def _profile_single_row(options: argparse.Namespace) -> int:
 
 
 def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
-    """Return the kernel names: the model with each attention kernel, eager and, on request, compiled. None if the
-    resumed log decides.
+    """Return names of kernels such as ``torch[sdpa]``, a model that uses the attention kernel sdpa: one per attention
+    kernel, and with --compile also ``compiled[...]``. Return None if the kernels are those of the resumed log.
     """
     from mamf.cli.resuming import has_plan_options
 
@@ -104,7 +108,10 @@ def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
 
 
 class ModelSession(Session):
-    """Measures training steps of models, and looks up the ceilings for their shares."""
+    """A run of ``mamf model``: it measures training steps of models, and compares their FLOPS with known ceilings.
+
+    ``known_ceilings``: the ceilings to compare with, by dtype and regime (burst or sustained load).
+    """
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_from_option
@@ -127,12 +134,12 @@ class ModelSession(Session):
             self._require_budget_for_first_row(self.plan.budget_seconds)
 
     def _require_budget_for_first_row(self, budget: float) -> None:
-        """Raise UsageError if the first row takes longer than the budget on this CPU."""
+        """Raise UsageError if the first row, with its verification, takes more than ``budget`` seconds on this CPU."""
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
-        # The reference of its results is in float32, whatever its own dtype.
+        # Estimate with the rate of float32: the verification of a model of any dtype computes its reference in float32.
         flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
@@ -164,7 +171,9 @@ class ModelSession(Session):
 
 
 def find_known_ceilings(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
-    """Return the ceilings that were measured on this device or contributed for its model. Warn of missing ones."""
+    """Return the ceiling for each pair of dtype and regime in ``needed`` that was measured on this device, or that
+    users contributed for devices of this model. Warn of each pair without a ceiling.
+    """
     from mamf.contribution.known_ceilings import find_measured_peak
 
     known: dict[tuple[str, str], Rate] = {}

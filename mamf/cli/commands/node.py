@@ -1,4 +1,6 @@
-"""``mamf node``: measures all devices of this machine at once, and prints a verdict with an exit code for a gate."""
+"""Implement the command ``mamf node``: measure all devices of this machine at once, and say whether each is as fast and
+correct as it should be. Its exit code lets a scheduler reject a bad machine.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--led", nargs=2, type=parse_index, help=argparse.SUPPRESS)
     add_shared_options(parser, "--format", "--wide")
     if isinstance(parser, Parser):
-        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # because 2 says that a device is bad
+        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    """Print the verdict and return its exit code. An error gives UNKNOWN, because 1 and 2 say that a device is bad."""
+    """Run ``mamf node``: print the verdict on the devices, and return its exit code. If an error prevents a verdict,
+    return the exit code of UNKNOWN, because the usual exit codes of errors, 1 and 2, would mean that a device is bad.
+    """
     try:
         return _measure_and_judge_devices(options)
     except MamfError as error:
@@ -82,7 +86,8 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
-    from mamf.cli.devices import choose_node_devices, measure_node_device, measure_node_devices  # imports torch
+    # Import this module only if devices are to be measured, because it imports torch.
+    from mamf.cli.devices import choose_node_devices, measure_node_device, measure_node_devices
 
     if options.led:
         return measure_node_device(options)

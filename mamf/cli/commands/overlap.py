@@ -1,5 +1,5 @@
-"""``mamf overlap``: measures matmul together with a collective of all devices, or with copies or memory traffic on one
-device.
+"""Implement the command ``mamf overlap``: measure how much a matmul slows down while the device also does other work,
+such as a collective with all devices of the machine, or a copy on one device.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
         return subprocess.call([sys.executable, *ranks, *options.typed], stdout=get_report_stream())
     if place is not None:
-        # A launcher may hide the devices of the other ranks.
+        # A launcher may show each process only its own device. Then that device has the index 0 in every process.
         options.backend, options.device = name, place.index % max(count, 1)
     if place is not None and place.rank:
         return (
@@ -133,7 +133,10 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
-    """Measure a run and yield its rows. If a launcher started several ranks, every rank measures the plan of rank 0."""
+    """Measure what ``strategy`` plans, and yield a row per measurement. If a launcher such as torchrun started several
+    processes (ranks), all of them measure the plan of rank 0 together. ``place``: the rank of this process, or None if
+    no launcher started it.
+    """
     from mamf.node.group import gather_all, join_group
 
     if place is None:
@@ -149,7 +152,13 @@ def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) ->
 
 @dataclass
 class _RankStrategy:
-    """A run on rank 0 of a group, or without a group. ``logged_steps``: steps whose rows are in the resumed log."""
+    """The strategy of the process that writes the log: rank 0 of the processes that a launcher started, or the only
+    process.
+
+    ``strategy``: what to measure, with the collectives of all ranks.
+    ``place``: the rank of this process, or None if it is the only process.
+    ``logged_steps``: what the resumed log already has rows of; their rows are not yielded again.
+    """
 
     strategy: OverlapStrategy
     place: RankPlace | None

@@ -1,4 +1,6 @@
-"""``mamf peak``: prints the matmul rate of a device, present or named, and the source of the figure."""
+"""Implement the command ``mamf peak``: print the highest known matmul rate of a device, and whether it was measured
+here, contributed by other users, or is from a datasheet. The device may be one that this machine does not have.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
 
 
 def _make_json_record(rate: Rate) -> dict[str, Any]:
-    """Return the answer for --format json. ``flops`` and the interval are in FLOP/s."""
+    """Return the JSON object that --format json prints. Its ``flops`` and ``interval`` are in FLOP/s, not TFLOPS."""
     names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = rate.interval and [rate.interval.low * TERA, rate.interval.high * TERA, rate.interval.coverage]
     return {

@@ -1,4 +1,4 @@
-"""``mamf plot LOG``: draws a run log as PNG or SVG."""
+"""Implement the command ``mamf plot LOG``: draw a chart of the measurements in a run log, and save it as PNG or SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``mamf report LOG...``: writes logs and folders as one HTML page."""
+"""Implement the command ``mamf report LOG...``: write one HTML page with the reports and charts of run logs and
+folders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``mamf reproduce``: measures a figure of a log, a table or a paper again, and says whether it holds here."""
+"""Implement the command ``mamf reproduce``: measure a published figure (from a log, a table or a paper) on this
+machine, and say whether the result agrees with it. A figure to check is called a claim.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ docs/reproducing.md says how it decides.
 """
 _SLOWER_EXIT_CODE, _UNFINISHED_EXIT_CODE = 3, 1
 _MAX_CLAIM_CHARACTERS = 500
-#: A claim in words, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
+#: The pattern of a claim (a figure to check) as the user types it for --claim: rate, unit, kernel, shape, and values of
+#: fields of the problem, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd".
 _CLAIM_PATTERN = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _CLAIM_REGIMES = (BURST, SUSTAINED, CLASSIC)
 
@@ -85,10 +88,11 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, RunLog | None]:
-    """Return the name of the operation, its claims, and the run log that they are from, or None.
+    """Read the claims (figures to check) from --claim or from a run log. Return the name of their operation, the claims
+    with the options to measure them, and the run log, which is None for --claim.
 
-    The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
-    or RunLogError.
+    The problem of a claim from --claim is a dict of those fields that the text names; ``open_kernels`` completes it for
+    the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
     from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.judging import make_claims
@@ -104,7 +108,9 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
 
 
 def _parse_claim(text: str) -> tuple[str, Claim]:
-    """Return the name of the operation and the claim. Raises UsageError for text that is not a claim."""
+    """Read one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation and
+    the claim. Raises UsageError if ``text`` is not a claim.
+    """
     from mamf.cli.planning import parse_field_texts
 
     parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
@@ -124,7 +130,11 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
 
 
 def _find_field_with_value(word: str, of: AnyOperation) -> str:
-    """Return the name of the field that allows this word of a claim as its value, or else ``dtype``."""
+    """Return the name of the field of the operation's problem that ``word`` is a value of, such as "direction" for
+    "fwd".
+
+    Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
+    """
     from mamf.operation import get_field_parameters
 
     if word in _CLAIM_REGIMES:
@@ -133,9 +143,10 @@ def _find_field_with_value(word: str, of: AnyOperation) -> str:
 
 
 def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
-    """Return the operation that can read the shape and has the kernel. A kernel given by path may be of any operation.
+    """Return the operation whose shapes are written like ``shape`` and that has a kernel called ``kernel``. For a
+    kernel that is given as package.module:Class, return the first operation whose shapes are written like ``shape``.
 
-    Raises UsageError if no operation reads the shape, UnknownNameError if no operation that reads it has the kernel.
+    Raises UsageError if no operation has such shapes, and UnknownNameError if none of those that do has the kernel.
     """
     from mamf.cli.planning import AnyOperation
     from mamf.plugins.discovery import (
@@ -161,7 +172,10 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
 
 
 class ReproduceSession(Session):
-    """Measures claims again and compares the two figures of each."""
+    """A run of ``mamf reproduce``: it measures claims (published figures) here, and compares each with its new figure.
+
+    ``requested_claims``: the claims, and the options to measure them. ``source_log``: the log with the claims, or None.
+    """
 
     kind = REPRODUCE
 
@@ -169,14 +183,17 @@ class ReproduceSession(Session):
         from mamf.operation import Request
         from mamf.plugins.discovery import make_operation
 
-        if resumed:  # the log contains the claims
+        if resumed:  # Read no claims from the options, because the resumed log contains them.
             name = resumed.log.plan.operation
         else:
             name, self.requested_claims, self.source_log = _read_claims(options)
         super().__init__(Request(make_operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
-        """Open the kernels of the claims that can run here; return each with its name."""
+        """Return the kernels that can run here of those that the claims name, each with its name on the command line.
+
+        Remove the claims of the other kernels from ``requested_claims``. Raises UnavailableError if no claim is left.
+        """
         from mamf.logs.compare import find_blocking_differences
         from mamf.plugins.discovery import choose_kernels
 
@@ -204,9 +221,11 @@ class ReproduceSession(Session):
         return list({each[1].name: each for each in opened.values() if each}.values())
 
     def _open_installed_kernel(self, name: str) -> tuple[str, AnyKernel] | None:
-        """Return the installed kernel with this name; warn and return None if it cannot run here.
+        """Return the installed kernel called ``name`` with its name. If it is not installed or cannot run here, warn
+        and return None.
 
-        Nothing is imported only because a log names it: the user must give paths with --kernel.
+        A log may be from a stranger, so mamf imports no code only because a log names it as package.module:Class. Users
+        who trust the code name it with --kernel.
         """
         from mamf.plugins.discovery import choose_kernels, is_class_path, list_kernel_names
 

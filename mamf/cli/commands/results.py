@@ -1,4 +1,6 @@
-"""``mamf results``: checks logs before they are shared, copies one into results/, writes the tables and the site."""
+"""Implement the command ``mamf results``, which maintains results/, the project's folder of logs that users
+contributed: check logs, copy a log into the folder, and write the folder's tables and a website of its figures.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def check_logs(options: argparse.Namespace) -> int:
 
 
 def _review_folder(folder: Path) -> list[Review]:
-    """Review the logs of a folder. In results/, also check their places, duplicates, and files that are not logs."""
+    """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
+    results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
+    """
     from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log, review_results, review_stray_files
 
@@ -105,7 +109,9 @@ def _review_folder(folder: Path) -> list[Review]:
 
 
 def _review_file(path: Path) -> Review:
-    """Review one log. Raises UsageError unless it is a regular file."""
+    """Check the run log at ``path`` against the rules for contributed logs. Raises UsageError if it is not a regular
+    file.
+    """
     from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log
 
@@ -162,7 +168,7 @@ def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_results_folder(options.results)
-    logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
+    logs = sorted(root.glob("*/*.jsonl"))  # Search only one level, in case root is not results/.
     if not logs:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
     for found in review_results(root, logs):
@@ -201,7 +207,9 @@ def write_site(options: argparse.Namespace) -> int:
 
 
 def _get_contributed_ceilings_path(root: Path) -> Path:
-    """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
+    """Return the path of the file of contributed ceilings in the clone of the project whose folder results/ is
+    ``root``.
+    """
     from mamf.peaks import CONTRIBUTED_FILE
 
     return root.parent / "mamf" / CONTRIBUTED_FILE

@@ -1,4 +1,6 @@
-"""``mamf roofline``: shows what limits a kernel, from ceilings in given logs or from searches that it runs."""
+"""Implement the command ``mamf roofline``: compare kernels with the roofline of a device, and say whether compute or
+memory bandwidth limits each. The ceilings come from given logs, or from searches that the command runs.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,20 @@ EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-#: Passes of a launch over arrays that fit in the cache. Only the first reads memory, a few percent of the total.
+#: How often one launch reads its arrays to measure the cache, on an accelerator and on a CPU. Only the first pass reads
+#: memory, so memory supplies a few percent of all bytes.
 _PASSES_OVER_CACHE, _CPU_PASSES_OVER_CACHE = 32, 8
-#: The time for each of memory and cache, relative to the time for a dtype.
+#: The time to measure the bandwidth of memory, as a share of the time for the matmul ceilings of one dtype. The
+#: bandwidth of the cache gets as much time as that of memory.
 _BANDWIDTH_BUDGET_SHARE = 0.75
-#: With fewer seconds a matmul search runs as --quick: a thorough one would end before its sustained ceiling.
+#: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because the
+#: time would end before a thorough search has found the ceiling under sustained load.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: Sizes of the arrays, as fractions and multiples of the cache. More multiples would take minutes on a CPU.
+#: The sizes of the arrays: the cache's size divided by 4 and 2 for the bandwidth of the cache, and multiplied by 16 and
+#: 256 for that of memory. A CPU uses only the multiple 16, because 256 would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
-#: An array takes at most 1/4 of the free memory; the memory of a device that does not report it.
+#: An array takes at most the free memory divided by the first number. The second number is the size of the memory in
+#: bytes that mamf assumes for a device that does not report its own.
 _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
@@ -125,8 +132,11 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]:
-    """Run or continue the searches, each with its log in the output folder. Return the logs that have a ceiling, and
-    the exit code. Raises UsageError if no log has one.
+    """Run the searches for the ceilings, or continue those that were interrupted, with one log each in the output
+    folder.
+
+    Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
+    log has a ceiling.
     """
     from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
@@ -157,8 +167,9 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
 
 
 def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
-    that do not fit in the last-level cache, and the cache, with arrays that do.
+    """Yield for each search its name and its arguments for ``mamf find``. The searches are for the matmul ceilings of
+    each dtype, the bandwidth of memory (arrays larger than the last-level cache), and the bandwidth of this cache
+    (arrays that fit in it).
     """
     from mamf.operations.bandwidth.operation import DEFAULT_CACHE_BYTES, BandwidthShape, floor_to_power_of_two
     from mamf.operations.matmul.operation import problem_for

@@ -1,4 +1,6 @@
-"""``mamf run KERNEL``: launches one kernel on one shape, for a profiler, sanitizer or debugger."""
+"""Implement the command ``mamf run KERNEL``: launch one kernel on one shape and verify its result, so that the user can
+inspect the launch with a profiler, sanitizer or debugger.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ EXAMPLES = """examples:
   rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
   compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
 """
-#: Additional launches whose results are compared with one another.
+#: The number of additional launches with --determinism, whose results mamf compares bit by bit.
 _DETERMINISM_LAUNCHES = 10
 _DETERMINISM_RESULTS = {
     True: f"{_DETERMINISM_LAUNCHES} more launches gave bitwise equal results",
@@ -90,14 +92,16 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> Any:
-    """Return the only element of ``values``. Raises UsageError if it has several elements or none."""
+    """Return the only element of ``values``. Raises UsageError if it has several elements or none. The message says
+    that ``mamf run`` takes one ``value_name``, and gives ``example``.
+    """
     if len(values) != 1:
         raise UsageError(f"'mamf run' takes one {value_name}, not {len(values)}: give {example}")
     return values[0]
 
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
-    """Yield the lines of a table of a kernel's parts."""
+    """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
     from mamf.report.document import format_significant
 
     flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))

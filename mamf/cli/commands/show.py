@@ -1,4 +1,4 @@
-"""``mamf show LOG``: prints the report of a run log again, in any format."""
+"""Implement the command ``mamf show LOG``: print the report of a run log, as the run itself did, in any format."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _make_folder_document(folder: Path) -> Document:
-    """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
+    """Return the report of a folder that ``mamf node`` or ``mamf profile --ranks all`` wrote."""
     from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
     from mamf.node.report import make_node_document
     from mamf.node.verdict import judge_devices
@@ -62,7 +62,10 @@ def _make_folder_document(folder: Path) -> Document:
 
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:
-    """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
+    """Return the report of the file at ``path``: a run log, a profile or a log of mamf-finder. ``options`` needs the
+    fields ``top`` (maximum number of rows) and ``ceiling`` (logs of ceilings, or None). Raises RunLogError for any
+    other file.
+    """
     from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none

@@ -1,4 +1,6 @@
-"""``mamf sweep``: measures shapes with one matmul kernel, or with the kernels of any operation, and prints the best."""
+"""Implement the command ``mamf sweep``: measure every given shape with one matmul kernel, or with the kernels of
+another operation, and print the fastest rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ EXAMPLES = """examples:
   mamf sweep --operation NAME --help                  the options for kernels of another operation
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y
 """
-#: The options that set fields of SweepOptions, by field.
+#: The name of the command-line option, with underscores, that sets each field of SweepOptions.
 _SWEEP_OPTION_BY_FIELD = {
     "order": "order",
     "warmup_launches": "num_warmup_iterations",
@@ -104,7 +106,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class _OneKernelSession(Session):
-    """Measures shapes with one kernel. With --ceiling, rows show their share of the roof."""
+    """A run of ``mamf sweep`` with one matmul kernel. ``roofs``: the ceilings from the logs of --ceiling, of which the
+    report shows each rate as a share, or None without --ceiling.
+    """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         from mamf.ceilings.roof import require_same_device
@@ -123,7 +127,8 @@ class _OneKernelSession(Session):
         (problem,) = before.problems if before else self.request.make_problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
-        # Older logs contain the kernel's own name instead of the path that it was loaded by.
+        # A log names a kernel that was loaded from package.module:Class by this path, but older logs have the kernel's
+        # own name instead.
         planned = name if is_class_path(before.kernels[0] if before else name) else kernel.name
         if before:
             require_same_kernels(self.options, before.kernels, [planned])

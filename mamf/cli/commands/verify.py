@@ -1,4 +1,6 @@
-"""``mamf verify``: checks whole outputs of random problems with every kernel, on all devices at once."""
+"""Implement the command ``mamf verify``: compute random problems with every kernel on all devices at once, and check
+the whole of each output, to find devices and kernels that compute wrong results.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    # The many warnings of scaled_dot_product_attention about a problem that it refuses.
+    # Hide the many warnings of torch's scaled_dot_product_attention about random problems that it does not support.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
     return run_session(options, _VerifySession, Request(make_default_operation()))
 

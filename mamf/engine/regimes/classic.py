@@ -77,7 +77,7 @@ class Classic(Regime):
         self.synchronize(checked, launch_marks[-1][1], idle)
         checked.verify()
         if len(launch_marks) < launches:
-            samples.remarks.append(f"cut short after {len(launch_marks)} launches")
+            samples.remarks.append(f"the time limit stopped the loop after {len(launch_marks)} launches")
         # If the loop was cut short, use its last launches, at which the device was warmest.
         timed = launch_marks[min(self.warmup_launches, max(0, len(launch_marks) - rule.min_samples)) :]
         samples.seconds = [backend.seconds_between(start, end) for start, end in timed]

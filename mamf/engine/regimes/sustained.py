@@ -194,7 +194,7 @@ class Sustained(Regime):
         with disable_garbage_collection():
             blocks = _BlockQueue(self, checked)
             if not self._run_until_settled(blocks, rule):
-                samples.remarks.append("clock and power had not settled")
+                samples.remarks.append("clock and power had not settled when the measurement began")
             self._take_block_samples(blocks, rule, samples)
             self.synchronize(checked, *self._queue_last_marks())
         samples.clock_hz = blocks.compute_clock_hz()

@@ -173,7 +173,7 @@ class Search:
     def set_shapes(self, shapes: Sequence[MatmulShape]) -> None:
         """Search among these shapes and the measured ones from now on. Raise ValueError if ``shapes`` is empty."""
         if not shapes:
-            raise ValueError("the grid is empty")
+            raise ValueError("the grid of shapes is empty: give at least one shape")
         self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
         self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}

@@ -169,7 +169,7 @@ class FindStrategy(PlanStrategy):
         leaders = search.find_leaders(self.pace.candidate_count)
         kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidate_count // 2]
         candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidate_count]
-        self.runner.on_phase("burst: choosing algorithms")
+        self.runner.on_phase("burst: choosing the fastest algorithms of each shape")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
         end_time = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, end_time)
@@ -346,7 +346,7 @@ class FindStrategy(PlanStrategy):
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
-        self.runner.on_phase("sustained: soaking, then visiting")
+        self.runner.on_phase("sustained: loading the device until it settles, then measuring")
         rule, end_time = (
             StoppingRule(self.plan.precision, self.visit_seconds),
             self._compute_phase_end(self.pace.visit_end_share),

@@ -388,7 +388,7 @@ class _PairMeasurement:
         self._measure_window(every, (1, 1))
         self._verify_outputs(every, whole=True)
         if not all(self.strategy.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
-            slow = "the host queues these launches too slowly"
+            slow = "the host queues these launches more slowly than the device runs them"
             raise UnsupportedError(
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
             )
@@ -414,7 +414,7 @@ class _PairMeasurement:
         except Exception as failed:
             error = failed
         if any(self.strategy.gather_from_ranks(error is not None)):
-            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank failed"))
+            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank (process) failed"))
         return cast(AnswerT, answer)
 
     def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:

@@ -451,7 +451,7 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if not self.has_unequal_head_dims and shape.head_dim != shape.head_dim_v:
-            return f"{self.name} needs values as wide as keys: --head-dims {shape.head_dim}"
+            return f"{self.name} needs values as wide as keys: use --head-dims {shape.head_dim}"
         return super().unsupported_shape(problem, shape)
 
     def details(

@@ -124,7 +124,7 @@ class DecodeShape:
             (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
             (
                 self.is_latent and not fits_latent,
-                "a latent needs values narrower than keys and 1 kv head: --kv-heads 1 --head-dims 576/512",
+                "a latent needs values narrower than keys and 1 kv head: use --kv-heads 1 --head-dims 576/512",
             ),
         )
         for is_wrong, text in refusals:

@@ -100,19 +100,19 @@ class TorchDecode(DecodeKernel):
         page, most = shape.page_size, self.max_queries
         lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
         refusals = (
-            (page is None and not self.has_contiguous, f"needs a paged cache: --page-sizes {self.page_multiple}"),
-            (page is not None and not self.has_pages, "needs a contiguous cache: --page-sizes none"),
+            (page is None and not self.has_contiguous, f"needs a paged cache: use --page-sizes {self.page_multiple}"),
+            (page is not None and not self.has_pages, "needs a contiguous cache: use --page-sizes none"),
             (
                 (page or 0) % self.page_multiple,
                 f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
             ),
-            (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: --lengths equal"),
+            (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: use --lengths equal"),
             (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries per sequence"),
             (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
             (
                 not shape.is_latent and not self.has_separate_kv,
-                "needs a latent: --latent --kv-heads 1 --head-dims 576/512",
+                "needs a latent: use --latent --kv-heads 1 --head-dims 576/512",
             ),
             (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),
         )

@@ -144,7 +144,7 @@ class ScaledMm(TorchMatmul):
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
-            return f"kernel {self.name} takes A by rows and B by columns: --layout nt, not {problem.layout}"
+            return f"kernel {self.name} takes A by rows and B by columns: use --layout nt, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

@@ -361,7 +361,7 @@ class Gluon(TorchMatmul):
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
-            return f"kernel {self.name} reads A and B by rows of K: --layout nt, not {problem.layout}"
+            return f"kernel {self.name} reads A and B by rows of K: use --layout nt, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

@@ -417,7 +417,7 @@ def explain_missing_counts(output: str, errors: str) -> str:
         for line in f"{output}\n{errors}".splitlines()
         if line.startswith(_NCU_ERROR_PREFIX)
     ]
-    return " / ".join([*program_errors[-1:], *ncu_errors[:1]]) or "ncu counted no kernel and does not say why"
+    return " / ".join([*program_errors[-1:], *ncu_errors[:1]]) or "ncu counted no kernel and printed no reason"
 
 
 def parse_kernel_counters(output: str) -> list[DeviceKernel]:

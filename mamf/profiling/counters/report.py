@@ -112,7 +112,7 @@ def _yield_counter_lines(
     row: Measurement, counts: LaunchCounts | None, first_launch_cycles: float | None
 ) -> Iterator[CounterLine]:
     if counts is None or not counts.ok:
-        reason = row.reason or (counts.reason if counts else "the run ended earlier")
+        reason = row.reason or (counts.reason if counts else "the run ended before this kernel was counted")
         yield CounterLine(
             row, DeviceKernel("", "", "", {}), reason=f"{'not counted' if row.ok else row.status}: {reason}"
         )

@@ -53,7 +53,7 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
     """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
-        raise UsageError("nothing to draw: the log has no measured row")
+        raise UsageError("there is nothing to draw, because the log has no measured row")
     if requested is not None and requested not in measured:
         raise UsageError(f"nothing to draw in {requested}: the log has {', '.join(measured)}")
     return [requested] if requested else measured

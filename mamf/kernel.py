@@ -109,8 +109,8 @@ DATA = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
 #: the sums of a matmul have small and large terms.
 ALL_DATA = (*DATA, "wide")
-# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, to read them from memory takes
-# too little time to limit a launch.
+# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, their reads from memory do
+# not limit a launch.
 MAX_OPERAND_SETS = 64
 # Number of elements to which the start of each operand set is aligned.
 ALIGNMENT = 256
@@ -196,7 +196,6 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the result is correct: the error is within the tolerance, and no other reason speaks against it."""
         return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 

@@ -50,12 +50,6 @@ def hash_identifier(identifier: str) -> str:
 
 
 class TorchOperandPool(OperandPool):
-    """A set of named torch tensors that serve as operands, filled with random values.
-
-    - ``data``: the distribution of the values (see ``fill_random``).
-    - ``seed``: the seed of the random values. The name of a buffer also changes its values.
-    """
-
     def __init__(self, backend: TorchBackend, data: str, seed: int) -> None:
         self._backend = backend
         self._data = data
@@ -93,7 +87,7 @@ class TorchOperandPool(OperandPool):
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
-    """Raise MemoryError if fewer than ``nbytes`` bytes of the device's memory are free. Without this check, an operating
+    """Raise MemoryError if fewer than ``nbytes`` bytes of device memory are free. Without this check, an operating
     system that overcommits memory would grant the allocation and kill the process later.
     """
     free = backend.free_memory()

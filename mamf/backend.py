@@ -261,7 +261,7 @@ class Backend(ABC):
         """Stamps of the compute units' clock, the same at each call, or why it has no stamps."""
         return Unavailable(
             f"mamf cannot read the cycle counters of {self.info.name}",
-            "the column 'MHz requested' has the clock that the driver reports",
+            "the column 'MHz requested' shows the clock that the driver reports",
         )
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:

@@ -134,7 +134,11 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
     rate = compute_max_rate(info, dtype, clock_hz)
     if rate is None or not clock_hz:
         is_known = find_flop_per_cycle(info, dtype) and info.compute_units
-        missing = "no sensor reads the clock" if is_known else "the FLOP per cycle of the compute units are unknown"
+        missing = (
+            "no sensor of this device reads the clock"
+            if is_known
+            else "the FLOP per cycle of the compute units are unknown"
+        )
         yield WaterfallStep(name, None, missing)
         return
     per_cycle = find_flop_per_cycle(info, dtype)
@@ -207,7 +211,7 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
         parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
     if seen.clock_hz:
         parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
-    return ", ".join(parts) or "no sensor reads power or clock"
+    return ", ".join(parts) or "no sensor of this device reads power or clock"
 
 
 def make_explanation_document(

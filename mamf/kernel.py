@@ -46,7 +46,7 @@ class Work:
 #: The number of rows, and of columns, in a cell of wrong values.
 CELL = 64
 # Possible numbers of cells along a side of a tile, the fewest tiles that show a period, and how many tiles to name.
-_SIDES, _MIN_FOR_PERIOD, _MAX_NAMED = (4, 2, 1), 3, 4
+_TILE_SIDES_IN_CELLS, _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = (4, 2, 1), 3, 4
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WrongCells:
 def describe_wrong_cells(wrong: WrongCells) -> str:
     """Describe the wrong tiles in one line: their size, their place in the grid of tiles, and their period."""
     down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
-    sides = sorted(product(_SIDES, _SIDES), key=lambda side: -side[0] * side[1])
+    sides = sorted(product(_TILE_SIDES_IN_CELLS, _TILE_SIDES_IN_CELLS), key=lambda side: -side[0] * side[1])
     fitting = (side for side in sides if side == (1, 1) or (side[0] <= down and side[1] <= across))
     height, width = next(side for side in fitting if _forms_whole_tiles(wrong, *side, down, across))
     tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
@@ -76,10 +76,10 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
         "columns": sorted((b * across + column) * down + row for b, row, column in tiles),
     }
     period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
-    has_period = len(tiles) >= _MIN_FOR_PERIOD and period > 1
+    has_period = len(tiles) >= _MIN_TILES_FOR_PERIOD and period > 1
     rule = f"; every {period}th tile by {order}, from number {numbers[order][0]}" if has_period else ""
-    named = ", ".join(f"row {row} column {column} of product {b}" for b, row, column in tiles[:_MAX_NAMED])
-    more = ", ..." if len(tiles) > _MAX_NAMED else ""
+    named = ", ".join(f"row {row} column {column} of product {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
+    more = ", ..." if len(tiles) > _MAX_NAMED_TILES else ""
     return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"
 
 

@@ -22,15 +22,15 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
 # Number of elements to draw at a time for 8-bit dtypes, because their values are drawn in float32 first.
-_FILL_CHUNK = 2**26
-_FLUSH_BYTES_WHEN_CACHE_UNKNOWN = 256 * MIB
+_ELEMENTS_PER_DRAW = 2**26
+_DEFAULT_FLUSH_BYTES = 256 * MIB
 # Kernels with known cycles calibrate the timer: 5 us at 2 GHz, and eight times as long. If the clock changes by 1 %
 # between the two, the estimate shifts by 0.05 us. The median of this many rounds repeats within 0.1 us.
-_SPIN_CYCLES = 10_000
-_SPIN_RATIO = 8
-_SPIN_ROUNDS = 32
-_SPINS_IN_TRAIN = 8
-_FLUSHES_AHEAD = 20
+_SHORT_SPIN_CYCLES = 10_000
+_LONG_TO_SHORT_SPIN_RATIO = 8
+_OVERHEAD_ESTIMATE_COUNT = 32
+_SPINS_PER_MEASUREMENT = 8
+_FLUSHES_BEFORE_SPINS = 20
 
 
 def to_torch_dtype(name: str) -> torch.dtype:
@@ -76,7 +76,7 @@ class TorchOperandPool(OperandPool):
         if buffer.dtype.itemsize > 1:
             fill_random(buffer, self._data, generator)
             return
-        for chunk in buffer.split(_FILL_CHUNK):
+        for chunk in buffer.split(_ELEMENTS_PER_DRAW):
             values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
             fill_random(values, self._data, generator)
             chunk.copy_(scale_to_int8(values, self._data) if buffer.dtype == torch.int8 else values)
@@ -135,7 +135,7 @@ class TorchBackend(Backend):
         info = self.describe()
         self.info = replace(info, name=add_sharing_to_name(info.name, self.sharing()))
         # A cache size that is measured later (mamf.engine.traits) only enlarges the flush: a larger cache may exist.
-        self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _FLUSH_BYTES_WHEN_CACHE_UNKNOWN
+        self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
 
     def open_device(self) -> torch.device:
         return torch.device(self.device_type, self.index)
@@ -248,10 +248,10 @@ class AcceleratorBackend(TorchBackend):
         spin = getattr(self.vendor(), "_sleep", None)
         if spin is None:
             return None
-        ratio = _SPIN_RATIO
+        ratio = _LONG_TO_SHORT_SPIN_RATIO
         rounds = [
-            [self._measure_spin_seconds(spin, count * _SPIN_CYCLES) for count in (1, ratio)]
-            for _ in range(_SPIN_ROUNDS)
+            [self._measure_spin_seconds(spin, count * _SHORT_SPIN_CYCLES) for count in (1, ratio)]
+            for _ in range(_OVERHEAD_ESTIMATE_COUNT)
         ]
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
@@ -259,10 +259,10 @@ class AcceleratorBackend(TorchBackend):
         """Return the median window of a train of kernels. They follow flushes, so that the host stays ahead of the
         device.
         """
-        for _ in range(_FLUSHES_AHEAD):
+        for _ in range(_FLUSHES_BEFORE_SPINS):
             self.flush_cache()
         marks = []
-        for _ in range(_SPINS_IN_TRAIN):
+        for _ in range(_SPINS_PER_MEASUREMENT):
             self.flush_cache()
             start = self.mark()
             spin(cycles)

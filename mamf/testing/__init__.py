@@ -1,4 +1,5 @@
-"""Tools to test plugins: a pytest suite for each contract, and a simulated device that runs in virtual time.
+"""Test third-party plugins (backends, kernels, operations) with a pytest suite for each contract, and with a simulated
+device that runs in virtual time.
 
     class TestMyBackend(BackendContract):
         @pytest.fixture
@@ -24,6 +25,7 @@ from mamf.testing.simulated_kernels import (
     SimulatedModel,
 )
 
+# Names of the pytest suites. They are imported on first use, so that the simulated device does not need pytest.
 _SUITES = ("AnyKernelContract", "AttentionKernelContract", "BackendContract", "KernelContract", "OperationContract")
 __all__ = [
     "Physics",

@@ -1,4 +1,7 @@
-"""The contracts as pytest suites: derive a class from one, define its fixtures, and inherit all of its tests."""
+"""Pytest suites that test whether backends, kernels and operations keep their contracts, for authors of plugins.
+
+Derive a class from a suite, define its fixtures, and inherit all of its tests.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ class _BackendFixture:
 
 
 class BackendContract(_BackendFixture):
-    """Tests what every backend must do. Define the fixture ``backend``, an open device."""
+    """The tests that every backend must pass. Define the fixture ``backend``, an open device."""
 
-    #: The error that the vendor's library raises when memory is exhausted.
+    #: The error that the library of the vendor raises when device memory is exhausted.
     out_of_memory: BaseException = MemoryError("out of memory")
 
-    def test_attributes_and_answers_are_what_the_contract_says(self, backend: Backend) -> None:
+    def test_attributes_and_return_values_meet_the_contract(self, backend: Backend) -> None:
         label = f"backend {backend.name}"
         for name in ("info", "telemetry", "burst_traits", "sustained_traits", "environment_variables"):
             check_attribute(backend, Backend, name, label)
@@ -43,15 +46,15 @@ class BackendContract(_BackendFixture):
         if not isinstance(backend.telemetry, Unavailable):
             guard_method(backend.telemetry, Telemetry, "read", label)(energy=True)
 
-    def test_says_whether_it_is_available(self, backend: Backend) -> None:
+    def test_reports_that_it_is_available(self, backend: Backend) -> None:
         assert backend.unavailable() is None
         assert backend.device_count() > backend.index >= 0
 
-    def test_refuses_a_device_that_is_not_there(self, backend: Backend) -> None:
+    def test_rejects_an_index_of_no_device(self, backend: Backend) -> None:
         with pytest.raises(MamfError, match=str(backend.device_count())):
             type(backend)(backend.device_count())
 
-    def test_stamps_show_a_clock_or_say_why_not(self, backend: Backend) -> None:
+    def test_stamps_measure_a_plausible_clock_or_give_a_reason(self, backend: Backend) -> None:
         stamps = backend.stamps
         if isinstance(stamps, Unavailable):
             assert stamps.reason and stamps.remedy
@@ -64,7 +67,7 @@ class BackendContract(_BackendFixture):
         assert passed is not None and passed.seconds > 0
         assert 1e8 < passed.cycles / passed.seconds < 1e10
 
-    def test_describes_the_device_in_core_units(self, backend: Backend) -> None:
+    def test_describes_the_device_in_base_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
         assert info.name == add_sharing_to_name(backend.device_name(backend.index), parse_sharing(info.name))
@@ -75,7 +78,7 @@ class BackendContract(_BackendFixture):
         assert info.compute_units is None or info.compute_units > 0
         assert info.uuid_hash is None or len(info.uuid_hash) <= 16
 
-    def test_names_its_timer(self, backend: Backend) -> None:
+    def test_timer_has_a_known_name(self, backend: Backend) -> None:
         assert backend.timer in ("device events", "host clock")
 
     def test_time_between_marks_is_positive_and_adds_up(self, backend: Backend) -> None:
@@ -96,7 +99,7 @@ class BackendContract(_BackendFixture):
         backend.submit()
         backend.wait(mark)
 
-    def test_a_profilers_window_holds_what_is_launched(self, backend: Backend) -> None:
+    def test_profiler_window_contains_launches_and_ends_with_an_error(self, backend: Backend) -> None:
         with backend.profiler_window("a launch"):
             backend.flush_cache()
         with pytest.raises(ZeroDivisionError), backend.profiler_window("what breaks"):
@@ -113,7 +116,7 @@ class BackendContract(_BackendFixture):
             backend.flush_cache()
             raise ZeroDivisionError
 
-    def test_says_why_it_has_no_counters(self, backend: Backend) -> None:
+    def test_gives_reason_for_missing_counters(self, backend: Backend) -> None:
         unavailable = backend.without_counters()
         assert unavailable is None or (unavailable.reason and unavailable.remedy)
 
@@ -122,7 +125,7 @@ class BackendContract(_BackendFixture):
         backend.sleep(0.001)
         assert backend.now() >= before + 0.001
 
-    def test_memory_can_be_released(self, backend: Backend) -> None:
+    def test_releases_memory(self, backend: Backend) -> None:
         backend.reset_peak_memory()
         backend.release_memory()
 
@@ -132,12 +135,12 @@ class BackendContract(_BackendFixture):
         pool.take("a", 1024, "float32")
         pool.release()
 
-    def test_tells_exhausted_memory_from_other_errors(self, backend: Backend) -> None:
+    def test_distinguishes_exhausted_memory_from_other_errors(self, backend: Backend) -> None:
         assert backend.is_out_of_memory(self.out_of_memory)
         assert not backend.is_out_of_memory(ValueError("shape mismatch"))
         assert not backend.is_out_of_memory(RuntimeError("an illegal instruction was encountered"))
 
-    def test_sensors_read_in_core_units_or_say_why_not(self, backend: Backend) -> None:
+    def test_sensors_use_base_units_or_give_a_reason(self, backend: Backend) -> None:
         if isinstance(backend.telemetry, Unavailable):
             assert backend.telemetry.reason
             assert backend.telemetry.remedy
@@ -148,12 +151,12 @@ class BackendContract(_BackendFixture):
         assert reading.watts is None or 0 <= reading.watts < 1e5
         assert reading.celsius is None or -50 < reading.celsius < 150
 
-    def test_advice_comes_with_a_command(self, backend: Backend) -> None:
+    def test_warnings_have_a_cost_and_a_command(self, backend: Backend) -> None:
         for advice in backend.advice():
             assert advice.verdict in ("ok", "warning", "unknown")
             assert advice.verdict != "warning" or (advice.cost and advice.command)
 
-    def test_knows_its_dtypes(self, backend: Backend) -> None:
+    def test_resolves_names_of_dtypes(self, backend: Backend) -> None:
         assert backend.unsupported_dtype(backend.default_dtype) is None
         assert backend.resolve_dtype("fp8").startswith("float8_e4m3")
         assert backend.resolve_dtype("bfloat16") == "bfloat16"
@@ -170,9 +173,9 @@ class _KernelFixture(_BackendFixture):
 
 
 class AnyKernelContract(_KernelFixture):
-    """Tests what a kernel of any operation must do.
+    """The tests that a kernel of any operation must pass.
 
-    Define the fixtures ``backend``, ``kernel``, and a ``problem`` and a ``shape`` that the kernel supports.
+    Define the fixtures ``backend`` and ``kernel``, and a ``problem`` and a ``shape`` that the kernel supports.
     """
 
     @pytest.fixture
@@ -190,10 +193,12 @@ class AnyKernelContract(_KernelFixture):
         assert kernel.unsupported(backend, problem) is None
         assert kernel.unsupported_shape(problem, shape) is None
 
-    def test_every_operand_set_is_right_and_stays_as_it_was(
+    def test_computes_correct_results_and_keeps_operands_unchanged(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
     ) -> None:
-        """Fail if the kernel changes its operands, uses only one operand set, or does no work in later launches."""
+        """Fail if the kernel changes its operands, uses only one of several operand sets, or computes nothing in
+        launches after the first.
+        """
         pool = backend.operand_pool(problem.data, problem.seed)
         with kernel.settings(backend, problem):
             checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets=3))
@@ -223,7 +228,7 @@ class AnyKernelContract(_KernelFixture):
 
 
 class KernelContract(AnyKernelContract):
-    """Tests what every matmul kernel must do. Define the fixtures ``backend``, ``kernel`` and ``problem``."""
+    """The tests that every matmul kernel must pass. Define the fixtures ``backend``, ``kernel`` and ``problem``."""
 
     @pytest.fixture
     def shape(self) -> MatmulShape:
@@ -240,7 +245,7 @@ class KernelContract(AnyKernelContract):
                         pool = backend.operand_pool(data, 0)
                         CheckedKernel(kernel.prepare(backend, variant, shape, pool)).warm_up_and_verify(backend)
 
-    def test_rewrites_its_output_when_asked(
+    def test_rewrites_its_output_on_request(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem, shape: MatmulShape
     ) -> None:
         pool = backend.operand_pool("normal", 0)
@@ -249,15 +254,15 @@ class KernelContract(AnyKernelContract):
         assert rewrite is not None
         rewrite()
 
-    def test_says_in_a_line_what_it_does_not_support(self, backend: Backend, kernel: MatmulKernel) -> None:
+    def test_gives_reason_for_unsupported_problem_in_one_line(self, backend: Backend, kernel: MatmulKernel) -> None:
         reason = kernel.unsupported(backend, MatmulProblem("bfloat16", "int32"))
         assert reason and "\n" not in reason
 
 
 class AttentionKernelContract(AnyKernelContract):
-    """Tests what every attention kernel must do. Define the fixtures ``backend`` and ``kernel``.
+    """The tests that every attention kernel must pass. Define the fixtures ``backend`` and ``kernel``.
 
-    Override ``problem`` and ``shape`` if the kernel does not support the defaults.
+    Override the fixtures ``problem`` and ``shape`` if the kernel does not support the problem or shape defined here.
     """
 
     @pytest.fixture
@@ -268,13 +273,15 @@ class AttentionKernelContract(AnyKernelContract):
     def shape(self) -> AttentionShape:
         return AttentionShape.parse("b1h2q128k128d64")
 
-    def test_says_in_a_line_what_it_does_not_support(self, backend: Backend, kernel: AnyKernel) -> None:
+    def test_gives_reason_for_unsupported_problem_in_one_line(self, backend: Backend, kernel: AnyKernel) -> None:
         reason = kernel.unsupported(backend, AttentionProblem("int8"))
         assert reason and "\n" not in reason
 
 
 class OperationContract(_KernelFixture):
-    """Tests what every operation must do. Define the fixtures ``backend``, ``operation`` and one ``kernel`` of it."""
+    """The tests that every operation must pass. Define the fixtures ``backend``, ``operation`` and ``kernel``, a kernel
+    of the operation.
+    """
 
     @pytest.fixture
     def operation(self) -> Operation[Any, Any]:
@@ -287,24 +294,26 @@ class OperationContract(_KernelFixture):
             assert operation.shape_from_record(json.loads(json.dumps(operation.shape_record(shape)))) == shape
         assert len(set(shapes)) >= 1, "shapes must be hashable"
 
-    def test_what_is_no_shape_is_said_in_a_line(self, operation: Operation[Any, Any]) -> None:
+    def test_rejects_an_invalid_shape_in_one_line(self, operation: Operation[Any, Any]) -> None:
         with pytest.raises(UsageError) as refused:
             operation.parse_shape("what is this")
         assert "\n" not in str(refused.value)
 
-    def test_problems_survive_the_log(self, backend: Backend, operation: Operation[Any, Any]) -> None:
+    def test_problems_stay_equal_when_logged_and_read(self, backend: Backend, operation: Operation[Any, Any]) -> None:
         problem = operation.problem_for(backend, {})
         assert problem.operation == operation.name
         assert operation.problem_from_record(json.loads(json.dumps(operation.problem_record(problem)))) == problem
 
-    def test_work_is_counted_and_its_convention_named(self, backend: Backend, operation: Operation[Any, Any]) -> None:
+    def test_counts_work_and_names_its_convention(self, backend: Backend, operation: Operation[Any, Any]) -> None:
         work = operation.problem_for(backend, {}).work(operation.parse_shape(operation.shape_example))
         assert work.amount > 0
         assert work.nbytes > 0
         assert work.convention
         assert work.unit in ("TFLOPS", "TB/s")
 
-    def test_a_row_survives_the_log(self, backend: Backend, operation: Operation[Any, Any], kernel: AnyKernel) -> None:
+    def test_rows_stay_equal_when_logged_and_read(
+        self, backend: Backend, operation: Operation[Any, Any], kernel: AnyKernel
+    ) -> None:
         problem, shape = operation.problem_for(backend, {}), operation.parse_shape(operation.shape_example)
         row = self.measure_row(backend, kernel, problem, shape)
         assert row.status in ("ok", "unsupported"), row.reason

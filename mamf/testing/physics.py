@@ -1,4 +1,6 @@
-"""The properties of a simulated device. The defaults describe an NVIDIA H100."""
+"""Define the properties of a simulated device, such as its clocks, power limit and noise. The defaults describe an
+NVIDIA H100.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from mamf.backend import MIB
 
 
 class Scatter(NamedTuple):
-    """Standard deviations of a launch's time between visits and between runs, as shares of that time."""
+    """Standard deviations by which the time of a launch varies, as shares of that time.
+
+    - ``visit``: between visits. A visit is a few seconds in which one shape is measured without a break.
+    - ``run``: between runs of mamf.
+    """
 
     visit: float
     run: float
@@ -17,38 +23,51 @@ class Scatter(NamedTuple):
 
 @dataclass(frozen=True)
 class Physics:
-    """Properties of a simulated device. Seconds, Hz, watts and bytes; bandwidths in bytes per second.
+    """Properties of a simulated device. Times are in seconds, clocks in Hz, power in watts, sizes in bytes, and
+    bandwidths in bytes per second.
 
     Power and clock:
 
+    - ``compute_units``, ``flop_per_cycle_per_unit``: the number of compute units, and the peak rate of each of them.
+    - ``efficiency``: share of the peak rate that the fastest matmul reaches.
+    - ``boost_hz``, ``capped_hz``: the clock below the power limit and at the power limit.
+    - ``idle_watts``, ``flush_watts``, ``boost_watts``: power while idle, while memory is read or written, and while a
+      matmul runs at the maximum clock.
+    - ``cap_watts``: the power limit.
     - ``reaction_seconds``: time constant of the mean power to which the power controller reacts.
-    - ``thermal_drift``: share of the clock that a hot device loses. ``throttled``: share of the time that the device
-      spends at half its clock for a thermal reason.
-    - ``hunting``: a device at its power limit alternates between two clocks every ``hunting_seconds``. This is their
-      relative difference.
-    - ``true_clock``: the clock while a kernel computes, as a share of the clock that sensors read. None: the device has
-      no clock stamps.
-    - ``counter_seconds``: time between two ticks of the energy counter; 0 if it is continuous.
+    - ``thermal_drift``: share of its clock that a hot device loses.
+    - ``thermal_seconds``: time constant of warming up and cooling down.
+    - ``throttled``: share of the time that the device spends at half its clock for a thermal reason.
+    - ``hunting``: relative difference of the two clocks between which a device at its power limit alternates every
+      ``hunting_seconds``; 0 if it does not alternate.
+    - ``true_clock``: the clock while a kernel computes, as a share of the clock that sensors read. None if the device
+      cannot stamp its clock.
+    - ``counter_seconds``: time between two updates of the energy counter; 0 if it is continuous.
 
-    Launches:
+    Launches and memory:
 
+    - ``launch_seconds``: time that the host needs for one launch.
     - ``data_cost``: share by which a matmul takes longer if its operands are not zeros.
-    - ``cache_gain``: share of a launch's time that is saved if its operands are still in the cache.
-    - ``cache_bandwidth``: bandwidth of arrays that fit in the cache and that the launch before used. None: as memory.
+    - ``bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
+    - ``cache_gain``: share of the time of a launch that is saved if its operands are still in the cache.
+    - ``cache_bandwidth``: bandwidth of arrays that fit in the cache and that the launch before used. None: that of
+      memory.
     - ``link``: bandwidth between devices.
-    - ``rested_gain``: share of a launch's time that is saved for ``rested_gain_seconds`` after the device was idle for
-      ``rested_after_seconds``.
+    - ``rested_gain``: share of the time of a launch that is saved for ``rested_gain_seconds`` after the device was idle
+      for ``rested_after_seconds``.
     - ``waking_times``: factor by which launches take longer for ``waking_seconds`` after the device was idle for
       ``asleep_after_seconds``.
 
     Noise and faults:
 
-    - ``noise``: relative standard deviation of a launch's time. ``at_boost``, ``capped``: how far visits and runs
-      differ at the maximum clock and at the power limit.
-    - ``timer_overhead``: how much two marks add to the measured time of the launch between them.
-    - ``glitch_every``: one in this many intervals is measured as one nanosecond; 0 for none.
+    - ``noise``: relative standard deviation of the time of a launch.
+    - ``at_boost``, ``capped``: how much times differ between visits and runs at the maximum clock and at the power
+      limit.
+    - ``timer_overhead``: seconds that two marks (device events) add to the measured time of the launch between them.
+    - ``glitch_every``: one of this many time intervals is measured as one nanosecond; 0 for none.
     - ``flips``: probability that a launch flips a bit of its output.
-    - ``faulty_unit``: the compute unit that computes wrong tiles. Units take tiles of 128x256 in turn.
+    - ``faulty_unit``: the index of a compute unit that computes wrong tiles, or None. The units take the tiles (128x256
+      elements of the output of a matmul) in turn.
     """
 
     compute_units: int = 132

@@ -1,8 +1,8 @@
-"""A simulated accelerator in virtual time: deterministic and fast, with the noise and faults of real devices.
+"""Simulate an accelerator in virtual time for tests: deterministic and fast, with the noise and faults of real devices.
 
-Host and device each have a clock that only the methods here advance. So a minute of measuring takes milliseconds and
-always has the same result. The default ``Physics`` describe an NVIDIA H100, which reaches 842 TFLOPS in bf16 for
-16896x2048x20224 at its maximum clock, and 719 TFLOPS at its power limit.
+The host and the device each have a clock that only the methods here advance, so a minute of measuring takes
+milliseconds and always has the same result. The default ``Physics`` describe an NVIDIA H100, which reaches 842 TFLOPS
+in bf16 for 16896x2048x20224 at its maximum clock, and 719 TFLOPS at its power limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.testing.physics import Physics
 
-_ENERGY_STEP_SECONDS = 1e-3
+# Time that two entries in the history of used energy are at least apart.
+_MIN_ENERGY_STEP_SECONDS = 1e-3
+# Time that the device takes to stamp its clock.
 _STAMP_SECONDS = 2e-6
 
 
@@ -29,7 +31,10 @@ class SimulatedOutOfMemoryError(MemoryError):
 
 
 class SimulatedPool(OperandPool):
-    """An operand pool that only counts bytes and allocates nothing. Raises SimulatedOutOfMemoryError if it is full."""
+    """An operand pool of a simulated device that counts bytes and allocates nothing.
+
+    ``capacity``: its size in bytes. Raises SimulatedOutOfMemoryError if operands need more.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -55,7 +60,7 @@ class SimulatedSensors:
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
             joules=device.read_joules() if energy else None,
-            celsius=45 + 20 * device.heat,
+            celsius=45 + 20 * device.heat_share,
             throttle_reasons=(
                 *(("power cap",) if device.is_capped else ()),
                 *(("hardware thermal slowdown",) if device.is_throttled else ()),
@@ -64,7 +69,9 @@ class SimulatedSensors:
 
 
 class SimulatedStamps:
-    """Clock stamps of the simulated device, taken in the order of its queue."""
+    """The source of clock stamps (cycles and seconds) of the simulated device. A stamp is taken after all earlier
+    launches.
+    """
 
     def __init__(self, backend: SimulatedBackend) -> None:
         self.backend = backend
@@ -72,7 +79,7 @@ class SimulatedStamps:
     def stamp(self) -> Elapsed:
         device = self.backend
         device.host_time += device.world.launch_seconds / 4
-        device.device_time = device._idle_until(device.host_time) + _STAMP_SECONDS
+        device.device_time = device._idle_until_time(device.host_time) + _STAMP_SECONDS
         device.counted_cycles += _STAMP_SECONDS * device.clock_hz
         return Elapsed(device.counted_cycles, device.device_time)
 
@@ -81,11 +88,12 @@ class SimulatedStamps:
 
 
 class SimulatedBackend(Backend):
-    """One simulated device.
+    """One simulated device, whose time advances only when its methods are called.
 
-    - ``faults``: maps a shape to an exception to raise, or to "wrong_result".
-    - ``on_launch``: called before each launch with the number of launches, this one included. Tests use it to interrupt
-      or kill the process.
+    - ``faults``: for a shape, the exception to raise when its result is verified, or "wrong_result".
+    - ``on_launch``: called before each launch with the number of launches so far, this launch included. Tests use it to
+      interrupt or kill the process.
+    - ``physics``: the default properties of devices of this class. ``world``: the properties of this device.
     """
 
     name = "simulated"
@@ -114,18 +122,22 @@ class SimulatedBackend(Backend):
         self.faults: dict[object, Exception | str] = {}
         self.launches = 0
         self.host_time = self.device_time = self.counted_cycles = 0.0
-        # The clock of the running kernel, as a share of the clock that sensors read.
-        self._clock_share = 1.0
+        # The clock while a kernel computes, as a share of the clock that sensors read.
+        self._true_clock_share = 1.0
         self.mean_watts = self.world.idle_watts
-        self.heat = 0.0
-        # Pairs of a time and the joules used until then. Consecutive times differ by about a millisecond.
+        # How hot the device is, from 0 (idle) to 1 (at its power limit for long).
+        self.heat_share = 0.0
+        # Pairs of a time in seconds and the joules used until then. Consecutive times differ by about a millisecond.
         self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
-        self.cached: object = None
-        self.is_marked = False
-        self.rested_until = self.awake_from = 0.0
-        self.intervals_read = 0
-        self._states = {True: self.world.capped, False: self.world.at_boost}
+        # The key of the operand set of the last launch, whose operands may still be in the cache.
+        self.cached_operands: object = None
+        # Whether a mark precedes the next launch, so that the overhead of the timer adds to the time of this launch.
+        self.is_after_mark = False
+        # Times until which the device is faster after a rest, and slower after it slept.
+        self.rested_end_time = self.fully_awake_time = 0.0
+        self.interval_count = 0
+        self._variation_by_capped = {True: self.world.capped, False: self.world.at_boost}
         self.begin_run()
         self.telemetry: Telemetry | Unavailable = SimulatedSensors(self)
         self.info = DeviceInfo(
@@ -147,23 +159,23 @@ class SimulatedBackend(Backend):
     def clock_hz(self) -> float:
         clock = self.world.capped_hz if self.is_capped else self.world.boost_hz
         clock /= 2 if self.is_throttled else 1
-        return clock * (1 - self.world.thermal_drift * self.heat)
+        return clock * (1 - self.world.thermal_drift * self.heat_share)
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the device is throttled now. The state repeats every 0.1 s."""
+        """Whether the device runs at half its clock now for a thermal reason. The state repeats every 0.1 s."""
         return (10 * self.device_time) % 1.0 < self.world.throttled
 
     def read_joules(self) -> float:
-        """Return the reading of the energy counter: joules used until its last tick."""
-        tick = self.world.counter_seconds
-        moment = self.host_time // tick * tick if tick else self.host_time
-        while len(self._energy_history) > 2 and self._energy_history[1][0] <= moment:
+        """Return what the energy counter shows: the joules used until its last update."""
+        tick_seconds = self.world.counter_seconds
+        counter_time = self.host_time // tick_seconds * tick_seconds if tick_seconds else self.host_time
+        while len(self._energy_history) > 2 and self._energy_history[1][0] <= counter_time:
             self._energy_history.popleft()
         (start, before), (end, after) = self._energy_history[0], self._energy_history[1]
-        if moment >= end:
-            return after + self.world.idle_watts * (moment - end)
-        return before + (after - before) * max(0.0, moment - start) / (end - start)
+        if counter_time >= end:
+            return after + self.world.idle_watts * (counter_time - end)
+        return before + (after - before) * max(0.0, counter_time - start) / (end - start)
 
     def now(self) -> float:
         return self.host_time
@@ -175,33 +187,39 @@ class SimulatedBackend(Backend):
         self.host_time = max(self.host_time, self.device_time)
 
     def begin_run(self) -> None:
-        """Draw how much slower or faster the device is during this run, then begin a visit."""
-        self._run_slowdown = {capped: self._draw_state(capped, "run") for capped in self._states}
+        """Draw at random how much slower or faster the device is during this run of mamf, then begin a visit."""
+        self._run_variation_by_capped = {
+            capped: self._draw_variation(capped, "run") for capped in self._variation_by_capped
+        }
         self.begin_visit()
 
     def begin_visit(self) -> None:
-        """Draw how much slower or faster the device is until the next visit."""
-        self._slowdown = {
-            capped: (1 + of_run) * (1 + self._draw_state(capped, "visit"))
-            for capped, of_run in self._run_slowdown.items()
+        """Draw at random how much slower or faster the device is until the next visit (the measurement of another
+        shape).
+        """
+        self._time_factor_by_capped = {
+            capped: (1 + run_variation) * (1 + self._draw_variation(capped, "visit"))
+            for capped, run_variation in self._run_variation_by_capped.items()
         }
 
-    def _draw_state(self, capped: bool, of: str) -> float:
-        known = self._states[capped]
-        return 0.0 if known is None else self.random.gauss(0.0, getattr(known, of))
+    def _draw_variation(self, capped: bool, level: str) -> float:
+        variation = self._variation_by_capped[capped]
+        return 0.0 if variation is None else self.random.gauss(0.0, getattr(variation, level))
 
     def _compute_time_factor(self) -> float:
-        """Return the factor on the time of a launch that follows from the current run, visit and clock."""
-        state = self._slowdown[self.is_capped]
+        """Return the factor by which the time of a launch differs from its mean because of the current run, visit and
+        clock.
+        """
+        factor = self._time_factor_by_capped[self.is_capped]
         if self.is_capped and self.world.hunting:
             is_low = int(self.device_time / self.world.hunting_seconds) % 2
-            state *= 1 + self.world.hunting / 2 * (1 if is_low else -1)
-        return state
+            factor *= 1 + self.world.hunting / 2 * (1 if is_low else -1)
+        return factor
 
     def mark(self) -> float:
         self.host_time += self.world.launch_seconds / 4
-        self.device_time = self._idle_until(self.host_time)
-        self.is_marked = True
+        self.device_time = self._idle_until_time(self.host_time)
+        self.is_after_mark = True
         return self.device_time
 
     @property
@@ -215,36 +233,42 @@ class SimulatedBackend(Backend):
         self.host_time = max(self.host_time, mark)
 
     def seconds_between(self, start: float, end: float) -> float:
-        self.intervals_read += 1
-        return 1e-9 if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0 else end - start
+        self.interval_count += 1
+        return 1e-9 if self.world.glitch_every and self.interval_count % self.world.glitch_every == 0 else end - start
 
     def flush_cache(self, size: int | None = None) -> None:
-        self.cached = None
-        self._execute((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
+        self.cached_operands = None
+        self._run_on_device((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
-        """Launch a matmul. ``operands``: identifies the operand set, which may still be in the cache."""
+        """Simulate the launch of a matmul. ``operands``: a key of the operand set, by which the device knows whether it
+        is still in the cache.
+        """
         self.compute(self.count_cycles(shape), operands)
 
     def count_cycles(self, shape: MatmulShape) -> float:
-        """Return the cycles that a matmul takes."""
+        """Return how many clock cycles a matmul of this shape takes."""
         return shape.flop / self._compute_flop_per_cycle(shape)
 
     def compute(self, cycles: float, operands: object) -> None:
-        """Launch a kernel that takes ``cycles`` cycles."""
+        """Simulate the launch of a kernel that takes ``cycles`` clock cycles. ``operands``: a key of
+        the operand set.
+        """
         watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
-        self._clock_share = self.world.true_clock or 1.0
+        self._true_clock_share = self.world.true_clock or 1.0
         self._launch(cycles, self.clock_hz, watts, operands)
-        self._clock_share = 1.0
+        self._true_clock_share = 1.0
 
     def move(self, nbytes: float, operands: object) -> None:
-        """Launch a kernel that reads and writes ``nbytes`` bytes of memory. Its time does not depend on the clock."""
-        is_cached = self.cached == operands and nbytes <= self.world.cache_bytes
+        """Simulate the launch of a kernel that reads and writes ``nbytes`` bytes of memory. Its time does not depend on
+        the clock.
+        """
+        is_cached = self.cached_operands == operands and nbytes <= self.world.cache_bytes
         rate = (is_cached and self.world.cache_bandwidth) or self.world.bandwidth
         self._launch(nbytes, rate, self.world.flush_watts, operands)
 
     def send(self, nbytes: float, operands: object) -> None:
-        """Launch a transfer of ``nbytes`` bytes over the link."""
+        """Simulate the launch of a transfer of ``nbytes`` bytes over the link between devices."""
         self._launch(nbytes, self.world.link, self.world.idle_watts, operands)
 
     def _launch(self, work: float, rate: float, watts: float, operands: object) -> None:
@@ -252,21 +276,22 @@ class SimulatedBackend(Backend):
         hook = type(self).on_launch
         if hook is not None:
             hook(self.launches)
-        if self.cached == operands:
+        if self.cached_operands == operands:
             work *= 1 - self.world.cache_gain
-        self.cached = operands
-        if self.device_time < self.rested_until:
+        self.cached_operands = operands
+        if self.device_time < self.rested_end_time:
             work *= 1 - self.world.rested_gain
-        if self.device_time < self.awake_from:
+        if self.device_time < self.fully_awake_time:
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
         noisy = work * self._compute_time_factor() * (noise if noise > 0.5 else 0.5)
-        self._execute(noisy / rate, watts)
+        self._run_on_device(noisy / rate, watts)
 
     def _compute_flop_per_cycle(self, shape: MatmulShape) -> float:
-        """Return the rate of a matmul in FLOP per cycle.
+        """Return the rate of a matmul in FLOP per clock cycle.
 
-        Waves of 128x256 tiles run on the compute units. A start-up cost of 200 steps of K makes a short K slower.
+        Waves of tiles (128x256 elements of the output) run on the compute units. A start-up cost that equals 200 steps
+        of K makes a short K slower.
         """
         units = self.world.compute_units
         tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
@@ -274,37 +299,37 @@ class SimulatedBackend(Backend):
         peak = units * self.world.flop_per_cycle_per_unit * self.world.efficiency
         return peak * occupancy * shape.k / (shape.k + 200)
 
-    def _idle_until(self, moment: float) -> float:
-        idle = moment - self.device_time
+    def _idle_until_time(self, target_time: float) -> float:
+        idle = target_time - self.device_time
         if idle <= 0:
             return self.device_time
         if idle > self.world.asleep_after_seconds:
-            self.awake_from = moment + self.world.waking_seconds
+            self.fully_awake_time = target_time + self.world.waking_seconds
         if idle > self.world.rested_after_seconds:
-            self.rested_until = moment + self.world.rested_gain_seconds
+            self.rested_end_time = target_time + self.world.rested_gain_seconds
         self._add_energy(idle, self.world.idle_watts)
         self.counted_cycles += idle * self.clock_hz
-        return moment
+        return target_time
 
-    def _execute(self, seconds: float, watts: float) -> None:
+    def _run_on_device(self, seconds: float, watts: float) -> None:
         self.host_time += self.world.launch_seconds
-        self.counted_cycles += seconds * self.clock_hz * self._clock_share
-        if self.is_marked:
+        self.counted_cycles += seconds * self.clock_hz * self._true_clock_share
+        if self.is_after_mark:
             seconds += self.world.timer_overhead
             self.counted_cycles += self.world.timer_overhead * self.clock_hz
-            self.is_marked = False
-        self.device_time = self._idle_until(self.host_time) + seconds
+            self.is_after_mark = False
+        self.device_time = self._idle_until_time(self.host_time) + seconds
         self._add_energy(seconds, watts)
 
     def _add_energy(self, seconds: float, watts: float) -> None:
         world, cap_watts, idle_watts = self.world, self.world.cap_watts, self.world.idle_watts
-        moment, spent = self._energy_history[-1]
-        if moment - self._energy_history[-2][0] < _ENERGY_STEP_SECONDS:
+        last_time, spent_joules = self._energy_history[-1]
+        if last_time - self._energy_history[-2][0] < _MIN_ENERGY_STEP_SECONDS:
             self._energy_history.pop()
-        self._energy_history.append((moment + seconds, spent + watts * seconds))
+        self._energy_history.append((last_time + seconds, spent_joules + watts * seconds))
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
-        warmth = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
-        self.heat += (warmth - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
+        target_heat = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
+        self.heat_share += (target_heat - self.heat_share) * -math.expm1(-seconds / world.thermal_seconds)
         self.is_capped = self.mean_watts >= (0.97 if self.is_capped else 0.995) * cap_watts
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Kernels for the simulated device, which runs in virtual time."""
+"""Simulate the launches and results of kernels on the simulated device, which runs in virtual time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShap
 from mamf.testing.physics import Physics
 from mamf.testing.simulated import SimulatedBackend
 
-#: Maximum relative error of a correct result, if the problem has no tolerance.
-_TOLERANCE = 1e-2
+# Maximum relative error of a correct result, for a problem that defines no tolerance.
+_DEFAULT_TOLERANCE = 1e-2
 
 
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that runs on simulated devices only. Derived classes define ``launch_function``.
 
-    ``SimulatedBackend.faults`` makes it fail or return wrong results for chosen shapes.
+    Tests set ``SimulatedBackend.faults`` to make it fail or return wrong results for some shapes.
     """
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
     def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        """Return the function that runs one launch. It takes a key that identifies the operand set."""
+        """Return a function that simulates one launch. The function takes a key that identifies the operand set."""
         raise NotImplementedError
 
     def prepare(
@@ -49,15 +49,17 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
         run = self.launch_function(backend, problem, shape)
-        tolerance = getattr(problem, "tolerance", _TOLERANCE)
-        ready = make_prepared(
+        tolerance = getattr(problem, "tolerance", _DEFAULT_TOLERANCE)
+        prepared = make_prepared(
             backend, shape, sets, tolerance, lambda index: partial(run, (shape, index, problem, self.name))
         )
-        return replace(ready, rewrite_output=(lambda: None) if rewrite else None)
+        return replace(prepared, rewrite_output=(lambda: None) if rewrite else None)
 
 
 class SimulatedUnitKernel(SimulatedKernel[ProblemT, ShapeT]):
-    """A kernel that computes at the share ``share`` of the simulated device's peak."""
+    """A kernel that always computes at one share of the peak rate of the simulated device, given as the attribute
+    ``share``.
+    """
 
     share: ClassVar[float]
 
@@ -68,7 +70,7 @@ class SimulatedUnitKernel(SimulatedKernel[ProblemT, ShapeT]):
 
 
 class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
-    """A kernel that transfers data over the simulated device's link."""
+    """A kernel that transfers data between devices, at the bandwidth of the link of the simulated device."""
 
     is_default = True
 
@@ -77,7 +79,7 @@ class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
 
 
 class SimulatedAttention(SimulatedUnitKernel[AttentionProblem, AttentionShape], AttentionKernel):
-    """Attention at 70 % of the peak."""
+    """A simulated attention kernel that runs at 70 % of the peak rate."""
 
     name = "simulated-attention"
     dtypes = ("bfloat16", "float16")
@@ -85,26 +87,30 @@ class SimulatedAttention(SimulatedUnitKernel[AttentionProblem, AttentionShape], 
 
 
 class SimulatedModel(SimulatedUnitKernel[ModelProblem, ModelShape], ModelKernel):
-    """A training step of a model at 50 % of the peak."""
+    """A simulated training step of a model that runs at 50 % of the peak rate."""
 
     name = "simulated-model"
     share: ClassVar[float] = 0.5
 
 
 class SimulatedCopies(SimulatedLinkKernel[CopyProblem, CopyShape], CopyKernel):
-    """Copies in any direction, at the speed of the link."""
+    """A simulated kernel for copies in any direction, at the bandwidth of the link."""
 
     name = "simulated-copies"
 
 
 class SimulatedCollective(SimulatedLinkKernel[CollectiveProblem, CollectiveShape], CollectiveKernel):
-    """Collectives at the speed of the link, regardless of other ranks."""
+    """A simulated kernel for collectives such as all-reduce, at the bandwidth of the link. It does not wait for other
+    ranks.
+    """
 
     name = "simulated-collective"
 
 
 class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """Bandwidth patterns at the bandwidth of the simulated device's memory or cache."""
+    """A simulated kernel for bandwidth patterns such as copy, at the bandwidth of the memory or the cache of the
+    device.
+    """
 
     name = "simulated-bandwidth"
 
@@ -126,7 +132,7 @@ class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], Band
 
 
 class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel):
-    """Matmul on a simulated device, with its clock, tiles and power."""
+    """A simulated matmul kernel, whose time depends on the clock, tiles and power of the device."""
 
     name = "simulated.mm"
 
@@ -138,8 +144,8 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
     def launch_function(
         self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape
     ) -> Callable[[object], None]:
-        costs = problem.data != "zeros"
-        return partial(device.compute, device.count_cycles(shape) * (1 + costs * device.world.data_cost))
+        costs_data_time = problem.data != "zeros"
+        return partial(device.compute, device.count_cycles(shape) * (1 + costs_data_time * device.world.data_cost))
 
 
 def make_prepared(
@@ -149,23 +155,27 @@ def make_prepared(
     tolerance: float,
     launch_function: Callable[[int], Callable[[], None]],
 ) -> Prepared:
-    """Make launches for ``sets`` operand sets. ``launch_function``: returns the launch for an operand set's index.
+    """Make the launches of a simulated kernel for ``sets`` operand sets, with functions that verify their outputs.
 
-    An output is correct if its launch ran after the output was last poisoned and the device has no fault for the shape.
+    - ``tolerance``: the maximum relative error of a correct output.
+    - ``launch_function``: returns the launch for the index of an operand set.
+
+    An output is correct if its launch ran after the output was last poisoned (overwritten with invalid values) and the
+    device has no fault for the shape.
     """
     device.begin_visit()
-    written: set[int] = set()
-    # Use a separate generator so that other random values do not change.
-    wrong, flipped = random.Random(f"{device.fault_seed} {device.launches}"), [False]
-    spoiled = _find_cells_of_unit(device.world, shape)
+    written_outputs: set[int] = set()
+    # Use a separate random generator for flipped bits, so that other random values do not depend on them.
+    flip_random, is_last_output_flipped = random.Random(f"{device.fault_seed} {device.launches}"), [False]
+    faulty_cells = _find_cells_of_faulty_unit(device.world, shape)
 
     def make_launch(index: int) -> Callable[[], None]:
         run = launch_function(index)
 
         def launch() -> None:
             run()
-            written.add(index)
-            flipped[0] = wrong.random() < device.world.flips
+            written_outputs.add(index)
+            is_last_output_flipped[0] = flip_random.random() < device.world.flips
 
         return launch
 
@@ -174,37 +184,39 @@ def make_prepared(
         if isinstance(fault, Exception):
             raise fault
         device.synchronize()
-        is_wrong = fault == "wrong_result" or index not in written or bool(spoiled.cells)
+        is_wrong = fault == "wrong_result" or index not in written_outputs or bool(faulty_cells.cells)
         return Verdict(1.0 if is_wrong else 1e-3, tolerance)
 
     def checksum(index: int, result: object) -> Callable[[], int]:
-        is_wrong = flipped[0]
+        is_wrong = is_last_output_flipped[0]
         return lambda: int(is_wrong)
 
     launches = [make_launch(index) for index in range(sets)]
 
     def remember(index: int, result: object) -> Compare:
-        before = flipped[0]
+        was_flipped = is_last_output_flipped[0]
 
         def compare(later: object) -> Callable[[], WrongCells]:
-            places = frozenset({(0, 0, 0)}) if flipped[0] != before else frozenset()
-            return lambda: replace(spoiled, cells=places)
+            wrong_cells = frozenset({(0, 0, 0)}) if is_last_output_flipped[0] != was_flipped else frozenset()
+            return lambda: replace(faulty_cells, cells=wrong_cells)
 
         return compare
 
     return Prepared(
         launches,
         verify,
-        lambda returned: written.clear(),
+        lambda returned: written_outputs.clear(),
         checksum=checksum,
         remember=remember,
         repeats_bits=True,
-        locate=lambda index, result: spoiled,
+        locate=lambda index, result: faulty_cells,
     )
 
 
-def _find_cells_of_unit(world: Physics, shape: object) -> WrongCells:
-    """Return the cells of the output that the faulty unit computes; none if no unit is faulty."""
+def _find_cells_of_faulty_unit(world: Physics, shape: object) -> WrongCells:
+    """Return which cells (blocks) of the output of a matmul the faulty compute unit computes. Returns no cells if no
+    unit is faulty.
+    """
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
     down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))

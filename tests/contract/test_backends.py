@@ -37,11 +37,11 @@ class TestSimulated(BackendContract):
     def backend(self):
         return SimulatedBackend()
 
-    def test_tells_exhausted_memory_from_other_errors(self, backend):
+    def test_distinguishes_exhausted_memory_from_other_errors(self, backend):
         with pytest.raises(MemoryError) as caught:
             backend.operand_pool("normal", 0).take("a", backend.free_memory(), "float32")
         self.out_of_memory = caught.value
-        super().test_tells_exhausted_memory_from_other_errors(backend)
+        super().test_distinguishes_exhausted_memory_from_other_errors(backend)
 
 
 class TestCuda(BackendContract):
@@ -207,7 +207,7 @@ def cpu_module():
 def test_the_cpu_defaults_to_bfloat16_only_where_it_is_native(cpu_module, monkeypatch, tmp_path, flags, dtype):
     path = tmp_path / "cpuinfo"
     path.write_text(f"model name\t: Some CPU\n{flags}\n")
-    monkeypatch.setattr(cpu_module, "_CPUINFO", path)
+    monkeypatch.setattr(cpu_module, "_CPUINFO_FILE", path)
     assert open_backend("cpu").default_dtype == dtype
 
 

@@ -40,8 +40,8 @@ def train(card, meter, steps=5, data=0.0, begin=True, **told):
         card.sleep(data)
         if begin:
             meter.begin()
-        card.cached = None
-        card._execute(STEP, 300.0)
+        card.cached_operands = None
+        card._run_on_device(STEP, 300.0)
         figures.append(meter.step(**told))
     return [each for each in [*figures, meter.finish()] if each is not None]
 
@@ -68,11 +68,11 @@ def test_a_step_is_told_in_tokens_tflops_and_shares(card):
 def test_a_step_is_read_when_the_next_is_queued(card):
     meter = meter_of(card)
     meter.begin()
-    card._execute(STEP, 300.0)
+    card._run_on_device(STEP, 300.0)
     before = card.now()
     assert meter.step() is None
     assert card.now() - before < 1e-4
-    card._execute(STEP, 300.0)
+    card._run_on_device(STEP, 300.0)
     assert meter.step().step == 1
     # The host waited for the first step alone: the second is still running.
     assert card.device_time - card.now() == pytest.approx(STEP, rel=0.01)

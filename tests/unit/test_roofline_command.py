@@ -29,8 +29,8 @@ def little(patch):
     """The simulated device, and a search of few shapes."""
     library.install(patch)
     patch.setattr(grid, "plan_search", library.short(grid.plan_search, (8192, 16384)))
-    patch.setattr(roofline, "_PASSES", 256)  # long launches are few
-    patch.setattr(roofline, "_CACHE_MULTIPLES", (64, 128))
+    patch.setattr(roofline, "_PASSES_OVER_CACHE", 256)  # long launches are few
+    patch.setattr(roofline, "_CACHE_SIZE_MULTIPLES", (64, 128))
 
 
 @pytest.fixture

@@ -42,10 +42,10 @@ class Swinging(SimulatedBackend):
 
     loaded_from = 0.0
 
-    def _idle_until(self, moment):
+    def _idle_until_time(self, moment):
         if moment - self.device_time > 0.01:
             self.loaded_from = moment
-        return super()._idle_until(moment)
+        return super()._idle_until_time(moment)
 
     def _compute_time_factor(self):
         loaded = self.device_time - self.loaded_from

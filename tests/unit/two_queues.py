@@ -65,7 +65,7 @@ class TwoQueues(SimulatedBackend):
         self.last[queue] = [job]
         return job
 
-    def _execute(self, seconds, watts):
+    def _run_on_device(self, seconds, watts):
         self.host_time += self.world.launch_seconds
         self.add(self.current, seconds)
 

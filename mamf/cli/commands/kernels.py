@@ -1,4 +1,6 @@
-"""``mamf kernels``: lists every kernel of every operation, with the reason if it is not available."""
+"""Implement the command ``mamf kernels``: list the kernels of every operation, and say of each whether it can run on a
+device of this machine, or why it cannot.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
-from mamf.cli.terminal import add, add_device_options, print_document
+from mamf.cli.terminal import add_device_options, add_shared_options, print_document
 from mamf.errors import MamfError
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--operation", default_text="all operations")
+    add_shared_options(parser, "--operation", default_text="all operations")
     add_device_options(parser)
     parser.set_defaults(format="table")
 
@@ -32,9 +34,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.document import Document, Lines
 
     if options.operation:
-        make_operation(options.operation)  # report an unknown name before a device is opened
+        make_operation(options.operation)  # Report an unknown operation before mamf opens a device.
     backend = open_backend(options.backend or "auto", options.device or 0)
-    # The best-known operations come first.
+    # List matmul and attention first, because most users look for their kernels.
     names = (
         [options.operation]
         if options.operation
@@ -48,7 +50,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def make_kernel_table(name: str, backend: Backend) -> Block:
-    """Return a table of the kernels of an operation, or the reason why the operation cannot be loaded."""
+    """Return a table of the kernels of the operation called ``name``, and of whether each can run on the device of
+    ``backend``. If the operation cannot be imported, return a line with the reason.
+    """
     from mamf.plugins.discovery import list_kernel_names, make_operation
     from mamf.report.document import Lines, make_text_table
 

@@ -1,4 +1,6 @@
-"""``mamf model``: measures training steps of language models, as shares of known ceilings."""
+"""Implement the command ``mamf model``: measure the time of training steps of language models, and show their FLOPS as
+a share of the ceiling, the highest matmul rate that is known for the device.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.planning import add_parameters, request_of
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import add, add_session_options, say_memory, warn
+from mamf.cli.planning import add_operation_options, make_request
+from mamf.cli.session import Session, run_kernel_session
+from mamf.cli.terminal import add_session_options, add_shared_options, print_needed_memory, warn
 from mamf.errors import MamfError, UsageError
 from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
@@ -28,14 +30,14 @@ EXAMPLES = """examples:
   mamf model --size 1b --phase step --memory mem.pickle  what is allocated at the peak, by module
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
-#: Seconds of a quick run.
+#: The default time budget with --quick, in seconds.
 _QUICK_SECONDS = 60.0
-#: The minimum number of launches for the first row of a model, including its verification.
+#: The minimum number of launches that mamf needs to verify and measure the first row of a model.
 _MIN_FIRST_ROW_LAUNCHES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_parameters(parser, Model(), defaults={"context": (1024,)})
+    add_operation_options(parser, Model(), defaults={"context": (1024,)})
     group = parser.add_argument_group("what")
     group.add_argument(
         "--attention",
@@ -51,10 +53,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"take less time: by default one sequence of 256 tokens, 0.5 s per row and {_QUICK_SECONDS:.0f} s in all",
     )
-    add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
+    add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     group = parser.add_argument_group("profile launches of one row instead of measuring, as 'mamf profile' does")
-    add(group, "--nvtx", "--dtypes", "--memory")
-    add_session_options(parser, regimes="sustained")
+    add_shared_options(group, "--nvtx", "--dtypes", "--memory")
+    add_session_options(parser, regimes_default="sustained")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -66,16 +68,18 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.kernel = make_kernel_names(options)
     if options.nvtx or options.dtypes or options.memory:
         return _profile_single_row(options)
-    return run_kernels(options, ModelSession, Model())
+    return run_kernel_session(options, ModelSession, Model())
 
 
 def _profile_single_row(options: argparse.Namespace) -> int:
-    """Profile launches of the single row that the options describe; return the exit code."""
+    """Run ``mamf profile`` on launches of the one combination of kernel, problem and shape that the options describe,
+    and return its exit code. Raises UsageError if the options describe several combinations or none.
+    """
     from mamf.plugins.discovery import open_backend
     from mamf.profiling.counters.ncu import make_run_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
-    request = request_of(Model(), options)
+    request = make_request(Model(), options)
     rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.make_problems(backend)
             for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
@@ -92,8 +96,8 @@ def _profile_single_row(options: argparse.Namespace) -> int:
 
 
 def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
-    """Return the kernel names: the model with each attention kernel, eager and, on request, compiled. None if the
-    resumed log decides.
+    """Return names of kernels such as ``torch[sdpa]``, a model that uses the attention kernel sdpa: one per attention
+    kernel, and with --compile also ``compiled[...]``. Return None if the kernels are those of the resumed log.
     """
     from mamf.cli.resuming import has_plan_options
 
@@ -104,7 +108,10 @@ def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
 
 
 class ModelSession(Session):
-    """Measures training steps of models, and looks up the ceilings for their shares."""
+    """A run of ``mamf model``: it measures training steps of models, and compares their FLOPS with known ceilings.
+
+    ``known_ceilings``: the ceilings to compare with, by dtype and regime (burst or sustained load).
+    """
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_from_option
@@ -114,7 +121,7 @@ class ModelSession(Session):
 
         super().__init__(*arguments)
         wanted = list_needed_ceilings(self.plan)
-        self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
+        self.known_ceilings = dict(self.resumed_log.known_ceilings) if self.resumed_log else {}
         for key, each in read_given_ceilings(self.options, wanted, self.backend).items():
             ceiling, before = mark_as_from_option(each), self.known_ceilings.get(key)
             if before and make_known_ceiling_record(before) != make_known_ceiling_record(ceiling):
@@ -123,16 +130,16 @@ class ModelSession(Session):
             if any(find_rate({key: ceiling}, *each) for each in wanted):
                 self.known_ceilings[key] = ceiling
 
-        if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.log is None:
+        if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.resumed_log is None:
             self._require_budget_for_first_row(self.plan.budget_seconds)
 
     def _require_budget_for_first_row(self, budget: float) -> None:
-        """Raise UsageError if the first row takes longer than the budget on this CPU."""
+        """Raise UsageError if the first row, with its verification, takes more than ``budget`` seconds on this CPU."""
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
-        # The reference of its results is in float32, whatever its own dtype.
+        # Estimate with the rate of float32: the verification of a model of any dtype computes its reference in float32.
         flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
         needed = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
         if needed > budget:
@@ -141,10 +148,10 @@ class ModelSession(Session):
                 "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
             )
 
-    def say_plan(self) -> None:
-        super().say_plan()
+    def print_plan(self) -> None:
+        super().print_plan()
         needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0)
-        say_memory(needed, "the largest row, without its activations", self.backend)
+        print_needed_memory(needed, "the largest row, without its activations", self.backend)
 
     def make_strategy(self, setup: Setup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
@@ -154,7 +161,7 @@ class ModelSession(Session):
 
         missing = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
         self.known_ceilings |= find_known_ceilings(self.backend, missing)
-        logged = self.log.known_ceilings if self.log else {}
+        logged = self.resumed_log.known_ceilings if self.resumed_log else {}
         new = [
             LogRecord("known_ceiling", make_known_ceiling_record(each))
             for key, each in self.known_ceilings.items()
@@ -164,7 +171,9 @@ class ModelSession(Session):
 
 
 def find_known_ceilings(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
-    """Return the ceilings that were measured on this device or contributed for its model. Warn of missing ones."""
+    """Return the ceiling for each pair of dtype and regime in ``needed`` that was measured on this device, or that
+    users contributed for devices of this model. Warn of each pair without a ceiling.
+    """
     from mamf.contribution.known_ceilings import find_measured_peak
 
     known: dict[tuple[str, str], Rate] = {}

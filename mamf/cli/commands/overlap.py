@@ -1,5 +1,5 @@
-"""``mamf overlap``: measures matmul together with a collective of all devices, or with copies or memory traffic on one
-device.
+"""Implement the command ``mamf overlap``: measure how much a matmul slows down while the device also does other work,
+such as a collective with all devices of the machine, or a copy on one device.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, index, stdout
+from mamf.cli.session import Session, run_kernel_session
+from mamf.cli.terminal import (
+    add_device_options,
+    add_output_options,
+    add_run_options,
+    add_shared_options,
+    get_report_stream,
+    parse_index,
+)
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
@@ -48,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="work to run at the same time as matmul: collectives, copies or passes over arrays (default: all_reduce "
         "all_gather reduce_scatter; on one device to_host to_device copy)",
     )
-    add(
+    add_shared_options(
         group,
         "--shapes",
         help="pairs MxNxK+SIZE of a matmul and the bytes of the other work (default: 8192x8192x8192 and 16x8192x8192, "
@@ -57,13 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--blocks",
         nargs="+",
-        type=index,
+        type=parse_index,
         metavar="N",
         help="number of communication blocks of a collective (CTAs in NCCL, channels in RCCL); 0: the "
         "library chooses (default: 0)",
     )
-    add(group, "--dtype")
-    add(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
+    add_shared_options(group, "--dtype")
+    add_shared_options(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
     group.add_argument(
         "--flop",
         type=float,
@@ -106,9 +113,9 @@ def run_with_options(options: argparse.Namespace) -> int:
         ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
         import subprocess
 
-        return subprocess.call([sys.executable, *ranks, *options.typed], stdout=stdout())
+        return subprocess.call([sys.executable, *ranks, *options.typed], stdout=get_report_stream())
     if place is not None:
-        # A launcher may hide the devices of the other ranks.
+        # A launcher may show each process only its own device. Then that device has the index 0 in every process.
         options.backend, options.device = name, place.index % max(count, 1)
     if place is not None and place.rank:
         return (
@@ -122,11 +129,14 @@ def run_with_options(options: argparse.Namespace) -> int:
         *(f"other={','.join(beside)}", f"timed={','.join(COUNTED_WORKS)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
-    return run_kernels(options, OverlapSession)
+    return run_kernel_session(options, OverlapSession)
 
 
 def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
-    """Measure a run and yield its rows. If a launcher started several ranks, every rank measures the plan of rank 0."""
+    """Measure what ``strategy`` plans, and yield a row per measurement. If a launcher such as torchrun started several
+    processes (ranks), all of them measure the plan of rank 0 together. ``place``: the rank of this process, or None if
+    no launcher started it.
+    """
     from mamf.node.group import gather_all, join_group
 
     if place is None:
@@ -142,7 +152,13 @@ def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) ->
 
 @dataclass
 class _RankStrategy:
-    """A run on rank 0 of a group, or without a group. ``logged_steps``: steps whose rows are in the resumed log."""
+    """The strategy of the process that writes the log: rank 0 of the processes that a launcher started, or the only
+    process.
+
+    ``strategy``: what to measure, with the collectives of all ranks.
+    ``place``: the rank of this process, or None if it is the only process.
+    ``logged_steps``: what the resumed log already has rows of; their rows are not yielded again.
+    """
 
     strategy: OverlapStrategy
     place: RankPlace | None

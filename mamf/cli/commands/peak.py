@@ -1,4 +1,6 @@
-"""``mamf peak``: prints the matmul rate of a device, present or named, and the source of the figure."""
+"""Implement the command ``mamf peak``: print the highest known matmul rate of a device, and whether it was measured
+here, contributed by other users, or is from a datasheet. The device may be one that this machine does not have.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.terminal import add, add_device_options, print_document
+from mamf.cli.terminal import add_device_options, add_shared_options, print_document
 from mamf.errors import PEAK_SOURCES, UsageError
 from mamf.measurement import TERA, Rate
 
@@ -29,12 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="device to look up, by torch's name or a common one; it need not be installed here",
     )
-    add(parser, "--dtype", nargs=None)
-    add(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
+    add_shared_options(parser, "--dtype", nargs=None)
+    add_shared_options(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
     parser.add_argument(
         "--source", choices=PEAK_SOURCES, help="use only figures from this source (default: the best source)"
     )
-    add(parser, "--anyway", "--format", "--wide")
+    add_shared_options(parser, "--anyway", "--format", "--wide")
     add_device_options(parser)
 
 
@@ -72,7 +74,7 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
 
 
 def _make_json_record(rate: Rate) -> dict[str, Any]:
-    """Return the answer for --format json. ``flops`` and the interval are in FLOP/s."""
+    """Return the JSON object that --format json prints. Its ``flops`` and ``interval`` are in FLOP/s, not TFLOPS."""
     names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = rate.interval and [rate.interval.low * TERA, rate.interval.high * TERA, rate.interval.coverage]
     return {

@@ -1,4 +1,6 @@
-"""``mamf profile SCRIPT [ARGS...]``: reports where the steps of a training or inference script spend their time."""
+"""Implement the command ``mamf profile SCRIPT [ARGS...]``: run a training or inference script under torch's profiler,
+and report which kernels and gaps take the time of its steps.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_output_options,
-    note_stream,
+    add_shared_options,
+    choose_note_stream,
+    get_report_stream,
+    parse_size_option,
     print_document,
-    say,
-    size,
-    stdout,
+    print_line,
     warn,
 )
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
@@ -49,11 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     script = parser.add_argument(
         "script", nargs=argparse.PARSER, metavar="SCRIPT", help="Python file to run, followed by its arguments"
     )
-    script.required = False  # --from needs none
+    script.required = False  # With --from, mamf reads a trace and needs no script.
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in python -m")
     parser.add_argument(
         "--steps",
-        type=size,
+        type=parse_size_option,
         default=3,
         metavar="N",
         help="number of steps to profile (default: 3); before that, the same number of steps is timed without the "
@@ -61,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--warmup",
-        type=size,
+        type=parse_size_option,
         default=5,
         metavar="N",
         help="number of steps to skip first (default: 5)",
@@ -80,8 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="first",
         help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
     )
-    # --ceiling takes one value and may be repeated: an option with several values would take SCRIPT too.
-    add(
+    # Let --ceiling take one value and be repeatable: an option with several values would take SCRIPT as a value too.
+    add_shared_options(
         parser,
         "--ceiling",
         nargs=None,
@@ -92,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="save the profiled steps as a Chrome trace, for Perfetto"
     )
-    add(parser, "--memory", "--dtypes", "--nvtx")
+    add_shared_options(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(
         "--from",
         dest="source",
@@ -100,7 +102,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="report on an existing Chrome trace (.json, .json.gz) or list of launches (.csv)",
     )
-    add(parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)")
+    add_shared_options(
+        parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)"
+    )
     add_device_options(parser)
     add_output_options(parser)
     parser.set_defaults(script=None)
@@ -112,12 +116,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.machine.environment import quote_command_line
     from mamf.profiling.running import Program, get_rank
 
-    options.command_line = quote_command_line()  # sys.argv will be the script's
+    options.command_line = quote_command_line()  # Save it now, because the script gets its own sys.argv.
     if options.source is not None:
         return _report_existing_trace(options)
     if not options.script:
         raise UsageError("nothing to profile: name a SCRIPT, or a trace with --from")
-    # Take the script's arguments as typed: the underscores in mamf's options were replaced.
+    # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
     name, *arguments = options.typed[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
     program.check_exists()
@@ -129,7 +133,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.output, options.trace, options.memory = (
         _choose_output_path(options, name) for name in ("output", "trace", "memory")
     )
-    folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which a forked child would remove at its exit
+    folder = Path(tempfile.mkdtemp())  # A forked child would remove a TemporaryDirectory at its exit.
     try:
         return _profile_script(options, program, folder)
     finally:
@@ -137,9 +141,11 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _choose_output_path(options: argparse.Namespace, option: str) -> Path | None:
-    """Return the absolute path of this rank's output file, or None if this rank writes none.
+    """Return the path of the file that this process writes for ``option`` ("output", "trace" or "memory"), or None if
+    it writes no such file. With torchrun only the first process (rank) writes files, except logs with --ranks all.
 
-    Raises UsageError before the script runs for hours. The path is absolute because a script may change its folder.
+    The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
+    if the file exists already or its folder does not.
     """
     from mamf.profiling.log import get_rank_log_path
     from mamf.profiling.running import get_rank
@@ -195,19 +201,19 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
         if each is not None
     ]
     profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
-    if running.get_rank() and options.ranks == "first":  # this rank only has to end when the first one does
+    if running.get_rank() and options.ranks == "first":  # Count steps, to end after as many as the profiled rank 0.
         return running.profile_program(program, profiler, options.calls)
-    if options.ceiling:  # report wrong logs before the script runs
+    if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
         _make_ceiling_lookup(options)
-    terminal, is_kept = sys.stdout, False  # a script may replace sys.stdout
+    terminal, is_kept = sys.stdout, False  # Keep sys.stdout, because the script may replace it.
     process, printed = os.getpid(), folder / "printed"
 
     def write_profile_once(code: int = 0) -> None:
         nonlocal is_kept
-        folder.mkdir(parents=True, exist_ok=True)  # a script may remove temporary files
+        folder.mkdir(parents=True, exist_ok=True)  # The script may have removed temporary files.
         trace = profiler.read_trace(options.trace or folder / "trace.json")
         if trace is None and printed.exists():
-            return  # a process that the script forked has printed its profile
+            return  # A process that the script forked has already printed the profile.
         if trace is None:
             raise NothingProfiledError(profiler.explain_missing_profile(options.calls), code)
         with running.keep_current_device(), contextlib.redirect_stdout(terminal):
@@ -218,7 +224,7 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
             _write_and_print_profile(options, Path(program.name).name, profile)
         is_kept = True
         if os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)  # a script may end in a way that leaves it
+            shutil.rmtree(folder, ignore_errors=True)  # Remove it now, because the script may end by os._exit.
         else:
             printed.touch()
 
@@ -233,7 +239,9 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
 
 
 def _write_and_print_profile(options: argparse.Namespace, name: str, profile: Profile) -> None:
-    """Write the log, and print the report on the first rank. ``name``: the script's file name."""
+    """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
+    process, also print its report. ``name``: the file name of the script or trace.
+    """
     from mamf.profiling.log import make_profile_document, write_profile
     from mamf.profiling.running import get_rank
 
@@ -244,15 +252,17 @@ def _write_and_print_profile(options: argparse.Namespace, name: str, profile: Pr
     if not get_rank():
         print_document(options, make_profile_document(name, profile, options.top))
         if options.ranks == "all":
-            say(f"all ranks: mamf show {options.output.parent}", note_stream(options))
-        stdout().flush()
+            print_line(f"all ranks: mamf show {options.output.parent}", choose_note_stream(options))
+        get_report_stream().flush()
 
 
 def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> FindCeiling:
-    """Return a function that returns the sustained ceiling of a dtype, for MAMFU. Training is a sustained load.
+    """Return a function that takes the name of a dtype and returns the highest matmul rate of the device under
+    sustained load, its sustained ceiling, or None if it is unknown. Reports divide by it to show MAMFU.
 
-    The ceilings are those of the given logs, or else, for a script, the known ones of its device. Raises RunLogError if
-    a log has no sustained ceiling.
+    The ceilings come from the logs of --ceiling. Without --ceiling, those of a script are looked up by its device, and
+    those of a trace are unknown. ``is_of_device``: whether the profiled work ran on a device other than the CPU. Raises
+    RunLogError if a log has no sustained ceiling.
     """
     from mamf.ceilings.ceiling import mark_as_from_option
     from mamf.logs.run_log import read_run_log
@@ -271,7 +281,9 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
 
 @functools.cache
 def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
-    """Return the sustained ceiling that was measured here or contributed, never a datasheet peak; or else None."""
+    """Return the sustained ceiling of a dtype on ``device``: measured on this machine, or contributed by other users
+    for this model of device. Return None if only the peak of a datasheet is known, or nothing.
+    """
     from mamf.contribution.known_ceilings import find_measured_peak
 
     try:
@@ -281,8 +293,10 @@ def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
 
 
 def _make_device_name(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
-    """Return the device of --backend and --device as ``peak`` names it. Without either, return None for the default
-    device, or ``cpu`` if the trace has no device work.
+    """Return the device that --backend and --device select, in the form that :func:`mamf.peak` takes, such as "auto:0".
+
+    Without both options, return None, which means the default device, or "cpu" if ``is_of_device`` is false, because
+    then the profiled work ran on the CPU.
     """
     if options.backend is None and options.device is None:
         return None if is_of_device else "cpu"

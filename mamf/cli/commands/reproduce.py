@@ -1,4 +1,6 @@
-"""``mamf reproduce``: measures a figure of a log, a table or a paper again, and says whether it holds here."""
+"""Implement the command ``mamf reproduce``: measure a published figure (from a log, a table or a paper) on this
+machine, and say whether the result agrees with it. A figure to check is called a claim.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from mamf.cli.parser import NeededUnless
-from mamf.cli.session import Session, run_session, say_plan
-from mamf.cli.terminal import add, add_device_options, add_run_options, share, warn
+from mamf.cli.parser import StoreUnlessOption
+from mamf.cli.session import Session, print_plan, run_session
+from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, parse_share_option, warn
 from mamf.cli.watching import Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
 from mamf.kernel import AnyKernel
@@ -42,7 +44,8 @@ docs/reproducing.md says how it decides.
 """
 _SLOWER_EXIT_CODE, _UNFINISHED_EXIT_CODE = 3, 1
 _MAX_CLAIM_CHARACTERS = 500
-#: A claim in words, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd.
+#: The pattern of a claim (a figure to check) as the user types it for --claim: rate, unit, kernel, shape, and values of
+#: fields of the problem, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd".
 _CLAIM_PATTERN = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
 _CLAIM_REGIMES = (BURST, SUSTAINED, CLASSIC)
 
@@ -51,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="?",
-        action=NeededUnless,
+        action=StoreUnlessOption,
         alternatives=("--claim", "--requeue", "--resume"),
         metavar="LOG",
         help="run log with the figures, or its https address",
@@ -59,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--claim", nargs="+", metavar="TEXT", help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS'"
     )
-    add(
+    add_shared_options(
         parser,
         "--top",
         default=1,
@@ -67,14 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=share,
+        type=parse_share_option,
         metavar="SHARE",
         help="relative difference that still counts as reproduced (default: 2%%)",
     )
-    add(parser, "--kernel", default_text="the installed kernels of the log")
+    add_shared_options(parser, "--kernel", default_text="the installed kernels of the log")
     add_device_options(parser)
-    add_run_options(parser, budget="57s")
-    add(parser, "--format", "--wide")
+    add_run_options(parser, budget_default="57s")
+    add_shared_options(parser, "--format", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -85,12 +88,13 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, RunLog | None]:
-    """Return the name of the operation, its claims, and the run log that they are from, or None.
+    """Read the claims (figures to check) from --claim or from a run log. Return the name of their operation, the claims
+    with the options to measure them, and the run log, which is None for --claim.
 
-    The problem of a claim in words is a dict of fields, which is completed when the device is known. Raises UsageError
-    or RunLogError.
+    The problem of a claim from --claim is a dict of those fields that the text names; ``open_kernels`` completes it for
+    the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
-    from mamf.cli.reading import ensure_local_file, read_log
+    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.judging import make_claims
 
     if options.claim:
@@ -98,14 +102,16 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
         if len({name for name, _ in claims}) > 1:
             raise UsageError("the claims are about several operations: give only claims about one operation")
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
-    with ensure_local_file(options.source) as file:
+    with yield_local_file(options.source) as file:
         log = read_log(file)
         return log.plan.operation, make_claims(log, options.top), log
 
 
 def _parse_claim(text: str) -> tuple[str, Claim]:
-    """Return the name of the operation and the claim. Raises UsageError for text that is not a claim."""
-    from mamf.cli.planning import read_fields
+    """Read one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation and
+    the claim. Raises UsageError if ``text`` is not a claim.
+    """
+    from mamf.cli.planning import parse_field_texts
 
     parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if parts is None or not float(parts[1]):
@@ -117,14 +123,18 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
         raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {counted}")
     fields = [word if "=" in word else f"{_find_field_with_value(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
-    asked = read_fields(of, [each for each in fields if each != f"regime={regime}"])
+    asked = parse_field_texts(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
     step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
     return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
 
 
 def _find_field_with_value(word: str, of: AnyOperation) -> str:
-    """Return the name of the field that allows this word of a claim as its value, or else ``dtype``."""
+    """Return the name of the field of the operation's problem that ``word`` is a value of, such as "direction" for
+    "fwd".
+
+    Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
+    """
     from mamf.operation import get_field_parameters
 
     if word in _CLAIM_REGIMES:
@@ -133,9 +143,10 @@ def _find_field_with_value(word: str, of: AnyOperation) -> str:
 
 
 def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
-    """Return the operation that can read the shape and has the kernel. A kernel given by path may be of any operation.
+    """Return the operation whose shapes are written like ``shape`` and that has a kernel called ``kernel``. For a
+    kernel that is given as package.module:Class, return the first operation whose shapes are written like ``shape``.
 
-    Raises UsageError if no operation reads the shape, UnknownNameError if no operation that reads it has the kernel.
+    Raises UsageError if no operation has such shapes, and UnknownNameError if none of those that do has the kernel.
     """
     from mamf.cli.planning import AnyOperation
     from mamf.plugins.discovery import (
@@ -161,7 +172,10 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
 
 
 class ReproduceSession(Session):
-    """Measures claims again and compares the two figures of each."""
+    """A run of ``mamf reproduce``: it measures claims (published figures) here, and compares each with its new figure.
+
+    ``requested_claims``: the claims, and the options to measure them. ``source_log``: the log with the claims, or None.
+    """
 
     kind = REPRODUCE
 
@@ -169,20 +183,23 @@ class ReproduceSession(Session):
         from mamf.operation import Request
         from mamf.plugins.discovery import make_operation
 
-        if resumed:  # the log contains the claims
+        if resumed:  # Read no claims from the options, because the resumed log contains them.
             name = resumed.log.plan.operation
         else:
             name, self.requested_claims, self.source_log = _read_claims(options)
         super().__init__(Request(make_operation(name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
-        """Open the kernels of the claims that can run here; return each with its name."""
+        """Return the kernels that can run here of those that the claims name, each with its name on the command line.
+
+        Remove the claims of the other kernels from ``requested_claims``. Raises UnavailableError if no claim is left.
+        """
         from mamf.logs.compare import find_blocking_differences
         from mamf.plugins.discovery import choose_kernels
 
-        if self.before:
-            return choose_kernels(self.of, self.backend, self.before.kernels)
-        given = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
+        if self.resumed_plan:
+            return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
+        given = choose_kernels(self.operation, self.backend, self.options.kernel) if self.options.kernel else []
         opened = {
             name: next((each for each in given if name in (each[0], each[1].name)), None)
             or self._open_installed_kernel(name)
@@ -194,7 +211,7 @@ class ReproduceSession(Session):
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
-            problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
+            problem = self.operation.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := opened[name]:
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))
@@ -204,18 +221,20 @@ class ReproduceSession(Session):
         return list({each[1].name: each for each in opened.values() if each}.values())
 
     def _open_installed_kernel(self, name: str) -> tuple[str, AnyKernel] | None:
-        """Return the installed kernel with this name; warn and return None if it cannot run here.
+        """Return the installed kernel called ``name`` with its name. If it is not installed or cannot run here, warn
+        and return None.
 
-        Nothing is imported only because a log names it: the user must give paths with --kernel.
+        A log may be from a stranger, so mamf imports no code only because a log names it as package.module:Class. Users
+        who trust the code name it with --kernel.
         """
         from mamf.plugins.discovery import choose_kernels, is_class_path, list_kernel_names
 
-        if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.of):
+        if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
             return None
         try:
-            return choose_kernels(self.of, self.backend, [name])[0]
+            return choose_kernels(self.operation, self.backend, [name])[0]
         except (UnavailableError, UnknownNameError) as error:
             warn(f"{error}; its claims are left out")
             return None
@@ -229,7 +248,7 @@ class ReproduceSession(Session):
             [each.step for each in self.requested_claims.claims],
         )
         return make_operation_plan(
-            self.of,
+            self.operation,
             (name for name, _ in self.kernels),
             dict.fromkeys(step.problem for step in steps),
             dict.fromkeys(step.shape for step in steps),
@@ -242,17 +261,17 @@ class ReproduceSession(Session):
             options=replace(self.requested_claims, tolerance=asked.tolerance or self.requested_claims.tolerance),
         )
 
-    def plan_to_compare(self, before: Plan) -> Plan:
+    def make_plan_to_compare(self, before: Plan) -> Plan:
         tolerance = self.options.tolerance or before.options.tolerance
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
-    def say_plan(self) -> None:
+    def print_plan(self) -> None:
         from mamf.logs.judging import judge_claims
 
         judged = judge_claims(self.plan.options, self.measured_run.rows)
-        say_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
+        print_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
 
-    def count_remaining(self) -> int | None:
+    def count_remaining_measurements(self) -> int | None:
         return self.measured_run.kind.count_left(self.measured_run) or None
 
     def choose_exit_code(self, code: int) -> int:

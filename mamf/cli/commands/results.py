@@ -1,4 +1,6 @@
-"""``mamf results``: checks logs before they are shared, copies one into results/, writes the tables and the site."""
+"""Implement the command ``mamf results``, which maintains results/, the project's folder of logs that users
+contributed: check logs, copy a log into the folder, and write the folder's tables and a website of its figures.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import add, print_document, say, say_lines, warn
+from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 
@@ -40,12 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run logs (all findings are listed), or folders of them (only errors are listed; warnings are counted)",
     )
-    add(check, "--format", choices=("table", "json"))
+    add_shared_options(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
     submit.add_argument(
         "log", type=Path, metavar="LOG", help="run log to submit, or folder that a run with --devices wrote"
     )
-    add(submit, "--dry-run")
+    add_shared_options(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument(
         "--check", action="store_true", help="write nothing, and exit with code 1 if a table is out of date"
@@ -87,7 +89,9 @@ def check_logs(options: argparse.Namespace) -> int:
 
 
 def _review_folder(folder: Path) -> list[Review]:
-    """Review the logs of a folder. In results/, also check their places, duplicates, and files that are not logs."""
+    """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
+    results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
+    """
     from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log, review_results, review_stray_files
 
@@ -105,7 +109,9 @@ def _review_folder(folder: Path) -> list[Review]:
 
 
 def _review_file(path: Path) -> Review:
-    """Review one log. Raises UsageError unless it is a regular file."""
+    """Check the run log at ``path`` against the rules for contributed logs. Raises UsageError if it is not a regular
+    file.
+    """
     from mamf.cli.reading import show_reading_progress
     from mamf.contribution.review import review_log
 
@@ -130,20 +136,20 @@ def _submit_log(options: argparse.Namespace, path: Path) -> int:
 
     root, found = options.results, _review_file(path)
     for line in format_findings(found):
-        say(line)
+        print_line(line)
     if found.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
         return _REJECTED_EXIT_CODE
     content = path.read_bytes()
     target = find_free_place(found, root)
-    say(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
+    print_line(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
     if options.dry_run:
-        say("dry run: nothing is written")
+        print_line("dry run: nothing is written")
         return 0
     make_folder(target.parent)
     create_file_atomically(target, content)
     log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _get_contributed_ceilings_path(root), root))
-    say_lines(f"""
+    print_lines(f"""
 look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
 then, in a clone of your fork:
     git switch -c results-{target.stem}
@@ -162,13 +168,13 @@ def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_results_folder(options.results)
-    logs = sorted(root.glob("*/*.jsonl"))  # no deeper, so that another root is not searched
+    logs = sorted(root.glob("*/*.jsonl"))  # Search only one level, in case root is not results/.
     if not logs:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
     for found in review_results(root, logs):
         if found.is_rejected():
             for line in format_findings(found, with_warnings=False):
-                say(line)
+                print_line(line)
             raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
     collection = read_collection(root, logs)
     pages = {root / path: page for path, page in make_results_pages(collection).items()}
@@ -177,11 +183,11 @@ def write_tables(options: argparse.Namespace) -> int:
     if options.check:
         stale = {path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page}
         for path in pages:
-            say(f"{path} is {'stale: run mamf results table' if path in stale else 'up to date'}")
+            print_line(f"{path} is {'stale: run mamf results table' if path in stale else 'up to date'}")
         return _REJECTED_EXIT_CODE if stale else 0
     for path, page in pages.items():
         write_file_atomically(path, page)
-        say(f"written: {path}")
+        print_line(f"written: {path}")
     return 0
 
 
@@ -193,7 +199,7 @@ def write_site(options: argparse.Namespace) -> int:
     with disable_garbage_collection():
         data = build_site(_require_results_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
-    say(
+    print_line(
         f"written: {options.output / INDEX_FILE} ({format_count(len(data.runs), 'log')} "
         f"of {format_count(devices, 'device')})"
     )
@@ -201,7 +207,9 @@ def write_site(options: argparse.Namespace) -> int:
 
 
 def _get_contributed_ceilings_path(root: Path) -> Path:
-    """Return the path of the file of contributed ceilings, which is part of the package, in a clone of the project."""
+    """Return the path of the file of contributed ceilings in the clone of the project whose folder results/ is
+    ``root``.
+    """
     from mamf.peaks import CONTRIBUTED_FILE
 
     return root.parent / "mamf" / CONTRIBUTED_FILE

@@ -1,4 +1,6 @@
-"""``mamf roofline``: shows what limits a kernel, from ceilings in given logs or from searches that it runs."""
+"""Implement the command ``mamf roofline``: compare kernels with the roofline of a device, and say whether compute or
+memory bandwidth limits each. The ceilings come from given logs, or from searches that the command runs.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from typing import TYPE_CHECKING
 from mamf.backend import MIB, Backend
 from mamf.cli import run_command
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_output_options,
-    note_stream,
+    add_shared_options,
+    choose_note_stream,
     print_document,
-    reports_to,
-    say,
+    print_line,
+    redirect_reports,
     warn,
 )
-from mamf.cli.watching import EXIT_CODE
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import ROOF_EXPORT_FORMATS, UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
@@ -37,44 +39,51 @@ EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-#: Passes of a launch over arrays that fit in the cache. Only the first reads memory, a few percent of the total.
+#: How often one launch reads its arrays to measure the cache, on an accelerator and on a CPU. Only the first pass reads
+#: memory, so memory supplies a few percent of all bytes.
 _PASSES_OVER_CACHE, _CPU_PASSES_OVER_CACHE = 32, 8
-#: The time for each of memory and cache, relative to the time for a dtype.
+#: The time to measure the bandwidth of memory, as a share of the time for the matmul ceilings of one dtype. The
+#: bandwidth of the cache gets as much time as that of memory.
 _BANDWIDTH_BUDGET_SHARE = 0.75
-#: With fewer seconds a matmul search runs as --quick: a thorough one would end before its sustained ceiling.
+#: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because the
+#: time would end before a thorough search has found the ceiling under sustained load.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: Sizes of the arrays, as fractions and multiples of the cache. More multiples would take minutes on a CPU.
+#: The sizes of the arrays: the cache's size divided by 4 and 2 for the bandwidth of the cache, and multiplied by 16 and
+#: 256 for that of memory. A CPU uses only the multiple 16, because 256 would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
-#: An array takes at most 1/4 of the free memory; the memory of a device that does not report it.
+#: An array takes at most the free memory divided by the first number. The second number is the size of the memory in
+#: bytes that mamf assumes for a device that does not report its own.
 _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs with rows to place under the roof")
-    add(parser, "--ceiling", default_text="measure them")
-    add(parser, "--anyway")
+    add_shared_options(parser, "--ceiling", default_text="measure them")
+    add_shared_options(parser, "--anyway")
     group = parser.add_argument_group("measuring")
-    add(group, "--dtype")
-    add(group, "--regime", default_text="both")
-    add(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
-    add(group, "--dry-run", "--notes")
-    add(group, "--output-folder", default_text="roofline-DATE; in an existing folder, unfinished searches continue")
+    add_shared_options(group, "--dtype")
+    add_shared_options(group, "--regime", default_text="both")
+    add_shared_options(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
+    add_shared_options(group, "--dry-run", "--notes")
+    add_shared_options(
+        group, "--output-folder", default_text="roofline-DATE; in an existing folder, unfinished searches continue"
+    )
     add_device_options(parser)
     group = parser.add_argument_group("files")
-    add(group, "--picture")
+    add_shared_options(group, "--picture")
     group.add_argument(
         "--export", choices=ROOF_EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
     )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"
     )
-    add(group, "--overwrite")
+    add_shared_options(group, "--overwrite")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
-    from mamf.cli.resuming import format_flag
+    from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
     from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
     from mamf.report.document import describe_machine
@@ -91,7 +100,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
-            raise UsageError(f"--ceiling cannot be combined with {format_flag(option)}, because it measures nothing")
+            raise UsageError(
+                f"--ceiling cannot be combined with {format_option_name(option)}, because it measures nothing"
+            )
     if options.ceiling is None:
         options.ceiling, code = _run_ceiling_searches(options)
         if options.dry_run:
@@ -113,33 +124,36 @@ def run_with_options(options: argparse.Namespace) -> int:
     if export:
         content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_file_atomically if options.overwrite else create_file_atomically)(export, content.encode())
-        say(f"{options.export}: {export}", note_stream(options))
+        print_line(f"{options.export}: {export}", choose_note_stream(options))
     if options.picture:
         save_figure(draw_figure(make_roofline_chart(roofs, points, header)), options.picture, options.overwrite)
-        say(f"figure: {options.picture}", note_stream(options))
+        print_line(f"figure: {options.picture}", choose_note_stream(options))
     return code
 
 
 def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]:
-    """Run or continue the searches, each with its log in the output folder. Return the logs that have a ceiling, and
-    the exit code. Raises UsageError if no log has one.
+    """Run the searches for the ceilings, or continue those that were interrupted, with one log each in the output
+    folder.
+
+    Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
+    log has a ceiling.
     """
     from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
     if options.restart:
-        folder = options.restart.log.parent
+        folder = options.restart.log_path.parent
     backend, code, logs = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)
-    with reports_to(sys.stderr):
+    with redirect_reports(sys.stderr):
         for name, arguments in _yield_search_arguments(options, backend):
             logs.append(folder / f"{name}.jsonl")
             typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
-            say(f"-- mamf {shlex.join(typed)}")
+            print_line(f"-- mamf {shlex.join(typed)}")
             code = max(code, run_command(typed))
-            if code == EXIT_CODE:
+            if code == INTERRUPTED_EXIT_CODE:
                 break
     found = []
     for path in filter(Path.exists, logs):
@@ -153,8 +167,9 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
 
 
 def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the ``mamf find`` arguments of each search: matmul for each dtype, then memory, with arrays
-    that do not fit in the last-level cache, and the cache, with arrays that do.
+    """Yield for each search its name and its arguments for ``mamf find``. The searches are for the matmul ceilings of
+    each dtype, the bandwidth of memory (arrays larger than the last-level cache), and the bandwidth of this cache
+    (arrays that fit in it).
     """
     from mamf.operations.bandwidth.operation import DEFAULT_CACHE_BYTES, BandwidthShape, floor_to_power_of_two
     from mamf.operations.matmul.operation import problem_for

@@ -1,4 +1,6 @@
-"""``mamf run KERNEL``: launches one kernel on one shape, for a profiler, sanitizer or debugger."""
+"""Implement the command ``mamf run KERNEL``: launch one kernel on one shape and verify its result, so that the user can
+inspect the launch with a profiler, sanitizer or debugger.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
-from mamf.cli.planning import add_launch_options, request_of
-from mamf.cli.terminal import add, add_device_options, say
+from mamf.cli.planning import add_launch_options, make_request
+from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA
@@ -26,7 +28,7 @@ EXAMPLES = """examples:
   rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
   compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
 """
-#: Additional launches whose results are compared with one another.
+#: The number of additional launches with --determinism, whose results mamf compares bit by bit.
 _DETERMINISM_LAUNCHES = 10
 _DETERMINISM_RESULTS = {
     True: f"{_DETERMINISM_LAUNCHES} more launches gave bitwise equal results",
@@ -38,7 +40,7 @@ _DETERMINISM_RESULTS = {
 def add_options(parser: Parser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
-    add(parser, "--launches", default=1, default_text="1")
+    add_shared_options(parser, "--launches", default=1, default_text="1")
     parser.add_argument("--no-verify", action="store_true", help="do not check the result")
     parser.add_argument(
         "--kernel-names",
@@ -64,7 +66,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.running import list_device_kernels
 
     of = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
-    request = request_of(of, options)
+    request = make_request(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
     shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
@@ -73,7 +75,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.engine.launching import time_kernel_parts
 
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
-            say(line)
+            print_line(line)
         return 0
     watch = list_device_kernels if options.kernel_names else None
     asked = LaunchRequest(
@@ -85,19 +87,21 @@ def run_with_options(options: argparse.Namespace) -> int:
     lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
     lines += [_DETERMINISM_RESULTS[launched.is_deterministic]] if options.determinism else []
     for line in lines:
-        say(line)
+        print_line(line)
     return 0
 
 
 def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> Any:
-    """Return the only element of ``values``. Raises UsageError if it has several elements or none."""
+    """Return the only element of ``values``. Raises UsageError if it has several elements or none. The message says
+    that ``mamf run`` takes one ``value_name``, and gives ``example``.
+    """
     if len(values) != 1:
         raise UsageError(f"'mamf run' takes one {value_name}, not {len(values)}: give {example}")
     return values[0]
 
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
-    """Yield the lines of a table of a kernel's parts."""
+    """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
     from mamf.report.document import format_significant
 
     flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))

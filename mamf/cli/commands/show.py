@@ -1,4 +1,4 @@
-"""``mamf show LOG``: prints the report of a run log again, in any format."""
+"""Implement the command ``mamf show LOG``: print the report of a run log, as the run itself did, in any format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add, add_output_options, print_document
+from mamf.cli.terminal import add_output_options, add_shared_options, print_document
 from mamf.errors import UsageError
 from mamf.plans import SWEEP
 
@@ -29,12 +29,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="a run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
     )
-    add(parser, "--ceiling", default_text="none, so rows show no share of the roof")
+    add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import ensure_local_file, read_log
+    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.shared_runs import is_shared_folder
 
     path, *others = options.logs
@@ -43,13 +43,13 @@ def run_with_options(options: argparse.Namespace) -> int:
     elif path.is_dir():
         print_document(options, _make_folder_document(path))
     else:
-        with ensure_local_file(path) as file:
+        with yield_local_file(path) as file:
             print_document(options, make_log_document(file, options))
     return 0
 
 
 def _make_folder_document(folder: Path) -> Document:
-    """Return the report of a folder of 'mamf node', or of the profiles of all ranks."""
+    """Return the report of a folder that ``mamf node`` or ``mamf profile --ranks all`` wrote."""
     from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
     from mamf.node.report import make_node_document
     from mamf.node.verdict import judge_devices
@@ -62,7 +62,10 @@ def _make_folder_document(folder: Path) -> Document:
 
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:
-    """Return the report of a log of any kind. Of the options, ``top`` and ``ceiling`` are used. Raises RunLogError."""
+    """Return the report of the file at ``path``: a run log, a profile or a log of mamf-finder. ``options`` needs the
+    fields ``top`` (maximum number of rows) and ``ceiling`` (logs of ceilings, or None). Raises RunLogError for any
+    other file.
+    """
     from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none

@@ -134,11 +134,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
     rate = compute_max_rate(info, dtype, clock_hz)
     if rate is None or not clock_hz:
         is_known = find_flop_per_cycle(info, dtype) and info.compute_units
-        missing = (
-            "no sensor of this device reads the clock"
-            if is_known
-            else "the FLOP per cycle of the compute units are unknown"
-        )
+        missing = "no sensor reads the clock" if is_known else "the FLOP per cycle of the compute units are unknown"
         yield WaterfallStep(name, None, missing)
         return
     per_cycle = find_flop_per_cycle(info, dtype)

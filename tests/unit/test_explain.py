@@ -86,7 +86,7 @@ def test_with_the_true_clock_each_loss_has_one_cause():
         (ROWS, replace(H200, name="Nobody's"), 1, "the FLOP per cycle of the compute units are unknown"),
         (ROWS, replace(H200, compute_units=None), 1, "the FLOP per cycle of the compute units are unknown"),
         (ROWS, replace(H200, name="NVIDIA H200 NVL"), 1, "the FLOP per cycle of the compute units are unknown"),
-        ([row("normal", 862.0, clock=None)], H200, 1, "no sensor of this device reads the clock"),
+        ([row("normal", 862.0, clock=None)], H200, 1, "no sensor reads the clock"),
         (ROWS[:1], H200, 2, "not measured"),
     ],
 )

@@ -142,7 +142,7 @@ class CpuBackend(HostTimedBackend):
         if reading.clock_hz is None and reading.celsius is None:
             return Unavailable(
                 "the operating system reports neither clock nor temperature",
-                "usual in a virtual machine: nothing to do",
+                "this is usual in a virtual machine, so there is nothing to do",
             )
         return CpuSensors()
 

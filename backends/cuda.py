@@ -237,7 +237,7 @@ def _check_environment() -> list[Advice]:
             "1",
             "each launch waits until the previous one ends, so times of small shapes include host time",
         ),
-        "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
+        "NVIDIA_TF32_OVERRIDE": ("0", "matmuls of tf32 are computed as float32, at a fraction of the speed of tf32"),
     }
     return [
         Advice(name, "warning", f"is set to {value}", cost, f"unset {name}")

@@ -93,7 +93,7 @@ class HpuBackend(AcceleratorBackend):
         return None
 
     def open_device(self) -> torch.device:
-        # The software gives each process one device and ignores an index.
+        # Give no index, because Intel's software gives each process one device and ignores an index.
         return torch.device("hpu")
 
     def setup(self) -> None:

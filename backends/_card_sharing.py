@@ -18,17 +18,17 @@ import psutil
 
 from mamf.backend import LEADER_PID_VARIABLE, Advice
 
-_MIG_SLICE = re.compile(r"\bMIG \S+")
+_MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
 _VGPU_MODE = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_WHOLE_PARTITIONS = ("", "SPX", "UNKNOWN")
+_MODES_OF_WHOLE_CARDS = ("", "SPX", "UNKNOWN")
 _OTHER_PROCESSES = "other processes"
 _SHARING_COST = "figures are lower and cannot be compared with a peak or with figures of whole cards"
 
 
 def find_mig_slice(name: str) -> str | None:
     """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb". None for a whole card."""
-    match = _MIG_SLICE.search(name)
+    match = _MIG_SLICE_PATTERN.search(name)
     return match[0] if match else None
 
 
@@ -136,7 +136,7 @@ def find_partition(address: str | None) -> str | None:
     mode = ""
     with contextlib.suppress(OSError):  # the file does not exist, or the card is being reset
         mode = path.read_text().strip()
-    return None if mode in _WHOLE_PARTITIONS else f"{mode} partition"
+    return None if mode in _MODES_OF_WHOLE_CARDS else f"{mode} partition"
 
 
 def detect_amd_processes(sensors: Any) -> str | None:

@@ -45,9 +45,9 @@ END:
 """
 _WAIT_NANOSECONDS = 1500
 #: Two blocks of this many threads fill an SM.
-_THREADS, _BLOCKS_PER_UNIT = 1024, 2
+_THREADS_PER_BLOCK, _BLOCKS_PER_UNIT = 1024, 2
 #: Number of slots for stamps, used in turn. Each half is cleared before its first slot is used again.
-_SLOTS, _HALF_OF_SLOTS = 256, 128
+_SLOT_COUNT, _HALF_SLOT_COUNT = 256, 128
 
 
 class CudaStamps:
@@ -60,17 +60,17 @@ class CudaStamps:
         """Load the kernel into the device. Raises OSError if the driver refuses it."""
         self._driver, self._index, self._units = driver, index, units
         with torch.cuda.device(index):
-            self._results = torch.zeros(_SLOTS, units, 2, dtype=torch.int64, device="cuda")
+            self._results = torch.zeros(_SLOT_COUNT, units, 2, dtype=torch.int64, device="cuda")
             module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
             self._require(driver.cuModuleLoadData(ctypes.byref(module), _PTX + b"\0"))
             self._require(driver.cuModuleGetFunction(ctypes.byref(self._kernel), module, b"stamp"))
         self._next = 0
 
     def stamp(self) -> int:
-        place = self._next % _SLOTS
+        place = self._next % _SLOT_COUNT
         self._next += 1
-        if place % _HALF_OF_SLOTS == 0:
-            self._results[place : place + _HALF_OF_SLOTS].zero_()
+        if place % _HALF_SLOT_COUNT == 0:
+            self._results[place : place + _HALF_SLOT_COUNT].zero_()
         values = (
             ctypes.c_uint64(self._results[place].data_ptr()),
             ctypes.c_uint64(_WAIT_NANOSECONDS),
@@ -80,7 +80,9 @@ class CudaStamps:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._index).cuda_stream)
         blocks = _BLOCKS_PER_UNIT * self._units
         self._require(
-            self._driver.cuLaunchKernel(self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, stream, addresses, None)
+            self._driver.cuLaunchKernel(
+                self._kernel, blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0, stream, addresses, None
+            )
         )
         return place
 

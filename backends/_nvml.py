@@ -24,7 +24,7 @@ THROTTLE_REASONS = {
 }
 _SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _NULL_UUID = "00000000-0000-0000-0000-000000000000"
-_NO_NVML = Unavailable(
+_NVML_NOT_INSTALLED = Unavailable(
     "nvidia-ml-py is not installed, so clock, power and temperature cannot be read", "pip install nvidia-ml-py"
 )
 
@@ -90,7 +90,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
     try:
         import pynvml
     except ImportError:
-        return _NO_NVML
+        return _NVML_NOT_INSTALLED
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -23,7 +23,7 @@ from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifie
 Answer = TypeVar("Answer")
 _BACKEND_NAME = "accelerator"
 #: The names that functions have in torch.accelerator, by their names in torch.cuda and in vendors' modules.
-_GENERIC_NAMES = {
+_TORCH_ACCELERATOR_NAMES = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
     "set_device": "set_device_index",
@@ -41,10 +41,10 @@ _MISSING_FUNCTION_ERRORS = (
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 # The load on which events and the host clock are compared. It is so long that the overhead of launches does not count.
-_LOAD_SECONDS, _LOAD_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
+_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
 # Number of comparisons, because a busy host may delay one of them.
-_COMPARISONS = 3
-_EMPTY_WINDOWS, _MAX_DRAWN_VALUES = 32, 2**22
+_TIMER_COMPARISON_COUNT = 3
+_EMPTY_WINDOW_COUNT, _MAX_DRAWN_VALUES = 32, 2**22
 
 
 def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
@@ -55,7 +55,7 @@ def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | Non
         return None
 
 
-def _make_forgiving(method: Callable[..., Any]) -> Any:
+def _return_none_if_missing(method: Callable[..., Any]) -> Any:
     """Wrap a method so that it returns None if the vendor lacks a function that it needs, or reports 0."""
     return lambda backend: _call_or_none(method, backend) or None
 
@@ -73,7 +73,7 @@ class VendorModule:
             return own
         if name == "Event":
             return functools.partial(torch.Event, device=self._device_type)
-        return getattr(torch.accelerator, _GENERIC_NAMES.get(name, name))
+        return getattr(torch.accelerator, _TORCH_ACCELERATOR_NAMES.get(name, name))
 
 
 class HostFilledPool(TorchOperandPool):
@@ -150,7 +150,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         self._has_generator = _call_or_none(torch.Generator, self.device) is not None
         self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
         load = self._make_known_load()
-        reasons = [self._explain_no_events(load) for _ in range(_COMPARISONS)]
+        reasons = [self._explain_unusable_events(load) for _ in range(_TIMER_COMPARISON_COUNT)]
         self.reason_without_events = reasons[0] if all(reasons) else ""
         self.timer = "host clock" if self.reason_without_events else "device events"
 
@@ -162,7 +162,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         """Make a load that takes at least _LOAD_SECONDS. Raises UnavailableError if synchronize does not wait for it,
         because such a device cannot be timed.
         """
-        buffer, count = torch.zeros(_LOAD_BYTES, dtype=torch.int8, device=self.device), 1
+        buffer, count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
         def load() -> None:
             for _ in range(count):
@@ -181,13 +181,13 @@ class AnyAcceleratorBackend(StreamedBackend):
         time_load()  # the first launches may compile
         while sum(time_load()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
             count *= 2
-        waited, seconds = min(time_load() for _ in range(_COMPARISONS))
+        waited, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
         if waited > max(seconds, _LOAD_SECONDS / 2):
             fault = f"synchronize returned after {seconds * 1e3:.1f} ms, {waited * 1e3:.1f} ms before the work ended"
             raise UnavailableError(f"{self.find_device_type()} devices cannot be timed: {fault}")
         return load
 
-    def _explain_no_events(self, load: Callable[[], None]) -> str:
+    def _explain_unusable_events(self, load: Callable[[], None]) -> str:
         """Return why events cannot time a load, or an empty string if they agree with the host clock."""
         try:
             begun = self.now()
@@ -222,7 +222,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         """Return the overhead of events as other backends do. For the host clock, return the median empty window."""
         if not self.reason_without_events:
             return super().timer_overhead()
-        windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOWS)]
+        windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOW_COUNT)]
         return statistics.median(self.seconds_between(start, end) for start, end in windows)
 
     # -- memory: None is what the vendor does not report -------------------------------------------------------------
@@ -230,13 +230,13 @@ class AnyAcceleratorBackend(StreamedBackend):
     def operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
 
-    free_memory = _make_forgiving(StreamedBackend.free_memory)
-    allocated_memory = _make_forgiving(StreamedBackend.allocated_memory)
-    peak_memory = _make_forgiving(StreamedBackend.peak_memory)
-    peak_reserved_memory = _make_forgiving(StreamedBackend.peak_reserved_memory)
-    reset_peak_memory = _make_forgiving(StreamedBackend.reset_peak_memory)
-    release_memory = _make_forgiving(StreamedBackend.release_memory)
-    bus_address = _make_forgiving(StreamedBackend.bus_address)
+    free_memory = _return_none_if_missing(StreamedBackend.free_memory)
+    allocated_memory = _return_none_if_missing(StreamedBackend.allocated_memory)
+    peak_memory = _return_none_if_missing(StreamedBackend.peak_memory)
+    peak_reserved_memory = _return_none_if_missing(StreamedBackend.peak_reserved_memory)
+    reset_peak_memory = _return_none_if_missing(StreamedBackend.reset_peak_memory)
+    release_memory = _return_none_if_missing(StreamedBackend.release_memory)
+    bus_address = _return_none_if_missing(StreamedBackend.bus_address)
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ from mamf.backend import MIB, Advice, DeviceInfo, Queue, Reading, Telemetry, Una
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_CPUINFO = Path("/proc/cpuinfo")
-_NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
-_BUSY_PERCENT = 20.0
+_CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPUINFO_FILE = Path("/proc/cpuinfo")
+_BFLOAT16_CPU_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+_MIN_BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
@@ -38,10 +38,10 @@ class CpuSensors:
 
 
 # For CPUs Inductor generates C++ and needs one of these compilers.
-_COMPILERS = ("c++", "g++", "clang++")
+_CPP_COMPILERS = ("c++", "g++", "clang++")
 
 
-class Moment:
+class ThreadMark:
     """A mark in a thread's queue. Converting it to a float waits until the thread has reached it, in host seconds."""
 
     def __init__(self, reached: Future[float]) -> None:
@@ -65,8 +65,8 @@ class ThreadQueue(Queue):
     def launch(self, call: Callable[[], object]) -> None:
         self._queued.append(self._thread.submit(call))
 
-    def mark(self) -> Moment:
-        return Moment(self._thread.submit(self._now))
+    def mark(self) -> ThreadMark:
+        return ThreadMark(self._thread.submit(self._now))
 
     def join(self) -> None:
         queued, self._queued = self._queued, []
@@ -109,7 +109,7 @@ class CpuBackend(HostTimedBackend):
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
     def without_compiler(self) -> Unavailable | None:
-        if any(map(shutil.which, _COMPILERS)):
+        if any(map(shutil.which, _CPP_COMPILERS)):
             return None
         return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
 
@@ -168,7 +168,7 @@ class CpuBackend(HostTimedBackend):
 
     def advice(self) -> list[Advice]:
         busy = psutil.cpu_percent(interval=0.2)
-        if busy < _BUSY_PERCENT:
+        if busy < _MIN_BUSY_PERCENT:
             return [Advice("cpu load", "ok", f"the CPU is {busy:.0f} % busy")]
         return [
             Advice(
@@ -190,9 +190,9 @@ def read_cpu_frequency() -> Any:
 
 def read_cpu_field(name: str) -> str | None:
     """Return a field of the first processor in /proc/cpuinfo. None if it is missing, or not on Linux."""
-    if not _CPUINFO.exists():
+    if not _CPUINFO_FILE.exists():
         return None
-    for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in _CPUINFO_FILE.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
@@ -205,11 +205,11 @@ def read_cpu_name() -> str:
 
 def has_native_bfloat16() -> bool:
     flags = (read_cpu_field("flags") or read_cpu_field("Features") or "").split()
-    return any(flag in flags for flag in _NATIVE_BFLOAT16)
+    return any(flag in flags for flag in _BFLOAT16_CPU_FLAGS)
 
 
 def read_last_level_cache_bytes() -> int | None:
     """Return the size of the first core's largest cache, which sysfs has in KiB or MiB. None if it is unknown."""
     units = {"K": 1024, "M": MIB}
-    sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    sizes = [path.read_text().strip() for path in _CACHE_DIRECTORY.glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)

@@ -20,10 +20,10 @@ from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailabl
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import AcceleratorBackend
 
-_FRAMEWORK = "habana_frameworks"
+_GAUDI_PACKAGE = "habana_frameworks"
 # The software does not report cache sizes. Gaudi2 has software-managed SRAM, Gaudi3 an L2 and an L3 cache.
 _CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
-_LAZY_MODE = "PT_HPU_LAZY_MODE"
+_LAZY_MODE_VARIABLE = "PT_HPU_LAZY_MODE"
 # Defined here because pyhlml has these constants in a deprecated module.
 HLML_CLOCK_SOC = 0
 HLML_TEMPERATURE_ON_AIP = 0
@@ -70,7 +70,7 @@ class HpuBackend(AcceleratorBackend):
     name = "hpu"
     runtime = "synapse"
     device_type = "hpu"
-    environment_variables = (_LAZY_MODE, "HABANA_VISIBLE_DEVICES", "PT_HPU_ENABLE_EAGER_CACHE")
+    environment_variables = (_LAZY_MODE_VARIABLE, "HABANA_VISIBLE_DEVICES", "PT_HPU_ENABLE_EAGER_CACHE")
 
     @classmethod
     def vendor(cls) -> Any:
@@ -78,13 +78,13 @@ class HpuBackend(AcceleratorBackend):
 
     @classmethod
     def unavailable(cls) -> Unavailable | None:
-        if importlib.util.find_spec(_FRAMEWORK) is None:
+        if importlib.util.find_spec(_GAUDI_PACKAGE) is None:
             return Unavailable(
                 "habana_frameworks is not installed",
                 "install the Intel Gaudi software stack with its PyTorch bridge (docs.habana.ai, 'Installation')",
             )
         try:
-            importlib.import_module(f"{_FRAMEWORK}.torch")
+            importlib.import_module(f"{_GAUDI_PACKAGE}.torch")
         except (ImportError, OSError, RuntimeError) as error:
             return Unavailable(f"habana_frameworks.torch cannot be loaded ({error})", "hl-smi   # does the driver run?")
         if not cls.vendor().is_available():
@@ -97,8 +97,8 @@ class HpuBackend(AcceleratorBackend):
 
     def setup(self) -> None:
         super().setup()
-        self.is_lazy = os.environ.get(_LAZY_MODE, "0") == "1"
-        self._core = importlib.import_module(f"{_FRAMEWORK}.torch.core") if self.is_lazy else None
+        self.is_lazy = os.environ.get(_LAZY_MODE_VARIABLE, "0") == "1"
+        self._core = importlib.import_module(f"{_GAUDI_PACKAGE}.torch.core") if self.is_lazy else None
 
     def submit(self) -> None:
         if self._core is not None:
@@ -147,10 +147,10 @@ class HpuBackend(AcceleratorBackend):
         finding = f"{mode} mode; the published MAMF figures of Gaudi were measured in lazy mode"
         return [
             Advice(
-                _LAZY_MODE,
+                _LAZY_MODE_VARIABLE,
                 "ok" if self.is_lazy else "warning",
                 finding,
                 "figures in the two modes differ",
-                f"export {_LAZY_MODE}=1",
+                f"export {_LAZY_MODE_VARIABLE}=1",
             )
         ]

@@ -17,7 +17,7 @@ from mamf_backends._card_sharing import detect_amd_processes, find_partition, ma
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import StreamedBackend, hash_identifier
 
-_NUMA_BALANCING = Path("/proc/sys/kernel/numa_balancing")
+_NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 cache of one die, but not the last-level cache, which is the Infinity Cache (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
@@ -31,7 +31,7 @@ _REASON_BY_RESIDENCY = {
     "prochot_residency_acc": "hardware thermal slowdown",
 }
 # Libraries that mark ranges for profilers: the library of rocprofv3, which can also pause it, and the older library.
-_MARKER_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
+_ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
 # Fields that the device does not support have all bits set. amdsmi reports "N/A" only for some widths.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
@@ -265,7 +265,7 @@ class RocmBackend(StreamedBackend):
 
     @functools.cached_property
     def _roctx(self) -> ctypes.CDLL | None:
-        return load_marker_library()
+        return load_roctx_library()
 
     def advice(self) -> list[Advice]:
         findings = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.sharing())]
@@ -284,18 +284,18 @@ def open_roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
         roctx.roctxRangePop()
 
 
-def load_marker_library() -> ctypes.CDLL | None:
+def load_roctx_library() -> ctypes.CDLL | None:
     """Load the installed roctx library, or return None."""
-    for name in _MARKER_LIBRARIES:
+    for name in _ROCTX_LIBRARIES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None
 
 
 def check_numa_balancing() -> Advice:
-    if not _NUMA_BALANCING.exists():
+    if not _NUMA_BALANCING_FILE.exists():
         return Advice("numa_balancing", "unknown", "the Linux kernel does not report it")
-    if _NUMA_BALANCING.read_text().strip() == "0":
+    if _NUMA_BALANCING_FILE.read_text().strip() == "0":
         return Advice("numa_balancing", "ok", "off")
     cost = "Linux moves memory pages while the device waits: figures are lower and noisier"
     return Advice("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")

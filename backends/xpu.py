@@ -12,7 +12,7 @@ import torch
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import StreamedBackend, hash_identifier
 
-_EXTENSION = "intel_extension_for_pytorch"
+_INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
@@ -59,8 +59,8 @@ class XpuBackend(StreamedBackend):
         except (ImportError, OSError, RuntimeError, SystemExit) as error:
             # The extension exits the process if it was built for another version of torch.
             return Unavailable(
-                f"{_EXTENSION} cannot be loaded ({error})",
-                f"pip uninstall {_EXTENSION}   # or install the one for this torch",
+                f"{_INTEL_EXTENSION_PACKAGE} cannot be loaded ({error})",
+                f"pip uninstall {_INTEL_EXTENSION_PACKAGE}   # or install the one for this torch",
             )
         if torch.xpu.is_available():
             return None
@@ -108,5 +108,5 @@ class XpuBackend(StreamedBackend):
 
 def import_extension_if_needed() -> None:
     """Import intel-extension-for-pytorch, which makes Intel GPUs known to torch, unless torch itself supports them."""
-    if not torch.xpu.is_available() and importlib.util.find_spec(_EXTENSION) is not None:
-        importlib.import_module(_EXTENSION)
+    if not torch.xpu.is_available() and importlib.util.find_spec(_INTEL_EXTENSION_PACKAGE) is not None:
+        importlib.import_module(_INTEL_EXTENSION_PACKAGE)

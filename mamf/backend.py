@@ -1,11 +1,11 @@
-"""The contract of a backend: the adapter for one vendor's devices.
+"""Define the interface between mamf and a backend, which is the adapter for one vendor's devices.
 
-The class describes the machine (is it usable, how many devices); an instance is one opened device. All measurements go
-through these methods, so support for a new accelerator takes one file and one line of packaging metadata. An adapter
-must pass the test suite ``mamf.testing.BackendContract``.
+The class methods of a backend describe the machine (whether mamf can use its devices, and how many it has); an instance
+of a backend is one opened device. mamf measures only through these methods, so support for a new accelerator takes one
+file and one line of packaging metadata. A backend must pass the test suite ``mamf.testing.BackendContract``.
 
-The clock belongs to the backend (``now``, ``sleep``), so the regimes run unchanged in the virtual time of
-``mamf.testing.SimulatedBackend``.
+mamf reads the time and waits with the methods ``now`` and ``sleep`` of the backend, so that tests can run its
+measurements in the virtual time of ``mamf.testing.SimulatedBackend``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 
-#: The backend that computes times instead of measuring them, for tests.
+#: Name of the backend that computes the times of launches instead of measuring them, for tests.
 SIMULATED = "simulated"
+#: Number of bytes in a MiB.
 MIB = 2**20
-#: Environment variable of processes that mamf starts: the pid of the process that starts them. That process may have
-#: the device open without using it.
+#: Environment variable in which mamf gives each process that it starts the pid of the starting process. The starting
+#: process may have the device open without using it, so it is not counted as another user of the card.
 LEADER_PID_VARIABLE = "MAMF_LEADER_PID"
-# The text in a device's name before the ways in which its card is shared.
-_SHARED_MARK = " (shared: "
+# Text between the plain name of a device and the list of the ways in which its card is shared.
+_SHARING_PREFIX = " (shared: "
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why something cannot be used here, and the command or action that would change it."""
+    """An explanation why mamf cannot use a device, kernel or sensor on this machine.
+
+    - ``reason``: why mamf cannot use it, as a clause.
+    - ``remedy``: the command or action that would make it usable.
+    """
 
     reason: str
     remedy: str
@@ -43,7 +48,9 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The device as results describe it. None: the vendor's libraries do not report this field."""
+    """A description of one device, as logs and reports show it. A field is None if the vendor's libraries do not report
+    it.
+    """
 
     backend: str
     index: int
@@ -62,23 +69,28 @@ class DeviceInfo:
 
 
 def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
-    """Add to a device's name the ways in which its card is shared: "NVIDIA H200 (shared: other processes)". Return the
-    name unchanged if there are none.
+    """Return a device's name with the ways in which its card is shared, such as "NVIDIA H200 (shared: other
+    processes)". Return the name unchanged if ``ways`` is empty.
 
-    No whole card has such a name, so a shared card has no peak, and ceilings and tables never mix the two.
+    The name of a whole card never contains "(shared:". Therefore mamf finds no datasheet peak for a shared card, and
+    never mixes shared and whole cards in ceilings and tables.
     """
     all_ways = dict.fromkeys([*parse_sharing(name), *ways])
-    return f"{name.partition(_SHARED_MARK)[0]}{_SHARED_MARK}{', '.join(all_ways)})" if all_ways else name
+    return f"{name.partition(_SHARING_PREFIX)[0]}{_SHARING_PREFIX}{', '.join(all_ways)})" if all_ways else name
 
 
 def parse_sharing(name: str) -> tuple[str, ...]:
-    """Return the ways in which a device of this name shares its card; empty for a whole card."""
-    ways = name.partition(_SHARED_MARK)[2].removesuffix(")")
+    """Return the ways in which a card is shared, such as "MPS", from a device name that lists them; empty for a whole
+    card.
+    """
+    ways = name.partition(_SHARING_PREFIX)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
 
 
 def describe_sharing(device_name: str) -> str:
-    """Say that a shared card has other figures than a whole card. Return an empty string for a whole card."""
+    """Return a warning that the figures of a shared card are not those of a whole card. Return an empty string if the
+    device name is that of a whole card.
+    """
     ways = ", ".join(parse_sharing(device_name))
     return (
         f"the card is shared ({ways}): its figures are not those of a whole card, and its peak is unknown"
@@ -89,7 +101,9 @@ def describe_sharing(device_name: str) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """Telemetry at one moment. ``joules`` counts from an arbitrary start, so only differences are meaningful."""
+    """The values of a device's sensors at one moment; None for a sensor that cannot be read. ``joules`` counts from an
+    arbitrary start, so only the difference between two readings is meaningful.
+    """
 
     clock_hz: float | None = None
     watts: float | None = None
@@ -100,46 +114,54 @@ class Reading:
 
 @runtime_checkable
 class Telemetry(Protocol):
-    """Reads the sensors of one device. A sensor that cannot be read gives None; reading never raises.
+    """The sensors of one device. Reading them never raises an error.
 
-    ``energy`` requests joules too: an energy counter can take milliseconds to answer, far too long within a burst.
+    ``energy``: whether to read the energy counter too. It can take milliseconds to answer, which is too long between
+    timed launches.
     """
 
     def read(self, energy: bool = False) -> Reading: ...
 
 
 class Elapsed(NamedTuple):
-    """The clock cycles of the median compute unit, and the seconds, between two stamps."""
+    """The time between two clock stamps (records of the cycle counters of all compute units): the clock cycles and the
+    seconds that the median compute unit counted.
+    """
 
     cycles: float
     seconds: float
 
     @property
     def clock_hz(self) -> float | None:
-        """The mean clock; None if no time passed."""
+        """The mean clock of the compute units between the two stamps, in Hz; None if no time passed."""
         return self.cycles / self.seconds if self.seconds > 0 else None
 
 
 @runtime_checkable
 class ClockStamps(Protocol):
-    """Measures the clock at which the compute units really ran, which sensors do not show.
+    """An instrument for the clock at which the compute units really ran, which sensors do not show.
 
-    A stamp waits in the device's queue for all earlier work. Then each compute unit records its cycle counter and the
-    time.
+    A stamp is a small kernel in the device's queue. After all earlier work in the queue has finished, it makes each
+    compute unit record its cycle counter and the time.
     """
 
     def stamp(self) -> Any:
-        """Queue a stamp, and return it."""
+        """Add a stamp to the device's queue, and return a handle of it for ``between``."""
 
     def between(self, start: Any, end: Any) -> Elapsed | None:
         """Return the cycles and seconds between two stamps that the device has reached, at most 100 stamps apart.
-        Return None if no unit recorded both.
+        Return None if no compute unit recorded both stamps.
         """
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding about the machine: its effect on the measurement and the exact command that fixes it."""
+    """The result of one check of the machine.
+
+    - ``check``: the name of what was checked, such as "power limit". ``finding``: its state.
+    - ``verdict``: whether the state is right for measuring.
+    - ``cost``: the effect of a wrong state on the figures. ``command``: the command that corrects the state.
+    """
 
     check: str
     verdict: Literal["ok", "warning", "unknown"]
@@ -149,7 +171,9 @@ class Advice:
 
 
 class Queue(ABC):
-    """A second queue of a device. Its launches run at the same time as those in the queue of the backend's methods."""
+    """A second queue (stream) of a device. Its launches run at the same time as those in the device's own queue, which
+    the methods of the backend use.
+    """
 
     @abstractmethod
     def fork(self) -> None:
@@ -157,11 +181,13 @@ class Queue(ABC):
 
     @abstractmethod
     def launch(self, call: Callable[[], object]) -> None:
-        """Run ``call``, and put its launches into this queue."""
+        """Call ``call`` on the host, and put the launches that it makes into this queue."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """Insert a mark into this queue. ``Backend.wait`` and ``seconds_between`` take marks of both queues."""
+        """Insert a mark (a timestamp event) into this queue and return it. ``Backend.wait`` and
+        ``Backend.seconds_between`` take marks of this queue and of the device's own queue.
+        """
 
     @abstractmethod
     def join(self) -> None:
@@ -169,34 +195,38 @@ class Queue(ABC):
 
 
 class Backend(ABC):
-    """One device of one vendor. Opening it (``Backend(index)``) affects this process only."""
+    """One opened device of one vendor. To open a device (``Backend(index)``) affects only this process, not the
+    settings of the machine.
+    """
 
     name: ClassVar[str]
     is_accelerator: ClassVar[bool] = True
-    #: Whether it serves devices of any kind. 'auto' prefers other available adapters of accelerators to it.
+    #: Whether the backend serves accelerators of any vendor. ``--backend auto`` chooses such a backend only if no
+    #: vendor's own backend is available.
     is_generic: ClassVar[bool] = False
-    #: "device events", or "host clock" if the vendor's events are missing or unreliable.
+    #: What times launches: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
-    #: How its devices react to load, calibrated or assumed. Runs measure assumed traits (mamf.engine.traits).
+    #: How quickly the clock and the power of the vendor's devices react to load. If these traits are only assumed, each
+    #: run measures them first (see mamf.engine.traits).
     burst_traits: BurstTraits = BurstTraits(remark=ASSUMED_TRAITS)
     sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED_TRAITS)
     default_dtype: str = "bfloat16"
-    #: The runtime that the device's code is compiled for: cuda, hip, sycl, synapse, metal or host. Libraries ship
-    #: kernels per runtime, not per vendor.
+    #: The runtime that device code is compiled for: cuda, hip, sycl, synapse, metal or host. Kernels use it to tell
+    #: whether their library supports the device, because libraries support runtimes rather than vendors.
     runtime: ClassVar[str] = ""
-    #: Environment variables that this vendor's libraries read and that change results.
+    #: Names of environment variables that this vendor's libraries read and that change measured rates.
     environment_variables: ClassVar[tuple[str, ...]] = ()
 
     #: Whether ``idle_mark`` works with this device and driver.
     has_idle_marks: bool = False
-    #: Whether ``capture`` records launches.
+    #: Whether the method ``capture`` can record launches in a graph.
     has_graphs: ClassVar[bool] = False
-    #: Whether operands and results are torch's tensors, so that another process can read and check them.
+    #: Whether operands and results are torch tensors, so that another process can read and check them.
     has_tensors: ClassVar[bool] = False
 
     index: int
     info: DeviceInfo
-    #: The sensors, or why they cannot be read.
+    #: The sensors of the device, or the reason why mamf cannot read them.
     telemetry: Telemetry | Unavailable
 
     @abstractmethod
@@ -206,7 +236,9 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def unavailable(cls) -> Unavailable | None:
-        """Return why no device of this vendor can be used here, or None. Never raises. May import the library."""
+        """Return why mamf cannot use any device of this vendor on this machine, or None if it can. May import the
+        vendor's library, but never raises an error.
+        """
 
     @classmethod
     @abstractmethod
@@ -220,53 +252,57 @@ class Backend(ABC):
 
     @classmethod
     def current_index(cls) -> int:
-        """Return the index of the device that this process uses now; called only if the backend is available."""
+        """Return the index of the device that this process uses by default; called only if the backend is
+        available.
+        """
         return 0
 
     # -- the device's queue ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when all queued work has finished."""
+        """Block the host until all work in the device's queue has finished."""
 
     def submit(self) -> None:
-        """Start the launches that the vendor's library has collected (lazy mode). Does nothing in other libraries."""
+        """Start the launches that a lazy library has collected so far. Does nothing if the vendor's library starts
+        each launch at once.
+        """
 
     @abstractmethod
     def mark(self) -> Any:
-        """Insert a mark into the device's queue, after all work queued so far, and return it."""
+        """Insert a mark (a timestamp event) into the device's queue, after all work queued so far, and return it."""
 
     @abstractmethod
     def wait(self, mark: Any) -> None:
-        """Return when the device has reached ``mark``; later work may still be running."""
+        """Block the host until the device has reached ``mark``. Work that was queued after it may still be running."""
 
     @abstractmethod
     def seconds_between(self, start: Any, end: Any) -> float:
         """Return the device time in seconds between two marks that the device has reached."""
 
     def idle_mark(self, after: Any) -> Any | None:
-        """Return a mark that the device reaches once it has finished all work of this process, in whatever queue.
+        """Return a mark that the device reaches once it has finished the work of this process in all its queues.
 
-        Called only if ``has_idle_marks``. ``after``: a mark that was queued before. None if the device has already
-        reached ``after``: the time between the two marks would depend on the host.
+        Called only if ``has_idle_marks``. ``after``: a mark that was queued earlier. Return None if the device has
+        already reached ``after``, because the time between the two marks would then depend on the host.
         """
         return None
 
     def second_queue(self) -> Queue | None:
-        """Return the device's second queue, the same at each call; None if it has none."""
+        """Return the device's second queue, the same object at each call; None if the device has only one queue."""
         return None
 
     @property
     def stamps(self) -> ClockStamps | Unavailable:
-        """Stamps of the compute units' clock, the same at each call, or why it has no stamps."""
+        """The clock stamps of the device, the same object at each access, or the reason why it has none."""
         return Unavailable(
             f"mamf cannot read the cycle counters of {self.info.name}",
             "the column 'MHz requested' has the clock that the driver reports",
         )
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
-        """Record these launches in one graph. Return a function that replays all of them, and the results of the
-        launches, which each replay overwrites. Called only if ``has_graphs``.
+        """Record ``launches`` in one graph. Return a function that replays the graph, and the results of the launches,
+        which each replay overwrites. Called only if ``has_graphs``.
         """
         raise NotImplementedError(f"{self.name} has no graphs of launches")
 
@@ -278,18 +314,20 @@ class Backend(ABC):
 
     @abstractmethod
     def flush_cache(self, size: int | None = None) -> None:
-        """Queue a write of ``size`` bytes (default: twice the last-level cache), which evicts the operands."""
+        """Queue a write of ``size`` bytes (default: twice the last-level cache), which evicts the operands of launches
+        from the cache.
+        """
 
     def profiler_window(self, name: str) -> AbstractContextManager[object]:
-        """Return a context in which the vendor's profiler records, in a range of this name. Earlier work has finished
-        when it begins, and all launches within it have finished when it ends. Does nothing without an attached
-        profiler.
+        """Return a context in which the vendor's profiler records launches, in a range called ``name``. The context
+        waits for earlier work when it begins, and for its own launches when it ends. Without an attached profiler,
+        nothing is recorded.
         """
         return nullcontext()
 
     def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
-        """Return a context whose launches the vendor's profiler records in a range of this name; ranges may be nested.
-        Does not synchronize. None if the vendor's profiler has no ranges.
+        """Return a context whose launches the vendor's profiler shows in a range called ``name``; ranges may be nested.
+        The context does not synchronize. Return None if the vendor's profiler has no ranges.
         """
         return None
 
@@ -297,19 +335,25 @@ class Backend(ABC):
 
     @abstractmethod
     def operand_pool(self, data: str, seed: int) -> OperandPool:
-        """Make an empty pool that fills operands with ``data`` (see mamf.kernel.DATA)."""
+        """Return an empty pool that fills operands with random values. ``data``: their distribution, one of
+        mamf.kernel.DATA.
+        """
 
     @abstractmethod
     def free_memory(self) -> int | None:
-        """Return the bytes that can still be allocated, or None if the vendor does not report it."""
+        """Return the bytes of device memory that can still be allocated, or None if the vendor does not report it."""
 
     def allocated_memory(self) -> int | None:
-        """Return the bytes that this process has allocated now, counted as in ``peak_memory``, or None."""
+        """Return the bytes of device memory that this process has allocated now, or None if the vendor does not report
+        it. ``peak_memory`` returns the maximum of this number.
+        """
         return None
 
     @abstractmethod
     def peak_memory(self) -> int | None:
-        """Return the most bytes allocated at once since the last ``reset_peak_memory``, or None."""
+        """Return the most bytes of device memory that this process has had allocated at once since the last
+        ``reset_peak_memory``, or None if the vendor does not report it.
+        """
 
     def peak_reserved_memory(self) -> int | None:
         """Return the most bytes that the process has reserved on the device since the last ``reset_peak_memory``,
@@ -318,11 +362,15 @@ class Backend(ABC):
         return None
 
     def reset_peak_memory(self) -> None:
-        """Restart the count of ``peak_memory``, if the vendor supports it."""
+        """Restart ``peak_memory`` and ``peak_reserved_memory`` from the current memory use, if the vendor supports
+        it.
+        """
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether an exception means that the device has no memory left; False for all other failures."""
+        """Return whether an exception means that the device has too little free memory; False for all other
+        failures.
+        """
 
     def release_memory(self) -> None:
         """Return cached, unused memory to the device."""
@@ -342,57 +390,67 @@ class Backend(ABC):
         return None
 
     def bus_address(self) -> str | None:
-        """Return the device's address in the machine, such as its PCI address, to find a faulty card. Never logged."""
+        """Return the device's address in the machine, such as its PCI address, so that people can find a faulty card;
+        None if unknown. mamf never writes it to a log.
+        """
         return None
 
     def digest(self, result: object) -> str | None:
-        """Return a hash of all bits of a launch's result; None if the result cannot be read."""
+        """Return a hash of all bits of a launch's result; None if the backend cannot read the result."""
         return None
 
     def without_counters(self) -> Unavailable | None:
-        """Return why mamf cannot read hardware counters on this device, and the alternative; None if it can."""
+        """Return why mamf cannot read hardware counters on this device, and what to use instead; None if mamf can read
+        them.
+        """
         return Unavailable(
             f"mamf reads hardware counters with NVIDIA's ncu, which does not support {self.info.name}",
             "'mamf sweep' and 'mamf attention' need no counters; 'mamf run' works under the vendor's own profiler",
         )
 
     def sharing(self) -> tuple[str, ...]:
-        """Return the ways in which the device's card is shared now: the device is a part of it, or others use it too.
-        Empty if it is not shared, or if that is unknown. Called before and after a run, never during it.
+        """Return the ways in which the device's card is shared now: the device is only a part of the card, or other
+        processes use the card too. Empty if the card is not shared, or if the backend cannot tell. mamf calls this
+        before and after a run, never during it.
         """
         return ()
 
     def advice(self) -> list[Advice]:
-        """Check this machine for conditions that affect its figures. Changes nothing."""
+        """Check this machine for conditions that change the measured rates, and return the findings. Changes no
+        setting.
+        """
         return []
 
     def settings(self) -> dict[str, str]:
-        """Return the current values of library flags that change results."""
+        """Return the current values of library flags that change measured rates, by name."""
         return {}
 
     # -- host time ---------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Return the host time in seconds, counted from an arbitrary start."""
+        """Return the host's time in seconds, counted from an arbitrary start."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Let the device idle."""
+        """Make the host wait for ``seconds``, so that the device is idle if its queue is empty."""
         time.sleep(seconds)
 
 
 class OperandPool(ABC):
-    """Named device buffers. Each is allocated once, at the largest size requested; smaller problems view part of it.
+    """A set of named device buffers that launches of all shapes share. A buffer is reallocated only if a shape needs
+    a larger one; smaller shapes use part of it.
 
-    Allocation between launches would perturb the measurement, and refilling would dominate the time of a sweep.
+    Otherwise allocations between launches would disturb the measurement, and filling buffers with random values would
+    take most of the time of a sweep over many shapes.
     """
 
     @abstractmethod
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> Any:
-        """Return a flat view of ``elements`` elements. Grows the buffer if it is too small. Raises the backend's
-        out-of-memory error.
+        """Return the first ``elements`` elements of the buffer called ``name``, as a flat array. Allocate the buffer if
+        it is missing, too small or of another dtype, and raise the backend's out-of-memory error if that fails.
+        ``fill``: whether to fill a new buffer with random values.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Free every buffer."""
+        """Free all buffers of the pool."""

@@ -455,16 +455,16 @@ def get_field_parameters(operation: Operation[Any, Any]) -> Mapping[str, Paramet
 
 # Random shapes: the largest size, as a multiple of the size if all are equal; each size is a multiple of one of the
 # second value; and the number of attempts.
-_MAX_UNEQUAL, _MULTIPLES, _TRIES = 4, (1, 1, 8, 16, 64, 128), 1000
+_MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
     """Draw ``count`` random sizes: aligned and unaligned ones, for even, skinny and huge shapes. Their product times
     ``equal`` is in the range ``terms``. If no attempt succeeds, all sizes are 1.
     """
-    max_exponent = math.log2(max(2.0, _MAX_UNEQUAL * (terms[-1] / equal) ** (1 / count)))
-    for _ in range(_TRIES):
-        multiples = [chooser.choice(_MULTIPLES) for _ in range(count)]
+    max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (terms[-1] / equal) ** (1 / count)))
+    for _ in range(_MAX_DRAW_ATTEMPTS):
+        multiples = [chooser.choice(_SIZE_MULTIPLES) for _ in range(count)]
         sizes = [max(each, round(2 ** chooser.uniform(0, max_exponent)) // each * each) for each in multiples]
         if math.prod(sizes) * equal in terms:
             return sizes

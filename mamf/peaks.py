@@ -38,9 +38,9 @@ _BOUNDING_DTYPES = {"fp64": "fp32"}
 _FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
 # Upper bounds for a CPU core: FLOP per cycle, and clock. Two 512-bit FMA units do 32 FLOP in float64 and 64 in float32;
 # matrix units (Intel AMX: 1024 multiply-adds; Apple's) do up to 256 in float32 and 2048 in narrower dtypes.
-_CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
-_CORE_FLOP_PER_CYCLE_OTHERS = 2048
-_CORE_HZ = 7e9
+_MAX_CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
+_MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES = 2048
+_MAX_CORE_HZ = 7e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     listed. For a CPU, a bound that no current core exceeds.
     """
     if not info.is_accelerator:
-        per_core = _CORE_FLOP_PER_CYCLE.get(dtype, _CORE_FLOP_PER_CYCLE_OTHERS) * _CORE_HZ
+        per_core = _MAX_CORE_FLOP_PER_CYCLE.get(dtype, _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES) * _MAX_CORE_HZ
         return info.compute_units * per_core if info.compute_units else None
     peak = _find_bounding_peak(info, dtype)
     if peak is None:
@@ -182,11 +182,11 @@ def find_listed_device(device_name: str) -> str | None:
     exactly or not at all.
     """
     return (
-        None if any(row.match.search(device_name) for row in _read_peak_rows()) else match_device_pattern(device_name)
+        None if any(row.match.search(device_name) for row in _read_peak_rows()) else find_device_by_pattern(device_name)
     )
 
 
-def match_device_pattern(device_name: str, *, by_name_alone: bool = False) -> str | None:
+def find_device_by_pattern(device_name: str, *, by_name_alone: bool = False) -> str | None:
     """Return the first device of peaks.csv with a pattern that matches a name in any case; None for a shared card.
     ``by_name_alone``: ignore devices that need their number of compute units to be recognized.
     """
@@ -249,13 +249,21 @@ def find_devices(name: str) -> list[NamedDevice]:
     Raises UsageError with similar names if none applies.
     """
     devices, words = read_named_devices(), _split_words(name)
-    if equal := [each for each in devices if _normalize(name) in map(_normalize, (each.device, *each.names))]:
+    if equal := [
+        each
+        for each in devices
+        if _normalize_device_name(name) in map(_normalize_device_name, (each.device, *each.names))
+    ]:
         return equal
-    if equal := [each for each in devices if words and _normalize(name) == _normalize(each.name.partition(" ")[2])]:
+    if equal := [
+        each
+        for each in devices
+        if words and _normalize_device_name(name) == _normalize_device_name(each.name.partition(" ")[2])
+    ]:
         return equal
     if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
         return [each for each in having if all(each.words <= other.words for other in having)] or having
-    pattern = match_device_pattern(name, by_name_alone=True)
+    pattern = find_device_by_pattern(name, by_name_alone=True)
     if matching := [each for each in devices if each.device == pattern]:
         return matching
     if pattern or parse_sharing(name):
@@ -266,7 +274,7 @@ def find_devices(name: str) -> list[NamedDevice]:
     raise UsageError(f"unknown device {shorten(name)!r}{hint}")
 
 
-def _normalize(name: str) -> str:
+def _normalize_device_name(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 

@@ -101,7 +101,7 @@ def small_cache_of_the_host(tmp_path_factory):
     (caches / "index3").mkdir()
     (caches / "index3" / "size").write_text("1M\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mamf_backends.cpu._CACHES", caches)
+        patch.setattr("mamf_backends.cpu._CACHE_DIRECTORY", caches)
         yield
 
 

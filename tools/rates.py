@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mamf.calibration import find_calibration
-from mamf.cli.terminal import duration
+from mamf.cli.terminal import parse_duration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import Setup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
@@ -520,7 +520,7 @@ def main() -> int:
     parsers["compare"].add_argument("folder", type=Path)
     parsers["verify"].add_argument("--rate", type=float, default=1e-6, help="wrong launches of all (default: 1e-6)")
     parsers["verify"].add_argument("--seed", type=int, default=0, help="of the first card (default: 0)")
-    parsers["verify"].add_argument("--budget", type=duration, default=280.0, help="virtual time for each card")
+    parsers["verify"].add_argument("--budget", type=parse_duration, default=280.0, help="virtual time for each card")
     options = parser.parse_args()
     if options.command == "verify":
         return print_verify(options.count, options.rate, options.seed, options.budget)

@@ -34,7 +34,7 @@ def write_pages(app: Sphinx) -> None:
     """Pages that did not change are left alone, so that Sphinx does not build them again."""
     folder = Path(app.srcdir) / "commands"
     folder.mkdir(exist_ok=True)
-    pages = {"index.rst": index(), **{f"{name}.rst": page(name) for name in cli.COMMANDS}}
+    pages = {"index.rst": index(), **{f"{name}.rst": page(name) for name in cli.COMMAND_DESCRIPTIONS}}
     for stale in {path.name for path in folder.iterdir()} - pages.keys():
         (folder / stale).unlink()
     for name, text in pages.items():
@@ -44,12 +44,12 @@ def write_pages(app: Sphinx) -> None:
 
 
 def index() -> str:
-    groups = cli.GROUPS
+    groups = cli.COMMAND_GROUPS
     lines = []
     for title, names in groups.items():
         lines += [f"**{title}**", ""] if title else []
-        lines += [*(f"- :doc:`{name}`: {_escaped(cli.COMMANDS[name])}" for name in names), ""]
-    return _INDEX.format(groups="\n".join(lines), pages="\n".join(f"   {name}" for name in cli.COMMANDS))
+        lines += [*(f"- :doc:`{name}`: {_escaped(cli.COMMAND_DESCRIPTIONS[name])}" for name in names), ""]
+    return _INDEX.format(groups="\n".join(lines), pages="\n".join(f"   {name}" for name in cli.COMMAND_DESCRIPTIONS))
 
 
 def page(name: str) -> str:

@@ -22,22 +22,29 @@ from typing import Any
 
 from mamf.cli import watching
 from mamf.cli.parser import Parser, PrintHelpAll, normalize_option_names, print_completions
-from mamf.cli.terminal import keep_stdout, say, say_lines, stdout, terminal_columns, warn
-from mamf.cli.watching import EXIT_CODE
+from mamf.cli.terminal import (
+    find_terminal_columns,
+    get_report_stream,
+    print_line,
+    print_lines,
+    reserve_stdout_for_reports,
+    warn,
+)
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
 from mamf.text import wrap_line
 
 #: Seconds that other threads may keep the process running after a command has ended.
-_MAX_END_SECONDS = 5.0
+_MAX_THREAD_WAIT_SECONDS = 5.0
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
-GROUPS = {
+COMMAND_GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
     "models": ("model", "profile", "autoprofile"),
     "machines": ("node", "verify", "doctor", "backends", "kernels"),
     "contribute": ("results", "import"),
 }
-COMMANDS = {
+COMMAND_DESCRIPTIONS = {
     "find": "find the device's burst and sustained ceilings, for matmul or any --operation, in about a minute",
     "sweep": "measure matmul shapes, or kernels of any --operation, and print the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
@@ -78,25 +85,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_completions(_build_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
-        keep_stdout()
+        reserve_stdout_for_reports()
     with _shorten_warnings(runs_script="profile" in typed[:1]) as log_changed:
-        code = _run(typed, is_watched=arguments is None) or log_changed[0]
+        code = _run_and_convert_errors(typed, is_watched=arguments is None) or log_changed[0]
     if arguments is None and "profile" not in typed[:1]:  # a script's threads may run on
-        _exit_despite_threads(code)
-    if code == EXIT_CODE and arguments is None:
+        _start_exit_thread(code)
+    if code == INTERRUPTED_EXIT_CODE and arguments is None:
         # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
-def _exit_despite_threads(code: int) -> None:
+def _start_exit_thread(code: int) -> None:
     """Start a thread that ends the process if a plugin's threads keep it running, as Python waits for them silently."""
 
     def wait_and_exit() -> None:
         main = threading.main_thread()
         main.join()  # a profiled script or a test may continue after it has called ``main``
-        time.sleep(_MAX_END_SECONDS)
+        time.sleep(_MAX_THREAD_WAIT_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
             os._exit(code)
@@ -104,13 +111,13 @@ def _exit_despite_threads(code: int) -> None:
     threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
-def _run(typed: Sequence[str], is_watched: bool) -> int:
+def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int:
     try:
         if is_watched:
-            watching.watch_command(typed)
+            watching.fork_watched_child(typed_words)
         watching.unblock_signals()
-        code = run_command(typed, watching.WATCH.restart if watching.WATCH else None)
-        stdout().flush()
+        code = run_command(typed_words, watching.CRASH_STATE.crashed_run if watching.CRASH_STATE else None)
+        get_report_stream().flush()
         return code
     except MamfError as error:
         warn(str(error))
@@ -121,7 +128,7 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         warn("this command needs torch, which is not installed: see pytorch.org for how to install it")
         return MamfError.exit_code
     except KeyboardInterrupt:
-        return EXIT_CODE
+        return INTERRUPTED_EXIT_CODE
     except BrokenPipeError:  # the reader of the pipe, such as head, has ended
         _discard_output()
         return 0
@@ -133,30 +140,30 @@ def _run(typed: Sequence[str], is_watched: bool) -> int:
         warn(f"cannot write the output: {error.strerror or error}")
         return 1
     finally:
-        if watching.WATCH:
-            watching.WATCH.mark_ended()
+        if watching.CRASH_STATE:
+            watching.CRASH_STATE.mark_command_ended()
 
 
-def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -> int:
+def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | None = None) -> int:
     """Run a command, possibly from within another one, and return its exit code. Raises the errors of the command.
 
-    ``restart``: the crashed run that this one continues.
+    ``crashed_run``: the crashed run that this one continues.
     """
-    if wrong := next((word for word in typed if "\0" in word), None):
+    if wrong := next((word for word in typed_words if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
-    given = normalize_option_names(typed)
+    given = normalize_option_names(typed_words)
     options = _build_parser(given).parse_args(given)
-    options.typed, options.given = typed, getattr(options, "parser", Parser()).list_set_options(options)
+    options.typed, options.given = typed_words, getattr(options, "parser", Parser()).list_set_options(options)
     if options.module is None:
-        say_lines(f"{_format_overview()}\n")
+        print_lines(f"{_format_overview()}\n")
         return 0
     if options.module == "version":
-        say(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
+        print_line(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
         return 0
-    _begin_missing_log(options)
-    options.restart, options.codes = restart, [*restart.codes] if restart else []
-    if restart and hasattr(options, "resume"):  # with the plan of the log, not of the options
-        options.resume, options.begins, options.given = restart.log, False, set()
+    _start_missing_log(options)
+    options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
+    if crashed_run and hasattr(options, "resume"):  # with the plan of the log, not of the options
+        options.resume, options.begins, options.given = crashed_run.log_path, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
@@ -165,14 +172,19 @@ def run_command(typed: Sequence[str], restart: watching.Restart | None = None) -
         return int(run(options))
 
 
-def _begin_missing_log(options: argparse.Namespace) -> None:
+def _start_missing_log(options: argparse.Namespace) -> None:
     """Turn --requeue of a log that is missing, or cut within its header, into --output. Raises UsageError for --resume
     of a missing log.
 
     This happens before the command runs, because a command reads its options differently when it resumes.
     """
     path = getattr(options, "resume", None)
-    if path is not None and hasattr(options, "requeues") and path.is_file() and _is_cut_header(path.read_bytes()):
+    if (
+        path is not None
+        and hasattr(options, "requeues")
+        and path.is_file()
+        and _is_incomplete_header(path.read_bytes())
+    ):
         path.unlink()
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
@@ -182,7 +194,7 @@ def _begin_missing_log(options: argparse.Namespace) -> None:
         options.output, options.resume = path, None
 
 
-def _is_cut_header(content: bytes) -> bool:
+def _is_incomplete_header(content: bytes) -> bool:
     """Whether a file has no more than the beginning of a log's header: a run writes the header first, as one line."""
     begun = b'{"record": "header"'
     return b"\n" not in content and begun.startswith(content[: len(begun)])
@@ -190,7 +202,7 @@ def _is_cut_header(content: bytes) -> bool:
 
 def _discard_output() -> None:
     """Redirect stdout to the null device, because Python flushes it at exit and would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), get_report_stream().fileno())
 
 
 @contextlib.contextmanager
@@ -219,26 +231,28 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         yield log_changed
 
 
-def _build_parser(given: Sequence[str]) -> Parser:
+def _build_parser(command_words: Sequence[str]) -> Parser:
     """Build the parser of all commands, or only of the command in ``given``. Import only the module of that command."""
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    parser.overview = f"{_format_overview()}\n"
+    parser.overview_text = f"{_format_overview()}\n"
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands.type = str  # the parser of the command checks the rest
-    first = given[0] if given else ""
-    for name, line in {first: COMMANDS[first]}.items() if first in COMMANDS else COMMANDS.items():
+    first = command_words[0] if command_words else ""
+    for name, line in (
+        {first: COMMAND_DESCRIPTIONS[first]}.items() if first in COMMAND_DESCRIPTIONS else COMMAND_DESCRIPTIONS.items()
+    ):
         command = commands.add_parser(name, help=line, description=line)
-        if name in given:
+        if name in command_words:
             module = get_module_name(name)
             command.set_defaults(command=name, module=module, parser=command)
             code = importlib.import_module(f"mamf.cli.commands.{module}")
             command.epilog = code.EXAMPLES
-            command.words = given
+            command.command_words = command_words
             code.add_options(command)
             command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
     return parser
@@ -246,10 +260,14 @@ def _build_parser(given: Sequence[str]) -> Parser:
 
 def _format_overview() -> str:
     """Return the list of commands in groups, one line each."""
-    width = terminal_columns()
+    width = find_terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
-    for group, names in GROUPS.items():
-        lines += ["", f"{group}:", *(wrap_line(f"  {name:<12} {COMMANDS[name]}", width, 15) for name in names)]
+    for group, names in COMMAND_GROUPS.items():
+        lines += [
+            "",
+            f"{group}:",
+            *(wrap_line(f"  {name:<12} {COMMAND_DESCRIPTIONS[name]}", width, 15) for name in names),
+        ]
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])
 
 

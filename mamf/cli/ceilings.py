@@ -27,11 +27,11 @@ from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
 #: Seconds to find the ceilings of a dtype, by the number of regimes: burst only, or burst and sustained.
-_SECONDS = {1: 12.0, 2: 57.0}
+_SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: Reading 1 GiB reaches 96.6 % of the rate of 16 GiB, and 4 GiB 99.2 % (an H200 in burst).
 _MIN_READ_BYTES = 4 * 2**30
 #: The share of a budget that all searches together may use; the rest is for the kernels.
-_SHARE_OF_BUDGET = 0.5
+_MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
@@ -42,7 +42,7 @@ def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
 
 
 def read_given_ceilings(
-    options: argparse.Namespace, needed: Collection[tuple[str, str]], backend: Backend
+    options: argparse.Namespace, needed_ceilings: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
     """Return the ceilings in the logs of ``--ceiling``, by dtype and regime.
 
@@ -61,7 +61,7 @@ def read_given_ceilings(
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
         found |= own
-    for name, regime in needed if options.ceiling else ():
+    for name, regime in needed_ceilings if options.ceiling else ():
         if find_rate(found, name, regime) is None:
             raise UsageError(f"no {name} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
     return found
@@ -96,21 +96,23 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
     return found
 
 
-def require_same_ceilings(options: argparse.Namespace, log: RunLog, before: Plan, given: Ceilings) -> None:
+def require_same_ceilings(
+    options: argparse.Namespace, log: RunLog, logged_plan: Plan, given_ceilings: Ceilings
+) -> None:
     """Raise LogMismatchError if the ceilings of the options differ from those of the resumed log."""
     held, none = log.all_ceilings, "no ceiling"
-    own = "a search for its own ceiling" if before.searches else "a given ceiling" if held else none
+    own = "a search for its own ceiling" if logged_plan.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
         raise make_contradiction_error(options, "no_ceiling", own, True)
-    if given and not held:
+    if given_ceilings and not held:
         raise make_contradiction_error(options, "ceiling", own, options.ceiling)
-    for key in given.keys() & held.keys():
-        if make_ceiling_record(given[key]) != make_ceiling_record(held[key]):
+    for key in given_ceilings.keys() & held.keys():
+        if make_ceiling_record(given_ceilings[key]) != make_ceiling_record(held[key]):
             own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
             raise make_contradiction_error(options, "ceiling", own, options.ceiling)
 
 
-def add_searches(plan: Plan, backend: Backend) -> Plan:
+def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     """Add searches for the ceilings of each dtype and, if memory may limit the rows, of the read bandwidth."""
     regimes = CEILING_REGIMES if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
@@ -121,7 +123,9 @@ def add_searches(plan: Plan, backend: Backend) -> Plan:
         except (DeviceError, PluginError) as error:
             warn(f"cannot measure a {dtype} ceiling, so rows in this dtype show no share (MAMFU): {error}")
             continue
-        search, _ = plan_search(backend, problem, [default], regimes=regimes, budget_seconds=_SECONDS[len(regimes)])
+        search, _ = plan_search(
+            backend, problem, [default], regimes=regimes, budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)]
+        )
         searches.append(search)
     if get_operation(plan.operation).has_memory_shares:
         try:
@@ -144,23 +148,23 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
     kernels = [name for name, _ in choose_kernels(of, backend)]
-    seconds = _SECONDS[len(regimes)]
+    seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)]
     return make_operation_plan(
         of, kernels, [problem], shapes[:1] or of.default_shapes(backend)[-1:], regimes, FIND, budget_seconds=seconds
     )
 
 
-def limit_budgets(budget: float | None, searches: Sequence[Plan]) -> list[Plan]:
+def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
     """Return the searches with equal parts of the time that the budget allows for all of them."""
-    if budget is None:
+    if budget_seconds is None:
         return list(searches)
-    part = _SHARE_OF_BUDGET * budget / max(1, len(searches))
+    part = _MAX_SEARCH_SHARE_OF_BUDGET * budget_seconds / max(1, len(searches))
     return [replace(search, budget_seconds=min(part, search.budget_seconds or part)) for search in searches]
 
 
 def describe_short_budget(search: Plan) -> str | None:
     """Return a warning if the budget shortens a search, or None."""
-    usual = _SECONDS[len(search.regimes)]
+    usual = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
     seconds = search.budget_seconds or usual
     if seconds >= usual:
         return None

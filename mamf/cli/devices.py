@@ -22,11 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import LEADER_PID_VARIABLE
-from mamf.cli.progress import Phases, notify_listener
+from mamf.cli.progress import PhaseLines, add_phase_listener
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import get_resume_command
-from mamf.cli.terminal import ALL, RANKS, note_stream, print_document, reports_to, say, stdout, warn
-from mamf.cli.watching import EXIT_CODE, Interruption
+from mamf.cli.terminal import (
+    ALL_DEVICES,
+    RANK_DEVICES,
+    choose_note_stream,
+    get_report_stream,
+    print_document,
+    print_line,
+    redirect_reports,
+    warn,
+)
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
@@ -67,42 +76,39 @@ from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
 from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
 #: Sends a record to the parent.
-Send = Callable[[Mapping[str, Any]], None]
+SendRecord = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
 #: Exit codes: a device failed, or nothing was measured; a check found a wrong result.
-_FAILED, WRONG = 1, 3
+_FAILED_EXIT_CODE, WRONG_RESULT_EXIT_CODE = 1, 3
 # Seconds that a process has to end its log after its parent has ended.
-_GRACE_SECONDS = 15.0
+_MAX_LOG_END_SECONDS = 15.0
 
 
-def measure_on_devices(options: argparse.Namespace, run: RunCommand) -> int:
+def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Run a command that measures, in this process or in one process per device; return its exit code."""
     if options.share:
-        return run_child(lambda send: _measure_share(options, run, send))
-    if options.devices == [RANKS]:
-        return _measure_rank(options, run)
+        return run_as_child_process(lambda send: _measure_share(options, run_command, send))
+    if options.devices == [RANK_DEVICES]:
+        return _measure_rank(options, run_command)
     if options.resume is not None and options.resume.is_dir():
         return _resume_folder(options)
     devices = _choose_devices_to_share(options)
     if len(devices) < 2:
         options.device = devices[0] if devices else options.device
-        return run(options)
+        return run_command(options)
     if options.dry_run:
-        say(f"devices: {_join_indices(devices)}, one process and one log each; the plan of the first:")
+        print_line(f"devices: {_format_indices(devices)}, one process and one log each; the plan of the first:")
         options.device, options.share = devices[0], [0, len(devices)]
-        return run(options)
+        return run_command(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.suffix == ".jsonl":
         raise UsageError(f"--output {folder}: name a folder, because several devices write one log each")
     make_empty_folder(folder, "--output")
     commands = {
-        device: [_make_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
+        device: [_make_device_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
         for rank, device in enumerate(devices)
     }
     return _report_run(options, folder, _run_on_devices(options, commands))
-
-
-# -- which devices -----------------------------------------------------------------------------------------------------
 
 
 def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
@@ -113,38 +119,39 @@ def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
     if len(asked) > 1 and asked[0] < 0:
         raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
     if options.command == VERIFY and not asked and options.device is None and options.resume is None:
-        asked = [ALL]
+        asked = [ALL_DEVICES]
     return resolve_device_indices(options.backend or find_first_backend(), asked) if asked else []
 
 
-def _join_indices(devices: Iterable[int]) -> str:
+def _format_indices(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
 
 
-# -- the parent --------------------------------------------------------------------------------------------------------
-
-
 @dataclass
-class _Outcome:
-    """How the processes ended. ``failures``: the reason for each device that failed. ``codes``: all exit codes."""
+class _ProcessesOutcome:
+    """How the processes of several devices ended.
 
-    failures: dict[int, str] = field(default_factory=dict)
-    codes: list[int] = field(default_factory=list)
-    is_interrupted: bool = False
+    ``failure_reasons``: by device index, for each device that failed. ``exit_codes``: of all processes.
+    ``was_interrupted``: whether a signal, such as Ctrl-C, ended the run.
+    """
+
+    failure_reasons: dict[int, str] = field(default_factory=dict)
+    exit_codes: list[int] = field(default_factory=list)
+    was_interrupted: bool = False
 
 
-def _make_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
+def _make_device_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
     """Return the command line for one device and its share of the run. Options at the end override earlier ones."""
     begins = options.resume is None
     return [
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
         *(["--device", str(device)] if begins else []),
         *("--output" if begins and not options.begins else "--requeue", str(path)),
-        *_make_ceiling_options(options, device),
+        *_make_device_ceiling_options(options, device),
     ]
 
 
-def _make_ceiling_options(options: argparse.Namespace, device: int) -> list[str]:
+def _make_device_ceiling_options(options: argparse.Namespace, device: int) -> list[str]:
     """Return --ceiling with each folder of a shared run replaced by the logs of this device."""
     given = getattr(options, "ceiling", None) or ()
     if not any(path.is_dir() for path in given):
@@ -153,9 +160,9 @@ def _make_ceiling_options(options: argparse.Namespace, device: int) -> list[str]
     return ["--ceiling", *map(str, logs)]
 
 
-def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _Outcome:
+def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _ProcessesOutcome:
     """Run the commands of all devices at once, those of each device in sequence. Skip the rest if a device fails."""
-    outcome, queues, said = _Outcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
+    outcome, queues, said = _ProcessesOutcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
     def forward_warning(event: ChildEvent) -> None:
         line = str((event.message or {}).get(WARNING_KEY, ""))
@@ -166,46 +173,48 @@ def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable
     with Interruption():
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
-                watch = ChildWatch([*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, WRONG))
+                watch = ChildWatch(
+                    [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, WRONG_RESULT_EXIT_CODE)
+                )
                 watch_children(watch, due, on_event=forward_warning)
-                outcome.failures |= watch.failure_reasons
-                outcome.codes += watch.exit_codes.values()
+                outcome.failure_reasons |= watch.failure_reasons
+                outcome.exit_codes += watch.exit_codes.values()
                 for device in watch.failure_reasons:
                     queues[device].clear()
         except KeyboardInterrupt:
-            outcome.is_interrupted = True
+            outcome.was_interrupted = True
     return outcome
 
 
-def _report_run(options: argparse.Namespace, folder: Path, outcome: _Outcome) -> int:
+def _report_run(options: argparse.Namespace, folder: Path, outcome: _ProcessesOutcome) -> int:
     """Warn of failed devices, print the report of all logs and return the exit code."""
     reasons = dict[str, list[int]]()
-    for device, reason in outcome.failures.items():
+    for device, reason in outcome.failure_reasons.items():
         reasons.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
         is_of_all = not has_logs and len(reasons) == 1  # the request is at fault, not a device
-        warn(reason if is_of_all else f"device {_join_indices(devices)} failed: {reason}")
+        warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
-        return EXIT_CODE if outcome.is_interrupted else max(*outcome.codes, _FAILED)
+        return INTERRUPTED_EXIT_CODE if outcome.was_interrupted else max(*outcome.exit_codes, _FAILED_EXIT_CODE)
     from mamf.report.verification import count_checked
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     view = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
     print_document(options, get_kind(log.plan).make_document(log, view))
-    say(f"logs: {folder}", note_stream(options))
-    others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failures.keys())
-    if outcome.failures:
+    print_line(f"logs: {folder}", choose_note_stream(options))
+    others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failure_reasons.keys())
+    if outcome.failure_reasons:
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
-        remedy = f"; add --devices {_join_indices(others)} to use only the other devices" if others else ""
+        remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
-        return WRONG
-    if outcome.is_interrupted:
-        return EXIT_CODE
-    return _FAILED if outcome.failures or not any(row.ok for row in log.measurements) else 0
+        return WRONG_RESULT_EXIT_CODE
+    if outcome.was_interrupted:
+        return INTERRUPTED_EXIT_CODE
+    return _FAILED_EXIT_CODE if outcome.failure_reasons or not any(row.ok for row in log.measurements) else 0
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
@@ -226,18 +235,18 @@ def _resume_folder(options: argparse.Namespace) -> int:
             f"cannot resume {folder} with these options: for logs of devices (device0.jsonl, ...), leave out --device "
             "or name some of the devices with --devices; for logs of ranks, add --devices ranks"
         )
-    asked = sorted(set(options.devices or [ALL]))
-    left = list(logs) if ALL in asked else asked
+    asked = sorted(set(options.devices or [ALL_DEVICES]))
+    left = list(logs) if ALL_DEVICES in asked else asked
     if strangers := [device for device in left if device not in logs]:
-        raise LogMismatchError(f"{folder} was measured on devices {_join_indices(logs)}, not on {strangers[0]}")
+        raise LogMismatchError(f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}")
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
     due = {device: [log for log in logs[device] if _is_unfinished(options, log)] for device in left}
     if options.dry_run:
-        say(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
+        print_line(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
         return 0
     commands = {
-        device: [_make_command(options, device, _get_share(log), log.path) for log in each]
+        device: [_make_device_command(options, device, _find_rank_and_count(log), log.path) for log in each]
         for device, each in due.items()
     }
     return _report_run(options, folder, _run_on_devices(options, commands))
@@ -249,21 +258,18 @@ def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
     return is_extended or log.tier != "complete" or len(log.lasting_rows) < len(log.measurements)
 
 
-def _get_share(log: RunLog) -> list[int]:
+def _find_rank_and_count(log: RunLog) -> list[int]:
     return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
 
 
-# -- the process of a device -------------------------------------------------------------------------------------------
-
-
-def _measure_share(options: argparse.Namespace, run: RunCommand, send: Send) -> int:
+def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: SendRecord) -> int:
     """Run the command on one device, for its parent process; return the exit code."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
         options.given = set()
-    with notify_listener(lambda text: send({PHASE_KEY: text})), reports_to(sys.stderr):
-        code = run(options)
-    if code != _FAILED:
+    with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
+        code = run_command(options)
+    if code != _FAILED_EXIT_CODE:
         return code
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
@@ -276,11 +282,11 @@ def _end_with_parent() -> None:
     """Wait until the parent ends, which closes stdin; then interrupt the run. Exit if the run takes too long to end."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_SECONDS)
-    os._exit(EXIT_CODE)
+    time.sleep(_MAX_LOG_END_SECONDS)
+    os._exit(INTERRUPTED_EXIT_CODE)
 
 
-def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
+def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Run the command as one of the processes that torchrun or srun started; return the exit code."""
     from mamf.node.group import require_rank_place  # imports torch
 
@@ -296,26 +302,26 @@ def _measure_rank(options: argparse.Namespace, run: RunCommand) -> int:
     if options.resume is None:
         options.device = own.index if count > 1 else 0  # a launcher may hide the devices of other ranks
     options.share = [own.rank, own.ranks]
-    with Path(os.devnull).open("w") as nowhere, reports_to(nowhere):
-        code = run(options)
+    with Path(os.devnull).open("w") as nowhere, redirect_reports(nowhere):
+        code = run_command(options)
     if own.rank == 0:
-        say(f"logs: {folder}; run 'mamf show {shlex.quote(str(folder))}' when all ranks have ended")
+        print_line(f"logs: {folder}; run 'mamf show {shlex.quote(str(folder))}' when all ranks have ended")
     return code
 
 
 # -- parents and children, of this command and of a node ---------------------------------------------------------------
 
 
-def resolve_device_indices(backend: str, asked: Sequence[int]) -> list[int]:
+def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) -> list[int]:
     """Return the indices of the requested devices. Raises UnavailableError if one is missing, UsageError for ranks."""
-    if RANKS in asked:
+    if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
-    count = load_backend_class(backend).device_count()
-    found = list(range(count)) if ALL in asked else sorted(set(asked))
+    count = load_backend_class(backend_name).device_count()
+    found = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
     if missing := [device for device in found if device >= count]:
         others = [device for device in found if device < count]
         remedy = f"; use --devices {' '.join(map(str, others))}" if others else ""
-        raise UnavailableError(f"{backend} has no device {missing[0]}; it has {count}{remedy}")
+        raise UnavailableError(f"{backend_name} has no device {missing[0]}; it has {count}{remedy}")
     return found
 
 
@@ -329,33 +335,38 @@ def make_empty_folder(folder: Path, option: str) -> None:
 def watch_children(
     watch: ChildWatch,
     commands: Mapping[int, Sequence[str]],
-    release: Callable[[ChildProcesses], None] = lambda children: None,
+    release_waiting: Callable[[ChildProcesses], None] = lambda children: None,
     on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
     """Run one command per device and show what each device is doing.
 
-    ``release``: called when all processes wait for one another. ``on_event``: called for each event of a process.
+    ``release_waiting``: called when every process waits for the processes of the other devices.
+    ``on_event``: called for each message, and for the end, of a process.
     """
 
     def show(event: ChildEvent) -> None:
         on_event(event)
-        phases.show(watch.phases)
+        phases.show_phases(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     names = {device: f"device {device}" for device in commands}
-    with ChildProcesses(commands, environment) as children, Phases(names) as phases:
-        watch_children_until_end(watch, children.processes, children.wait_for_event, lambda: release(children), show)
+    with ChildProcesses(commands, environment) as children, PhaseLines(names) as phases:
+        watch_children_until_end(
+            watch, children.processes, children.wait_for_event, lambda: release_waiting(children), show
+        )
 
 
-def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], str] = describe_error) -> int:
+def run_as_child_process(
+    work: Callable[[SendRecord], int], describe_failure: Callable[[BaseException], str] = describe_error
+) -> int:
     """Run ``work`` in this child process and return the exit code. ``work`` gets a function that sends records to the
     parent. If ``work`` fails, send the reason.
     """
-    to = stdout()
+    to = get_report_stream()
 
     def send(record: Mapping[str, Any]) -> None:
         try:
-            say(json.dumps(record), to)
+            print_line(json.dumps(record), to)
         except BrokenPipeError:  # the parent is gone, which is no fault of the device
             raise KeyboardInterrupt from None
 
@@ -363,20 +374,17 @@ def run_child(work: Callable[[Send], int], describe: Callable[[BaseException], s
         try:
             return work(send)
         except KeyboardInterrupt:
-            return EXIT_CODE
+            return INTERRUPTED_EXIT_CODE
         except get_catchable_plugin_errors() as error:  # including any error of a vendor's library
-            send({FAILURE_KEY: describe(error)})
+            send({FAILURE_KEY: describe_failure(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
 
 #: The parent's answers to a child that waits: measure together with the others, or end.
-_GO, _END = "go", "end"
+_MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
-# -- the parent --------------------------------------------------------------------------------------------------------
-
-
-def choose_devices(options: argparse.Namespace) -> list[int]:
+def choose_node_devices(options: argparse.Namespace) -> list[int]:
     """Return the indices of the devices to measure; none if another process of the launcher measures this machine.
 
     Sets the backend and the output folder in the options; one of several machines gets a subfolder.
@@ -391,10 +399,10 @@ def choose_devices(options: argparse.Namespace) -> list[int]:
         if own.index > 0:
             return []
         options.output_folder /= f"node{own.node}"
-    return resolve_device_indices(options.backend, options.devices or [ALL])
+    return resolve_device_indices(options.backend, options.devices or [ALL_DEVICES])
 
 
-def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[NodeDevice]]:
+def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[NodeDevice]]:
     """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
@@ -402,7 +410,7 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     run.write(folder)
     with Interruption():
         try:
-            _watch_children(options, folder, run, watch)
+            _watch_node_children(options, folder, run, watch)
             run.was_watched_to_end = True
         except KeyboardInterrupt:
             pass
@@ -415,21 +423,21 @@ def measure_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Pa
     return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
-def _watch_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
+def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
     commands = {index: _make_node_command(options, folder, len(run.devices), index) for index in run.devices}
 
     def answer_waiting(children: ChildProcesses) -> None:
         if watch.failure_reasons:
             run.why_not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
         for index in watch.running_ranks:
-            children.send_line(index, _END if run.why_not_together else _GO)
+            children.send_line(index, _END_ANSWER if run.why_not_together else _MEASURE_ANSWER)
 
     watch_children(watch, commands, answer_waiting)
 
 
-def _make_node_command(options: argparse.Namespace, folder: Path, devices: int, index: int) -> list[str]:
+def _make_node_command(options: argparse.Namespace, folder: Path, device_count: int, device_index: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(devices)),
+        *(sys.executable, "-m", "mamf", "node", "--led", str(device_index), str(device_count)),
         *("--output-folder", str(folder), "--backend", options.backend),
         *(("--dtype", options.dtype) if options.dtype else ()),
         *(("--budget", f"{options.budget:g}s") if options.budget else ()),
@@ -438,15 +446,12 @@ def _make_node_command(options: argparse.Namespace, folder: Path, devices: int, 
     ]
 
 
-# -- a device's process ------------------------------------------------------------------------------------------------
-
-
-def measure_device(options: argparse.Namespace) -> int:
+def measure_node_device(options: argparse.Namespace) -> int:
     """Measure one device and report to the parent; return the exit code. The logs are kept even if it fails."""
-    return run_child(lambda send: _measure_device(options, send), _describe_failure)
+    return run_as_child_process(lambda send: _measure_node_device(options, send), _describe_failure)
 
 
-def _measure_device(options: argparse.Namespace, send: Send) -> int:
+def _measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     index, devices = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
     send({PHASE_KEY: "opening the device"})
@@ -461,7 +466,7 @@ def _measure_device(options: argparse.Namespace, send: Send) -> int:
     def wait_for_others() -> bool:
         """Wait for the other devices; return False if one of them has failed."""
         send({PHASE_KEY: WAITING_PHASE})
-        return sys.stdin.readline().strip() == _GO
+        return sys.stdin.readline().strip() == _MEASURE_ANSWER
 
     budget = options.budget or NODE_BUDGET_SECONDS
     run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.terminal import say_lines, say_wrapped, terminal_columns
+from mamf.cli.terminal import find_terminal_columns, print_lines, print_wrapped_line
 from mamf.text import wrap_line
 
 #: Options that few people need: only --help-all prints them.
-RARE = {
+RARE_OPTIONS = {
     *(
         "--anyway",
         "--clock",
@@ -33,15 +33,15 @@ RARE = {
     *("--time-limit",),
 }
 #: Options of mamf-finder that have another name in mamf.
-_SPELLINGS = {"--cuda-device": "--device", "--output-file": "--output"}
-_RANGE_ADVICE, _LAUNCH_COUNT_ADVICE = (
+_OPTION_BY_FINDER_OPTION = {"--cuda-device": "--device", "--output-file": "--output"}
+_SIZES_ADVICE, _LAUNCH_COUNT_ADVICE = (
     "mamf sweep measures sizes that you choose",
     "only mamf sweep --regime classic counts launches",
 )
 _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
 #: Advice for options of mamf-finder that a command does not have.
-_SUCCESSORS = {
-    **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _RANGE_ADVICE),
+_ADVICE_BY_FINDER_OPTION = {
+    **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _SIZES_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
     **dict.fromkeys(("--verbose", "--no-verbose"), _PRINT_ADVICE),
     "--search": "mamf find searches, mamf sweep measures a grid",
@@ -49,19 +49,23 @@ _SUCCESSORS = {
     "--telemetry": "leave it out, because sensors are always read",
     "--tune": "use --budget, --precision or --quick to set how long a search takes",
 }
-_INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
+_INVALID_CHOICE_MESSAGE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line, suggests the nearest option, and exits with ``usage_exit_code``.
 
-    Its help begins with the examples and hides rare options. ``overview``: the text of ``mamf --help``. ``words``: the
-    command line, because the options of some commands depend on the operation or the kernel in it.
+    Its help begins with the examples of the command and hides the options in RARE_OPTIONS.
+
+    - ``usage_exit_code``: the exit code after an error in the options.
+    - ``overview_text``: the text that ``mamf --help`` prints; empty in the parser of a single command.
+    - ``command_words``: the words of the command line, because some commands have options that depend on the operation
+      or the kernel in these words.
     """
 
     usage_exit_code = 2
-    overview = ""
-    words: Sequence[str] = ()
+    overview_text = ""
+    command_words: Sequence[str] = ()
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -72,14 +76,14 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_args(self._leave_positional(args or ()), namespace)
+        return super().parse_known_args(self._free_positional_word(args or ()), namespace)
 
-    def _leave_positional(self, words: Sequence[str]) -> list[str]:
+    def _free_positional_word(self, words: Sequence[str]) -> list[str]:
         """Reorder the words if an option with several values would take the word of a required positional argument.
 
         The last word that the option can spare is moved to the front.
         """
-        if not any(_is_needed(action, words) for action in self._actions):
+        if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
         option: argparse.Action | None = None
         count, place = 0, None
@@ -89,7 +93,7 @@ class Parser(argparse.ArgumentParser):
                 option, count = None if equals else self._option_string_actions.get(name), 0
                 continue
             count += 1
-            min_count, max_count = _get_value_counts(option)
+            min_count, max_count = _find_value_count_limits(option)
             if count > max_count:  # the positional argument has this word
                 return list(words)
             if count > min_count and option and word not in (option.choices or ()):
@@ -108,19 +112,19 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def format_help(self) -> str:
-        return self.overview or self._format_help(is_whole=False)
+        return self.overview_text or self._format_help(shows_rare_options=False)
 
     def print_help(self, file: object = None) -> None:
-        say_lines(self.format_help())
+        print_lines(self.format_help())
 
-    def _format_help(self, is_whole: bool) -> str:
+    def _format_help(self, shows_rare_options: bool) -> str:
         rare = (
             []
-            if is_whole
+            if shows_rare_options
             else [
                 each
                 for each in self._actions
-                if RARE.intersection(each.option_strings) or getattr(each, "is_rare", False)
+                if RARE_OPTIONS.intersection(each.option_strings) or getattr(each, "is_rare", False)
             ]
         )
         helps = [each.help for each in rare]
@@ -128,7 +132,7 @@ class Parser(argparse.ArgumentParser):
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        formatter.add_text(self.epilog and _wrap_examples(self.epilog, terminal_columns()))
+        formatter.add_text(self.epilog and _wrap_examples(self.epilog, find_terminal_columns()))
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         for group in self._action_groups:
             if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
@@ -148,13 +152,15 @@ class Parser(argparse.ArgumentParser):
 
     def suggest_option(self, option: str) -> str:
         """Return advice for an unknown option: what replaces a mamf-finder option, the nearest option, or --help."""
-        if successor := _SUCCESSORS.get(option.partition("=")[0]):
+        if successor := _ADVICE_BY_FINDER_OPTION.get(option.partition("=")[0]):
             return f": {successor}"
         close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        say_wrapped(f"{self.prog}: {_shorten_unknown_command(message)}{suggest_choice(message)}", sys.stderr)
+        print_wrapped_line(
+            f"{self.prog}: {_shorten_unknown_command(message)}{suggest_nearest_choice(message)}", sys.stderr
+        )
         sys.exit(self.usage_exit_code)
 
 
@@ -184,7 +190,7 @@ def _wrap_examples(examples: str, width: int | None) -> str:
     return "\n".join(wrap_line(line, width) for line in lines)
 
 
-class NeededUnless(argparse._StoreAction):
+class StoreUnlessOption(argparse._StoreAction):
     """A positional argument that is required unless one of the options in ``alternatives`` is given."""
 
     def __init__(self, alternatives: Sequence[str], **keywords: Any) -> None:
@@ -192,14 +198,14 @@ class NeededUnless(argparse._StoreAction):
         self.alternatives = alternatives
 
 
-def _is_needed(action: argparse.Action, words: Sequence[str]) -> bool:
+def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
     """Return whether an action is a positional argument that these words must contain."""
-    if isinstance(action, NeededUnless):
+    if isinstance(action, StoreUnlessOption):
         return not any(word.partition("=")[0] in action.alternatives for word in words)
     return not action.option_strings and action.nargs in (None, "+")
 
 
-def _get_value_counts(option: argparse.Action | None) -> tuple[int, float]:
+def _find_value_count_limits(option: argparse.Action | None) -> tuple[int, float]:
     """Return the minimum and maximum number of words that an option takes."""
     if option is None:
         return 0, 0
@@ -215,21 +221,23 @@ class PrintHelpAll(argparse.Action):
         super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
 
     def __call__(self, parser: Any, *_: Any) -> None:
-        say_lines(parser._format_help(is_whole=True))
+        print_lines(parser._format_help(shows_rare_options=True))
         parser.exit()
 
 
 def _shorten_unknown_command(message: str) -> str:
     """Shorten the message about an unknown command, which lists all commands."""
-    complaint = _INVALID_CHOICE.search(message)
+    complaint = _INVALID_CHOICE_MESSAGE.search(message)
     if complaint is None or "COMMAND" not in message:
         return message
-    return f"there is no command {complaint[1]!r}" + ("" if suggest_choice(message) else "; mamf --help lists them")
+    return f"there is no command {complaint[1]!r}" + (
+        "" if suggest_nearest_choice(message) else "; mamf --help lists them"
+    )
 
 
-def suggest_choice(message: str) -> str:
+def suggest_nearest_choice(message: str) -> str:
     """Return a suggestion of the choice that is nearest to the typed word, or an empty string if none is near."""
-    complaint = _INVALID_CHOICE.search(message)
+    complaint = _INVALID_CHOICE_MESSAGE.search(message)
     if complaint is None:
         return ""
     close = difflib.get_close_matches(complaint[1], re.findall(r"[\w.-]+", complaint[2]), n=1)
@@ -241,7 +249,7 @@ def normalize_option_names(arguments: Sequence[str]) -> list[str]:
 
     def rename_option(found: re.Match[str]) -> str:
         name = found[0].replace("_", "-")
-        return _SPELLINGS.get(name, name)
+        return _OPTION_BY_FINDER_OPTION.get(name, name)
 
     return [re.sub("^--[^=]*", rename_option, argument) for argument in arguments]
 
@@ -254,8 +262,8 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
 
     parser = make_parser(os.environ.get("COMP_LINE", "").split()[1:])
     names = {
-        "--kernel": _list_entry_points("kernels"),
-        "--backend": _list_entry_points("backends"),
+        "--kernel": _list_entry_point_names("kernels"),
+        "--backend": _list_entry_point_names("backends"),
         "--dtype": sorted(DTYPES),
     }
     subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
@@ -266,7 +274,7 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _list_entry_points(kind: str) -> list[str]:
+def _list_entry_point_names(kind: str) -> list[str]:
     """Return the entry point names in the groups ``mamf.*`` that end with ``kind``, such as ``kernels``."""
     from importlib.metadata import entry_points
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
-from mamf.cli.terminal import OPTIONS, add, bound, read, warn
+from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options, parse_option_value, parse_range_bound, warn
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
 from mamf.operation import (
     Operation,
@@ -32,43 +32,43 @@ from mamf.plans import Plan, choose_regimes
 
 AnyOperation = Operation[Any, Any]
 #: The field values that each value of a switch stands for.
-_SWITCH: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
+_BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 
 # -- the operation -----------------------------------------------------------------------------------------------------
 
 
-def asked_operation(words: Sequence[str]) -> AnyOperation:
+def make_requested_operation(command_words: Sequence[str]) -> AnyOperation:
     """Return the operation of --operation, or matmul, before the command line is parsed. Raises UnknownNameError."""
-    if name := find_option_value("--operation", words):
+    if name := find_option_value("--operation", command_words):
         from mamf.plugins.discovery import make_operation
 
         return make_operation(name)
-    return default_operation()
+    return make_default_operation()
 
 
-def default_operation() -> AnyOperation:
+def make_default_operation() -> AnyOperation:
     """Return the operation of commands without --operation: matmul."""
     from mamf.operations.matmul.operation import Matmul
 
     return Matmul()
 
 
-def launched_operation(words: Sequence[str]) -> AnyOperation | None:
+def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None:
     """Return the operation of --operation, or else of the first word that is a kernel; None if only help is asked for.
 
     Raises UnknownNameError if no word is a kernel.
     """
-    if find_option_value("--operation", words):
-        return asked_operation(words)
-    if {"-h", "--help", "--help-all"}.intersection(words[1:2]):
+    if find_option_value("--operation", command_words):
+        return make_requested_operation(command_words)
+    if {"-h", "--help", "--help-all"}.intersection(command_words[1:2]):
         return None
     from mamf.plugins.discovery import find_operation_of_kernel
 
     # A word that follows an option is usually its value, so try the other words first.
-    pairs = itertools.pairwise(words)
+    pairs = itertools.pairwise(command_words)
     kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
-    for word in (*kernels, *(word for word in words[1:] if ":" not in word)):
+    for word in (*kernels, *(word for word in command_words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
             return find_operation_of_kernel(word)
     return find_operation_of_kernel(kernels[0]) if kernels else None
@@ -77,52 +77,54 @@ def launched_operation(words: Sequence[str]) -> AnyOperation | None:
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-def add_parameters(
+def add_operation_options(
     parser: argparse.ArgumentParser,
-    of: AnyOperation,
-    has_shapes: bool = True,
-    several: bool = True,
+    operation: AnyOperation,
+    has_shape_options: bool = True,
+    takes_several_values: bool = True,
     defaults: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> None:
     """Add the options of an operation: sizes, whole shapes and presets, then the fields of the problem.
 
-    ``several``: whether a field takes several values. ``defaults``: other default values, by parameter.
+    ``takes_several_values``: whether a field takes several values. ``defaults``: other default values, by parameter.
     """
     parser.set_defaults(usual=defaults)
     # A command's option with the same name as a parameter replaces it; --set can still set the parameter.
     parser.conflict_handler = "resolve"
-    if has_shapes:
-        group = parser.add_argument_group(f"shapes of {of.name}", "Several values are measured in every combination.")
-        for size in get_size_parameters(of).values():
-            _add_parameter(group, size, "size", True, defaults.get(size.name))
-        add(group, "--shapes", help=f"complete shapes, such as {of.shape_example}")
-        if presets := of.presets():
-            option, help = of.preset_parameter.option, f"{of.preset_parameter.help}: {', '.join(presets)}"
+    if has_shape_options:
+        group = parser.add_argument_group(
+            f"shapes of {operation.name}", "Several values are measured in every combination."
+        )
+        for size in get_size_parameters(operation).values():
+            _add_parameter_option(group, size, "size", True, defaults.get(size.name))
+        add_shared_options(group, "--shapes", help=f"complete shapes, such as {operation.shape_example}")
+        if presets := operation.presets():
+            option, help = operation.preset_parameter.option, f"{operation.preset_parameter.help}: {', '.join(presets)}"
             group.add_argument(option, dest="preset", metavar="NAME", help=help)
-        for further in of.preset_parameters:
-            _add_parameter(group, further, "field")
+        for further in operation.preset_parameters:
+            _add_parameter_option(group, further, "field")
         for action in group._group_actions:
             action.is_parameter = True  # type: ignore[attr-defined]
-    group = parser.add_argument_group(f"problem of {of.name}")
-    for each in get_field_parameters(of).values():
+    group = parser.add_argument_group(f"problem of {operation.name}")
+    for each in get_field_parameters(operation).values():
         if each.name == "dtype":
-            usual = OPTIONS["--dtype"].default if each.default == "bfloat16" else each.default
-            add(group, "--dtype", default_text=usual, nargs="+" if several else None)
+            usual = SHARED_OPTIONS["--dtype"].default_text if each.default == "bfloat16" else each.default
+            add_shared_options(group, "--dtype", default_text=usual, nargs="+" if takes_several_values else None)
         elif each.is_readable:
-            _add_parameter(group, each, "field", several, defaults.get(each.name))
-    if several:
-        add(group, "--set")
+            _add_parameter_option(group, each, "field", takes_several_values, defaults.get(each.name))
+    if takes_several_values:
+        add_shared_options(group, "--set")
 
 
-def _add_parameter(
+def _add_parameter_option(
     group: argparse._ArgumentGroup,
     parameter: Parameter,
-    kind: str,
-    several: bool = False,
+    dest_prefix: str,
+    takes_several_values: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
     """Add the option of a parameter. ``kind``: ``size`` or ``field``, the prefix of the option's dest."""
-    option, dest = parameter.option, f"{kind}_{parameter.name}"
+    option, dest = parameter.option, f"{dest_prefix}_{parameter.name}"
     usual = " ".join(map(str, default)) if default else parameter.default
     help = parameter.help or parameter.name.replace("_", " ")
     keywords: dict[str, Any] = {"dest": dest, "default": default}
@@ -134,16 +136,26 @@ def _add_parameter(
         no = where.add_argument(
             f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
-        keywords |= {"choices": [*_SWITCH] if several else ["yes", "no"], "nargs": "?", "const": "yes"}
+        keywords |= {
+            "choices": [*_BOOLS_BY_SWITCH_VALUE] if takes_several_values else ["yes", "no"],
+            "nargs": "?",
+            "const": "yes",
+        }
         added = [where.add_argument(option, **keywords), no]
     else:
         metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
-        keywords |= {"metavar": metavar, "choices": list(parameter.choices) or None, "nargs": "+" if several else None}
+        keywords |= {
+            "metavar": metavar,
+            "choices": list(parameter.choices) or None,
+            "nargs": "+" if takes_several_values else None,
+        }
         added = [
-            where.add_argument(option, type=lambda text: read(parameter.convert, parse_nonempty_text(text)), **keywords)
+            where.add_argument(
+                option, type=lambda text: parse_option_value(parameter.convert, parse_nonempty_text(text)), **keywords
+            )
         ]
     if parameter.has_range:
-        bounds: dict[str, Any] = {"type": bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
+        bounds: dict[str, Any] = {"type": parse_range_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"sizes of {parameter.name.upper()} from START up to, but not including, STOP (START 0 begins at STEP)"
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:
@@ -156,11 +168,11 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
     ``shapes``: the documented option for whole shapes, --shape or --shapes; the other spelling works too.
     """
     note = "'mamf COMMAND KERNEL --help' lists the options of the kernel's operation."
-    if of := launched_operation(parser.words):
-        add_parameters(parser, of)
+    if of := find_launched_operation(parser.command_words):
+        add_operation_options(parser, of)
     group = parser.add_argument_group("what", None if of else note)
-    add(group, "--operation", default_text="the operation of the kernel")
-    add(group, shapes, dest="shapes", nargs="+")
+    add_shared_options(group, "--operation", default_text="the operation of the kernel")
+    add_shared_options(group, shapes, dest="shapes", nargs="+")
     other = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
     group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
@@ -168,74 +180,81 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
 # -- values of the options ---------------------------------------------------------------------------------------------
 
 
-def request_of(of: AnyOperation, options: argparse.Namespace) -> Request:
+def make_request(operation: AnyOperation, options: argparse.Namespace) -> Request:
     """Return the request that the options describe. Raises UsageError for errors that show without a device."""
-    sizes = dict(_given(options, get_size_parameters(of).values(), "size"))
-    shapes = tuple(dict.fromkeys(map(of.parse_shape, getattr(options, "shapes", None) or ())))
-    preset = _preset_of(of, options, sizes)
-    for parameter in get_size_parameters(of).values():
+    sizes = dict(_yield_set_parameters(options, get_size_parameters(operation).values(), "size"))
+    shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
+    preset = _make_preset(operation, options, sizes)
+    for parameter in get_size_parameters(operation).values():
         if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
-            named = "--shapes" if shapes else f"{of.preset_parameter.option} {options.preset}"
+            named = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
             raise UsageError(
                 f"{named} cannot be combined with {parameter.option}, because {named.split()[0]} gives whole shapes"
             )
     if shapes and preset.shapes:
-        raise UsageError(f"{of.preset_parameter.option} cannot be combined with --shapes: use one of them")
+        raise UsageError(f"{operation.preset_parameter.option} cannot be combined with --shapes: use one of them")
     require_steps(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {
         **({"dtype": dtypes} if dtypes else {}),
-        **dict(_given(options, get_field_parameters(of).values(), "field")),
+        **dict(_yield_set_parameters(options, get_field_parameters(operation).values(), "field")),
     }
     texts = getattr(options, "set", None) or ()
     for name in {text.partition("=")[0] for text in texts} & fields.keys():
         if getattr(options, f"field_{name}", None) == getattr(options, "usual", {}).get(name):
             del fields[name]  # a default of the command, which --set replaces
-    return Request(of, shapes, sizes, read_fields(of, texts, fields), preset)
+    return Request(operation, shapes, sizes, parse_field_texts(operation, texts, fields), preset)
 
 
-def _given(
-    options: argparse.Namespace, parameters: Iterable[Parameter], kind: str
+def _yield_set_parameters(
+    options: argparse.Namespace, parameters: Iterable[Parameter], dest_prefix: str
 ) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range."""
     for parameter in parameters:
-        dest = f"{kind}_{parameter.name}"
+        dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
         values = parse_range(*bounds) if bounds else getattr(options, dest, None)
         if parameter.is_switch and isinstance(values, str):
-            values = _SWITCH[values]
+            values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
             yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
 
 
-def read_fields(
-    of: AnyOperation, texts: Iterable[str], given: Mapping[str, Sequence[Any]] = MappingProxyType({})
+def parse_field_texts(
+    operation: AnyOperation,
+    field_texts: Iterable[str],
+    given_values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> dict[str, Sequence[Any]]:
     """Read texts such as ``direction=fwd,bwd`` and add them to the ``given`` values. Raises UsageError."""
-    known, found = get_field_parameters(of), dict(given)
-    for text in texts:
+    known, found = get_field_parameters(operation), dict(given_values)
+    for text in field_texts:
         name, equals, values = text.partition("=")
-        require_known((f"field of {of.name}", name, known))
+        require_known((f"field of {operation.name}", name, known))
         if not equals or name in found:
             raise UsageError(f"--set {text}: " + ("this field is set twice" if equals else f"write {name}=VALUE"))
         try:
             found[name] = [known[name].parse(value) for value in values.split(",")]
         except UsageError as error:
-            raise UsageError(f"{of.name}'s {name}: {error}") from None
+            raise UsageError(f"{operation.name}'s {name}: {error}") from None
     return found
 
 
-def _preset_of(of: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]) -> Preset[Any]:
-    name, further = getattr(options, "preset", None), dict(_given(options, of.preset_parameters, "field"))
+def _make_preset(
+    operation: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]
+) -> Preset[Any]:
+    name, further = (
+        getattr(options, "preset", None),
+        dict(_yield_set_parameters(options, operation.preset_parameters, "field")),
+    )
     if name is None:
-        for parameter in of.preset_parameters:
+        for parameter in operation.preset_parameters:
             if parameter.name in further:
-                raise UsageError(f"{parameter.option} needs {of.preset_parameter.option}")
+                raise UsageError(f"{parameter.option} needs {operation.preset_parameter.option}")
         return Preset()
-    return of.preset(name, {**sizes, **further})
+    return operation.preset(name, {**sizes, **further})
 
 
-def kernels_of(request: Request, options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
+def choose_requested_kernels(request: Request, options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
     """Return the kernels of --kernel, or the available ones of the preset; None stands for all kernels.
 
     Warns of kernels of the preset that are not available.
@@ -257,8 +276,8 @@ def make_plan(
     request: Request,
     options: argparse.Namespace,
     backend: Backend,
-    kernels: Sequence[str],
-    how: Any = None,
+    kernel_names: Sequence[str],
+    sweep_options: Any = None,
 ) -> Plan:
     """Make the plan of a request. ``kernels``: their names in the options. ``how``: SweepOptions, or None.
 
@@ -269,12 +288,12 @@ def make_plan(
     named = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     return make_operation_plan(
         request.operation,
-        kernels,
+        kernel_names,
         request.make_problems(backend),
         labels,
         choose_regimes(options.regime, (request.operation.default_regime,), request.operation.regimes),
         budget_seconds=options.budget,
         layers=tuple(labels.values()) if any(labels.values()) else (),
-        options=how,
+        options=sweep_options,
         **named,
     )

@@ -12,26 +12,26 @@ from tqdm import tqdm
 from mamf.measurement import Measurement
 from mamf.report.document import format_significant
 
-_LISTENERS: list[Callable[[str], object]] = []
+_PHASE_LISTENERS: list[Callable[[str], object]] = []
 
 
 @contextmanager
-def notify_listener(listener: Callable[[str], object]) -> Iterator[None]:
+def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
     """Call ``listener`` with the name of each phase and row that is measured within the context."""
-    _LISTENERS.append(listener)
+    _PHASE_LISTENERS.append(listener)
     try:
         yield
     finally:
-        _LISTENERS.remove(listener)
+        _PHASE_LISTENERS.remove(listener)
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """A progress bar over the measurements of a run. ``total``: number of measurements, or None if unknown."""
+    """A progress bar over the measurements of a run. ``row_count``: number of measurements, or None if unknown."""
 
-    def __init__(self, total: int | None) -> None:
-        left = "" if total is None else "/{total_fmt} [{elapsed}<{remaining}]"
+    def __init__(self, row_count: int | None) -> None:
+        left = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
-            total=total,
+            total=row_count,
             bar_format=f"{{n_fmt}}{left}{{postfix}}  {{desc}}",  # the best is cut last
             file=sys.stderr,
             disable=None,
@@ -42,12 +42,12 @@ class Progress(AbstractContextManager["Progress"]):
 
     def show_phase(self, text: str) -> None:
         self._bar.set_description_str(text)
-        for listener in _LISTENERS:
+        for listener in _PHASE_LISTENERS:
             listener(text)
 
-    def add(self, row: Measurement) -> None:
+    def add_row(self, row: Measurement) -> None:
         """Count a measured row and show the best row of its regime so far."""
-        for listener in _LISTENERS:
+        for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
         best = self._best.get(row.regime)
         if row.ok and (best is None or row.rank > best.rank):
@@ -63,19 +63,19 @@ class Progress(AbstractContextManager["Progress"]):
         self._bar.close()
 
 
-class Phases(AbstractContextManager["Phases"]):
+class PhaseLines(AbstractContextManager["PhaseLines"]):
     """One line per device that shows its current phase."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, device_names: Mapping[int, str]) -> None:
         self._bars: dict[int, tqdm[Any]] = {
             rank: tqdm(
                 total=0, bar_format="{desc}", desc=name, position=place, file=sys.stderr, disable=None, leave=False
             )
-            for place, (rank, name) in enumerate(names.items())
+            for place, (rank, name) in enumerate(device_names.items())
         }
-        self._names = names
+        self._names = device_names
 
-    def show(self, phases: Mapping[int, str]) -> None:
+    def show_phases(self, phases: Mapping[int, str]) -> None:
         for rank, phase in phases.items():
             self._bars[rank].set_description_str(f"{self._names[rank]}: {phase}")
 

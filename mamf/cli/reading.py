@@ -21,7 +21,7 @@ from mamf.logs.run_log import OnRead, RunLog
 from mamf.logs.shared_runs import read_run
 from mamf.machine.environment import disable_garbage_collection
 
-_PATIENCE_SECONDS = 30.0
+_READ_TIMEOUT_SECONDS = 30.0
 
 
 def read_log(*paths: Path) -> RunLog:
@@ -54,7 +54,7 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
 
 
 @contextmanager
-def ensure_local_file(path: Path | str) -> Iterator[Path]:
+def yield_local_file(path: Path | str) -> Iterator[Path]:
     """Yield the path of a file or folder, or of a temporary copy of a pipe or an https address.
 
     A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
@@ -69,7 +69,7 @@ def ensure_local_file(path: Path | str) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name.partition("?")[0])
         try:
-            opened = urllib.request.urlopen(address, timeout=_PATIENCE_SECONDS) if is_address else path.open("rb")
+            opened = urllib.request.urlopen(address, timeout=_READ_TIMEOUT_SECONDS) if is_address else path.open("rb")
             with opened as pipe, copy.open("wb") as file:
                 for piece in iter(lambda: pipe.read(1 << 20), b""):
                     if file.write(piece) and file.tell() > MAX_LOG_BYTES:

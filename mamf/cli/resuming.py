@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.terminal import warn
-from mamf.cli.watching import EXIT_CODE, Interruption
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
 from mamf.errors import LogMismatchError, UsageError
 from mamf.kinds.driver import ResumedLog
@@ -36,16 +36,26 @@ _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "l
 _RESUME_OPTIONS = {"requeues", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
 #: Names of options that differ from those of the plan's fields, by field.
-_OPTIONS = {"regimes": "regime", "seconds": "time-limit"}
+_OPTION_BY_FIELD = {"regimes": "regime", "seconds": "time-limit"}
 #: Fields of a plan that are not compared with the options here: they may differ, follow from others, or are compared
 #: elsewhere.
-_NOT_COMPARED = {"kind", "operation", "problems", "kernels", "budget_seconds", "flush", "searches", "layers", "options"}
-_MAX_VALUES = 5
+_NOT_COMPARED_FIELDS = {
+    "kind",
+    "operation",
+    "problems",
+    "kernels",
+    "budget_seconds",
+    "flush",
+    "searches",
+    "layers",
+    "options",
+}
+_MAX_SHOWN_VALUES = 5
 _MIN_REMAINING_SECONDS = 1e-9
-_COUNTERS = "counters"
+_COUNTERS_COMMAND = "counters"
 
 
-def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption, ResumedLog | None], int]) -> int:
+def run_interruptible(options: argparse.Namespace, measure: Callable[[Interruption, ResumedLog | None], int]) -> int:
     """Run ``work`` while the log of ``--resume`` is locked, and return the exit code. Ctrl-C before the first
     measurement prints one line. Raises UsageError if another process writes the log.
     """
@@ -54,39 +64,39 @@ def run_interruptible(options: argparse.Namespace, work: Callable[[Interruption,
     with Interruption() as interruption:
         try:
             if options.resume is None:
-                return work(interruption, None)
+                return measure(interruption, None)
             log, writer = RunLogWriter.resume(options.resume)
             with writer:
                 try:
-                    return work(interruption, ResumedLog(log, writer))
+                    return measure(interruption, ResumedLog(log, writer))
                 finally:
                     if writer.is_open:  # no row was written: report if another program has deleted the log meanwhile
                         writer.append_line()
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
-            return EXIT_CODE
+            return INTERRUPTED_EXIT_CODE
 
 
 def compute_remaining_budget(options: argparse.Namespace) -> float | None:
     """Return the budget of the options in seconds, minus the time spent by earlier processes that crashed."""
     if not options.restart or options.budget is None:
         return options.budget  # type: ignore[no-any-return]
-    return float(max(options.budget - options.restart.spent, _MIN_REMAINING_SECONDS))
+    return float(max(options.budget - options.restart.spent_seconds, _MIN_REMAINING_SECONDS))
 
 
 def report_run_to_watcher(
-    options: argparse.Namespace, backend: Backend, writer: RunLogWriter, before: Iterable[Measurement]
+    options: argparse.Namespace, backend: Backend, writer: RunLogWriter, logged_rows: Iterable[Measurement]
 ) -> None:
     """Report this run's log to the watching process and, before each launch, the row to log if the launch crashes.
 
-    ``before``: the rows of the log so far. A row whose launch ended a process is not launched again.
+    ``logged_rows``: the rows of the log so far. A row whose launch ended a process is not launched again.
     """
-    watch, crashes = watching.WATCH, get_crashes(backend)
-    crashes.fatal_rows = [row for row in before if row.is_fatal]
+    watch, crashes = watching.CRASH_STATE, get_crashes(backend)
+    crashes.fatal_rows = [row for row in logged_rows if row.is_fatal]
     if watch:
-        begun = time.monotonic() - (options.restart.spent if options.restart else 0.0)
+        begun = time.monotonic() - (options.restart.spent_seconds if options.restart else 0.0)
         # Pass the path each time: the run switches to a new log if another program changes this one.
-        crashes.set_pending_row = lambda row: watch.store_row(
+        crashes.set_pending_row = lambda row: watch.store_state(
             writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
         )
         crashes.set_pending_row(None)
@@ -96,7 +106,7 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
     """End this process because the device was lost at this row. The watching process, if there is one, logs the row
     and starts a new process for the rest.
     """
-    if watching.WATCH:
+    if watching.CRASH_STATE:
         get_crashes(backend).set_pending_row(row)
         os._exit(1)
 
@@ -105,12 +115,12 @@ def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
     return encode_record("measurement", make_measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
-def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
+def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
     """Return the plan of the log to resume. Raises LogMismatchError, which names the right command, for the log of
     another command.
     """
     plan, is_counted = log.plan, bool(log.counter_records)
-    if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS or not is_counted):
+    if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not is_counted):
         return plan
     resumption = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: resume it with '{resumption}'")
@@ -119,7 +129,7 @@ def require_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
 def get_resume_command(log: RunLog) -> str:
     """Return the command that resumes a log."""
     if log.counter_records:
-        return _COUNTERS
+        return _COUNTERS_COMMAND
     return " ".join(map(shlex.quote, get_kind(log.plan).format_command(log.plan).split()))
 
 
@@ -128,12 +138,12 @@ def has_plan_options(options: argparse.Namespace) -> bool:
     return bool(options.given - _NOT_PLAN_OPTIONS)
 
 
-def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) -> None:
+def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_plan: Plan) -> None:
     """Raise LogMismatchError for the first option in which two plans differ. The order of lists does not matter."""
-    if before.is_shared:
-        asked = asked.dealt(before.options.rank, before.options.ranks)
-    now = _collect_option_values(asked)
-    for name, then in _collect_option_values(before).items():
+    if logged_plan.is_shared:
+        requested_plan = requested_plan.dealt(logged_plan.options.rank, logged_plan.options.ranks)
+    now = _collect_option_values(requested_plan)
+    for name, then in _collect_option_values(logged_plan).items():
         if then != now[name]:
             raise make_contradiction_error(options, name, then, now[name])
 
@@ -141,9 +151,9 @@ def require_same_plan(options: argparse.Namespace, before: Plan, asked: Plan) ->
 def _collect_option_values(plan: Plan) -> dict[str, object]:
     """Return the values of a plan that options decide, by option."""
     found: dict[str, object] = {}
-    for name in sorted(vars(plan).keys() - _NOT_COMPARED):
+    for name in sorted(vars(plan).keys() - _NOT_COMPARED_FIELDS):
         value = getattr(plan, name)
-        found[_OPTIONS.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
+        found[_OPTION_BY_FIELD.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
     records = [get_operation(plan.operation).problem_record(problem) for problem in plan.problems]
     for name in records[0]:
         values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
@@ -151,39 +161,45 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
     return {**found, "no-flush": not plan.flush, **(vars(plan.options) if plan.options else {})}
 
 
-def make_contradiction_error(options: argparse.Namespace, name: str, then: object, now: object) -> LogMismatchError:
+def make_contradiction_error(
+    options: argparse.Namespace, option: str, logged_value: object, requested_value: object
+) -> LogMismatchError:
     """Return the error for an option that contradicts the log."""
-    value = "" if now is None or now is True else f" {format_value(now)}"
+    value = "" if requested_value is None or requested_value is True else f" {format_option_value(requested_value)}"
     return LogMismatchError(
-        f"{'no ' if now is None else ''}{format_flag(name)}{value} contradicts {options.resume}, "
-        f"which was measured with {format_value(then)}: "
+        f"{'no ' if requested_value is None else ''}{format_option_name(option)}{value} contradicts {options.resume}, "
+        f"which was measured with {format_option_value(logged_value)}: "
         "repeat the options of that run, give only --resume, or start a new log"
     )
 
 
-def format_flag(option: str) -> str:
+def format_option_name(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def format_value(value: object) -> str:
+def format_option_value(value: object) -> str:
     """Format a value as a user would type it. Long lists are shortened."""
     if value is None:
         return "the default"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, frozenset):
-        return format_value(sorted(value, key=lambda each: (len(format_value(each)), format_value(each))))
+        return format_option_value(
+            sorted(value, key=lambda each: (len(format_option_value(each)), format_option_value(each)))
+        )
     if not isinstance(value, (list, tuple)):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    texts = [format_value(each) for each in value]
-    if len(texts) > _MAX_VALUES:
-        texts[_MAX_VALUES - 2 : -1] = ["..."]
+    texts = [format_option_value(each) for each in value]
+    if len(texts) > _MAX_SHOWN_VALUES:
+        texts[_MAX_SHOWN_VALUES - 2 : -1] = ["..."]
     return " ".join(texts)
 
 
-def require_same_kernels(options: argparse.Namespace, before: Sequence[str], asked: Iterable[str]) -> None:
+def require_same_kernels(
+    options: argparse.Namespace, logged_names: Sequence[str], requested_names: Iterable[str]
+) -> None:
     """Raise LogMismatchError unless the names of the kernels are those of the log, in any order."""
-    then, now = frozenset(before), frozenset(asked)
+    then, now = frozenset(logged_names), frozenset(requested_names)
     if then != now:
         raise make_contradiction_error(options, "kernel", then, now)
 
@@ -224,7 +240,7 @@ def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
         if foreign := [name for name in names if is_class_path(name) and name not in trusted]:
             raise LogMismatchError(
                 f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
-                f"add {format_flag(option)} {' '.join(names)} if you trust it"
+                f"add {format_option_name(option)} {' '.join(names)} if you trust it"
             )
     for search in plan.searches:
         for name in filter(is_class_path, search.kernels):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Advice, Backend, describe_sharing
-from mamf.cli.terminal import note_stream, print_document, say, warn
-from mamf.cli.watching import EXIT_CODE, Interruption
+from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 
@@ -25,35 +25,37 @@ if TYPE_CHECKING:
     from mamf.operation import Operation, Request
     from mamf.report.document import Document
 
-NOTHING_MEASURED = 1
+NOTHING_MEASURED_EXIT_CODE = 1
 
 
-def run_session(options: argparse.Namespace, session: Callable[..., Session], *arguments: Any) -> int:
+def run_session(options: argparse.Namespace, make_session: Callable[..., Session], *arguments: Any) -> int:
     """Run a session, or print its plan with ``--dry-run``; return the exit code.
 
     ``arguments``: further arguments of the session, which come before the options.
     """
     from mamf.cli.resuming import run_interruptible
 
-    return run_interruptible(options, lambda signals, resumed: session(*arguments, options, signals, resumed).run())
+    return run_interruptible(
+        options, lambda signals, resumed: make_session(*arguments, options, signals, resumed).run()
+    )
 
 
-def run_kernels(
-    options: argparse.Namespace, session: Callable[..., Session], of: Operation[Any, Any] | None = None
+def run_kernel_session(
+    options: argparse.Namespace, make_session: Callable[..., Session], operation: Operation[Any, Any] | None = None
 ) -> int:
     """Measure kernels of an operation, by default the one of --operation or of the command's name.
 
     Reports wrong options before it opens a device. Returns the exit code.
     """
-    from mamf.cli.planning import request_of
+    from mamf.cli.planning import make_request
     from mamf.plugins.discovery import make_operation
 
-    _require_effect(options)
-    of = of or make_operation(getattr(options, "operation", None) or options.command)
-    return run_session(options, session, request_of(of, options))
+    _require_effective_options(options)
+    operation = operation or make_operation(getattr(options, "operation", None) or options.command)
+    return run_session(options, make_session, make_request(operation, options))
 
 
-def _require_effect(options: argparse.Namespace) -> None:
+def _require_effective_options(options: argparse.Namespace) -> None:
     """Raise UsageError for an option that has no effect on the run."""
 
     of_regimes = {
@@ -84,7 +86,7 @@ class Session:
         interruption: Interruption,
         resumed: ResumedLog | None,
     ) -> None:
-        from mamf.cli.resuming import exit_after_device_loss, reopen_device, require_kind
+        from mamf.cli.resuming import exit_after_device_loss, reopen_device, require_plan_of_kind
         from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import replace_assumed_traits
         from mamf.kinds.driver import Run
@@ -92,24 +94,28 @@ class Session:
         from mamf.machine.environment import quote_command_line
         from mamf.plugins.discovery import open_backend
 
-        self.request, self.of, self.command = request, request.operation, str(options.command)
+        self.request, self.operation, self.command = request, request.operation, str(options.command)
         self.options, self.interruption = options, interruption
-        self.log: RunLog | None = resumed and resumed.log
-        self.before = require_kind(self.log, self.kind, self.of.name, self.command) if self.log else None
-        if self.log:
-            self.backend = reopen_device(self.log, options)
+        self.resumed_log: RunLog | None = resumed and resumed.log
+        self.resumed_plan = (
+            require_plan_of_kind(self.resumed_log, self.kind, self.operation.name, self.command)
+            if self.resumed_log
+            else None
+        )
+        if self.resumed_log:
+            self.backend = reopen_device(self.resumed_log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
         get_isolation(self.backend).checks_all_kernels = options.isolate
         advice: Sequence[Advice] = ()
-        if self.log:
-            apply_logged_traits(self.backend, self.log.header.get("traits", {}))
+        if self.resumed_log:
+            apply_logged_traits(self.backend, self.resumed_log.header.get("traits", {}))
         elif not options.dry_run:
             advice = replace_assumed_traits(self.backend, warn)
-        if self.of.is_of_links and getattr(options, "share", None):
+        if self.operation.is_of_links and getattr(options, "share", None):
             raise UsageError(
-                f"--devices cannot measure {self.of.name}: all devices share their links and would slow each other "
-                "down; use one device, or 'mamf node'"
+                f"--devices cannot measure {self.operation.name}: all devices share their links and would slow each "
+                "other down; use one device, or 'mamf node'"
             )
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
@@ -117,7 +123,7 @@ class Session:
             self.plan,
             self.backend,
             self.kernels,
-            list(self.log.lasting_rows) if self.log else [],
+            list(self.resumed_log.lasting_rows) if self.resumed_log else [],
             strategy=self.make_strategy,
             path=options.output or self._make_default_path(),
             is_numbered=not options.output,  # another run may start in the same second
@@ -135,12 +141,12 @@ class Session:
         """Return the plan of the options or of the resumed log. Raises LogMismatchError if the two differ."""
         from mamf.cli.resuming import compute_remaining_budget, has_plan_options, require_same_plan
 
-        before = self.before
+        before = self.resumed_plan
         if before is None:
             share = getattr(self.options, "share", None)
             return self.make_new_plan().dealt(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
-            require_same_plan(self.options, before, self.plan_to_compare(before))
+            require_same_plan(self.options, before, self.make_plan_to_compare(before))
         # Where the budget affects the ceilings or ends the run, a resumed run gets the same budget again.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
         names = tuple(name for name, _ in self.kernels)
@@ -153,18 +159,20 @@ class Session:
         from mamf.cli.resuming import require_same_kernels
         from mamf.plugins.discovery import choose_kernels, make_kernel
 
-        if self.before is None:
-            return choose_kernels(self.of, self.backend, self.list_requested_kernels())
+        if self.resumed_plan is None:
+            return choose_kernels(self.operation, self.backend, self.list_requested_kernels())
         if self.options.kernel:
-            asked = (make_kernel(self.of, name).name for name in self.options.kernel)
-            require_same_kernels(self.options, [make_kernel(self.of, name).name for name in self.before.kernels], asked)
-        return choose_kernels(self.of, self.backend, self.before.kernels)
+            asked = (make_kernel(self.operation, name).name for name in self.options.kernel)
+            require_same_kernels(
+                self.options, [make_kernel(self.operation, name).name for name in self.resumed_plan.kernels], asked
+            )
+        return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 
     def list_requested_kernels(self) -> Sequence[str] | None:
         """Return the kernels that the options or the preset name; None stands for all kernels."""
-        from mamf.cli.planning import kernels_of
+        from mamf.cli.planning import choose_requested_kernels
 
-        return kernels_of(self.request, self.options, self.backend)
+        return choose_requested_kernels(self.request, self.options, self.backend)
 
     def make_new_plan(self) -> Plan:
         """Make the plan of the options."""
@@ -172,7 +180,7 @@ class Session:
 
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
-    def plan_to_compare(self, before: Plan) -> Plan:
+    def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
         """Make the plan of the options, to compare it with the plan of the log. Copy fields that depend on measurements
         from the log.
         """
@@ -184,24 +192,26 @@ class Session:
 
         return get_kind(self.plan).make_strategy(setup)
 
-    def say_plan(self) -> None:
+    def print_plan(self) -> None:
         """Print what the run would measure and how long it would take."""
-        say_plan(self.plan, self.measured_run.remaining_steps, self.backend)
+        print_plan(self.plan, self.measured_run.remaining_steps, self.backend)
 
-    def make_label(self) -> str:
+    def make_log_name_label(self) -> str:
         """Return the part of the log's default name that describes the plan."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return "-".join([*([] if self.command == self.of.name else [self.of.name]), *dtypes, *self.plan.regimes])
+        return "-".join(
+            [*([] if self.command == self.operation.name else [self.operation.name]), *dtypes, *self.plan.regimes]
+        )
 
-    def count_remaining(self) -> int | None:
+    def count_remaining_measurements(self) -> int | None:
         """Return how many measurements remain; None if that is unknown."""
         return len(self.measured_run.remaining_steps)
 
-    def is_complete(self) -> bool:
+    def is_run_complete(self) -> bool:
         """Return whether a resumed log is complete, so that nothing remains to be measured."""
-        return not self.count_remaining()
+        return not self.count_remaining_measurements()
 
-    def make_view(self) -> ReportOptions:
+    def make_report_options(self) -> ReportOptions:
         from mamf.kinds.kind import ReportOptions
 
         return ReportOptions(self.options.top)
@@ -210,27 +220,27 @@ class Session:
         """Return the report of a log."""
         from mamf.kinds.registry import get_kind
 
-        return get_kind(log.plan).make_document(log, self.make_view())
+        return get_kind(log.plan).make_document(log, self.make_report_options())
 
-    def choose_exit_code(self, code: int) -> int:
+    def choose_exit_code(self, run_exit_code: int) -> int:
         """Return the command's exit code. ``code``: the exit code of the run, which is 0 if it measured anything."""
-        return code
+        return run_exit_code
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Measure, print the report and return the exit code."""
         if self.options.dry_run:
-            self.say_plan()
+            self.print_plan()
             return 0
         # A run that was killed after its last row still has to write its summary, so it is not complete.
-        if self.log and self.log.tier == "complete" and self.is_complete():
-            return self.choose_exit_code(self.print_report(self.log))
-        code = self._measure()
+        if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
+            return self.choose_exit_code(self.print_report(self.resumed_log))
+        code = self._measure_rows()
         with self.interruption.shield_from_signals():
-            return self.choose_exit_code(self._finish(code))
+            return self.choose_exit_code(self._report_finished_run(code))
 
-    def _measure(self) -> int:
+    def _measure_rows(self) -> int:
         """Measure until the run is finished or ends early; return its exit code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import report_run_to_watcher
@@ -240,27 +250,29 @@ class Session:
         run.on_phase = lambda text: progress.show_phase(text)
         rows = run.measurements()
         if self.options.begins:
-            say(f"{self.options.output} does not exist: starting a new run", sys.stderr)
-        report_run_to_watcher(self.options, self.backend, run.writer, self.log.measurements if self.log else ())
+            print_line(f"{self.options.output} does not exist: starting a new run", sys.stderr)
+        report_run_to_watcher(
+            self.options, self.backend, run.writer, self.resumed_log.measurements if self.resumed_log else ()
+        )
         for finding in select_warnings(run.findings):
             warn(format_advice(finding))
         try:
-            with Progress(self.count_remaining()) as progress:
+            with Progress(self.count_remaining_measurements()) as progress:
                 try:
                     for row in rows:
                         if run.is_result(row):
-                            progress.add(row)
+                            progress.add_row(row)
                 except KeyboardInterrupt as interrupt:
                     rows.throw(interrupt)  # lets the run end its log if the signal came between two rows
         except KeyboardInterrupt:
-            return EXIT_CODE
+            return INTERRUPTED_EXIT_CODE
         except MamfError as error:
             if not run.is_written:
                 warn(str(error))
             return error.exit_code
-        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else NOTHING_MEASURED
+        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else NOTHING_MEASURED_EXIT_CODE
 
-    def _finish(self, code: int) -> int:
+    def _report_finished_run(self, run_exit_code: int) -> int:
         """Print the report of the log and warnings about the run; return the exit code."""
         from mamf.logs.recording import describe_timer_shift
         from mamf.logs.run_log import read_run_log
@@ -270,19 +282,19 @@ class Session:
             log = read_run_log(run.writer.path) if run.is_written else run.build_log()
         except RunLogError as error:
             warn(str(error))
-            code, log = error.exit_code, run.build_log()
+            run_exit_code, log = error.exit_code, run.build_log()
         for warning in (describe_timer_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
             if warning:
                 warn(warning)
         reported = self.print_report(log)
-        return code or reported
+        return run_exit_code or reported
 
     def _make_default_path(self) -> Path:
         from datetime import datetime
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
         moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return Path(f"mamf-{self.command}-{slug}-{self.make_label()}-{moment}.jsonl")
+        return Path(f"mamf-{self.command}-{slug}-{self.make_log_name_label()}-{moment}.jsonl")
 
     def print_report(self, log: RunLog) -> int:
         """Print the report that 'mamf show' prints for this log; return the exit code."""
@@ -297,7 +309,7 @@ class Session:
         for finding in select_warnings(self.measured_run.findings):  # again, next to the figures that they affect
             warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
-            say(f"log: {log.path}", note_stream(self.options))
+            print_line(f"log: {log.path}", choose_note_stream(self.options))
         return code
 
     def record_failure(self, message: str) -> None:
@@ -306,20 +318,24 @@ class Session:
         warn(message)
 
 
-def say_plan(plan: Plan, steps: Sequence[StepKey], backend: Backend, searches: Sequence[Plan] = ()) -> None:
+def print_plan(
+    plan: Plan, remaining_steps: Sequence[StepKey], backend: Backend, remaining_searches: Sequence[Plan] = ()
+) -> None:
     """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
     from mamf.engine.estimate import compute_max_sampling_seconds
     from mamf.report.document import format_count
 
-    say(f"device: {backend.info.name} ({backend.name}:{backend.index})")
-    say(f"kernels: {', '.join(plan.kernels)}")
-    say(f"shapes: {len(plan.shapes)}, {format_count(len(steps), 'row')} in {', '.join(plan.regimes)}")
-    for search in searches:
+    print_line(f"device: {backend.info.name} ({backend.name}:{backend.index})")
+    print_line(f"kernels: {', '.join(plan.kernels)}")
+    print_line(f"shapes: {len(plan.shapes)}, {format_count(len(remaining_steps), 'row')} in {', '.join(plan.regimes)}")
+    for search in remaining_searches:
         names = " and ".join(search.regimes)
-        say(f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s")
-    seconds = compute_max_sampling_seconds(plan, steps, backend)
-    seconds += sum(search.budget_seconds or 0.0 for search in searches)
+        print_line(
+            f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s"
+        )
+    seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
+    seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
-        say(f"time: at most {plan.budget_seconds:.0f} s, the budget")
+        print_line(f"time: at most {plan.budget_seconds:.0f} s, the budget")
     else:
-        say(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")
+        print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

@@ -1,7 +1,8 @@
 """What commands share: their options, each with one meaning and one help text, and what they print.
 
-No other module prints. Control characters in third-party text are escaped. After ``keep_stdout``, whatever plugins and
-libraries print to stdout appears on stderr.
+No other module of mamf prints. The functions here escape control characters, because a text may come from a plugin or
+from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins to stdout appears on
+stderr.
 """
 
 from __future__ import annotations
@@ -26,82 +27,82 @@ if TYPE_CHECKING:
     from mamf.report.document import Document
 
 #: Text to color on a terminal: answers and verdicts. The name of a group ends with the color's number (ECMA-48).
-_JUDGED = re.compile(
+_COLORED_TEXT = re.compile(
     r"^(?P<b1>best .*)$"
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
     re.MULTILINE,
 )
 # The width of a terminal that does not report it.
-_USUAL_COLUMNS = 80
-#: The original stdout, after keep_stdout; a stream that replaces it comes first.
-_KEPT: list[TextIO] = []
+_DEFAULT_TERMINAL_COLUMNS = 80
+#: The original stdout, after reserve_stdout_for_reports; a stream that replaces it comes first.
+_REPORT_STREAMS: list[TextIO] = []
 
 
-def stdout() -> TextIO:
+def get_report_stream() -> TextIO:
     """Return the stream for reports."""
-    return _KEPT[0] if _KEPT else sys.stdout
+    return _REPORT_STREAMS[0] if _REPORT_STREAMS else sys.stdout
 
 
-def keep_stdout() -> None:
+def reserve_stdout_for_reports() -> None:
     """Reserve stdout for reports: from now on, what plugins print, also from C and child processes, goes to stderr."""
-    _KEPT.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
+    _REPORT_STREAMS.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager
-def reports_to(stream: TextIO) -> Iterator[None]:
+def redirect_reports(stream: TextIO) -> Iterator[None]:
     """Print reports to another stream within the context, for a command that another command runs."""
-    _KEPT.insert(0, stream)
+    _REPORT_STREAMS.insert(0, stream)
     try:
         yield
     finally:
-        _KEPT.pop(0)
+        _REPORT_STREAMS.pop(0)
 
 
-def say(line: str, to: TextIO | None = None) -> None:
+def print_line(line: str, stream: TextIO | None = None) -> None:
     """Print a line, by default to the stream for reports."""
-    _write(f"{escape_invisible_characters(line)}\n", to or stdout())
+    _write_to_stream(f"{escape_invisible_characters(line)}\n", stream or get_report_stream())
 
 
-def say_lines(text: str) -> None:
+def print_lines(text: str) -> None:
     """Print a text that consists of whole lines, such as a report."""
-    _write(escape_invisible_characters_in_lines(text), stdout())
+    _write_to_stream(escape_invisible_characters_in_lines(text), get_report_stream())
 
 
 def warn(line: str) -> None:
     """Print an error or a warning to stderr. A closed stderr is ignored."""
     with contextlib.suppress(OSError):
-        say_wrapped(f"mamf: {line}", sys.stderr)
+        print_wrapped_line(f"mamf: {line}", sys.stderr)
 
 
-def say_wrapped(line: str, to: TextIO) -> None:
+def print_wrapped_line(line: str, stream: TextIO) -> None:
     """Print a line, broken at blanks where it is wider than the terminal."""
-    _write(f"{wrap_line(escape_invisible_characters(line), terminal_columns(to))}\n", to)
+    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
 
 
-def _write(text: str, stream: TextIO) -> None:
-    if _has_colors(stream):
-        text = _JUDGED.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
+def _write_to_stream(text: str, stream: TextIO) -> None:
+    if _shows_colors(stream):
+        text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
     # Characters that the terminal's encoding lacks are printed as escapes.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
-def terminal_columns(stream: TextIO | None = None) -> int | None:
+def find_terminal_columns(stream: TextIO | None = None) -> int | None:
     """Return the width of the terminal behind a stream, by default the one for reports; None if it is a pipe or a file,
     which take any width.
     """
-    stream = stream or stdout()
+    stream = stream or get_report_stream()
     if not stream.isatty():
         return None
     columns = os.environ.get("COLUMNS", "")
     with contextlib.suppress(OSError):
         columns = columns or str(os.get_terminal_size(stream.fileno()).columns)
-    return int(columns) if columns.isdecimal() and int(columns) else _USUAL_COLUMNS
+    return int(columns) if columns.isdecimal() and int(columns) else _DEFAULT_TERMINAL_COLUMNS
 
 
-def _has_colors(stream: TextIO) -> bool:
+def _shows_colors(stream: TextIO) -> bool:
     """Return whether the stream is a terminal with colors and the user has not disabled them (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
@@ -111,68 +112,70 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     from mamf.report.formats import FORMATS
 
     # None, for --wide, pipes and files, shows all columns.
-    width = None if getattr(options, "wide", True) else terminal_columns()
-    say_lines(FORMATS[options.format](document, width))
+    width = None if getattr(options, "wide", True) else find_terminal_columns()
+    print_lines(FORMATS[options.format](document, width))
 
 
-def is_for_people(options: argparse.Namespace) -> bool:
+def is_report_for_people(options: argparse.Namespace) -> bool:
     """Return whether the report's format is for people, not for programs."""
     from mamf.report.formats import TERMINAL_FORMATS
 
     return options.format in TERMINAL_FORMATS
 
 
-def note_stream(options: argparse.Namespace) -> TextIO:
+def choose_note_stream(options: argparse.Namespace) -> TextIO:
     """Return the stream for lines that accompany a report: stderr if a program reads the report."""
-    return stdout() if is_for_people(options) else sys.stderr
+    return get_report_stream() if is_report_for_people(options) else sys.stderr
 
 
-def say_memory(needed: int, of: str, backend: Backend) -> None:
+def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -> None:
     """Print the memory that a run needs, for --dry-run. ``needed``: bytes. ``of``: what needs them."""
     free = backend.free_memory()
-    say(f"memory: {needed / 1e9:.3g} GB for {of}" + (f", {free / 1e9:.1f} GB free" if free else ""))
-    if free and needed > free:
-        say("        this will end as out_of_memory; smaller shapes are measured")
+    print_line(
+        f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
+    )
+    if free and needed_bytes > free:
+        print_line("        this will end as out_of_memory; smaller shapes are measured")
 
 
-Value = TypeVar("Value")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+OptionValue = TypeVar("OptionValue")
+_SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 #: Values of --devices: every device of the backend; the device of each process that a launcher started.
-ALL, RANKS = -1, -2
+ALL_DEVICES, RANK_DEVICES = -1, -2
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Read a duration such as ``90``, ``90s``, ``5m`` or ``1.5h``, in seconds."""
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    match = _DURATION_PATTERN.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a duration; write 90s, 5m or 1.5h")
     return seconds
 
 
-def share(text: str) -> float:
+def parse_share_option(text: str) -> float:
     """Read a share between 0 and 1, such as ``0.3%`` or ``0.003``."""
-    return read(parse_share, text)
+    return parse_option_value(parse_share, text)
 
 
-def size(text: str) -> int:
+def parse_size_option(text: str) -> int:
     """Read a dimension or a count, which is at least 1."""
-    return read(parse_size, text)
+    return parse_option_value(parse_size, text)
 
 
-def bound(text: str) -> int:
+def parse_range_bound(text: str) -> int:
     """Read a bound of a range, which may be negative: the range checks its sizes later."""
     if not text.isascii() or not text.removeprefix("-").isdigit():
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number")
-    return -_number(text[1:]) if text.startswith("-") else _number(text)
+    return -_parse_digits_option(text[1:]) if text.startswith("-") else _parse_digits_option(text)
 
 
-def _number(digits: str) -> int:
-    return read(parse_digits, digits)
+def _parse_digits_option(digits: str) -> int:
+    return parse_option_value(parse_digits, digits)
 
 
-def read(parse: Callable[[str], Value], text: str) -> Value:
+def parse_option_value(parse: Callable[[str], OptionValue], text: str) -> OptionValue:
     """Read the value of an option; a UsageError becomes an error that argparse reports."""
     try:
         return parse(text)
@@ -180,178 +183,205 @@ def read(parse: Callable[[str], Value], text: str) -> Value:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def index(text: str) -> int:
+def parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 0")
-    return _number(text)
+    return _parse_digits_option(text)
 
 
-def device_index(text: str) -> int:
+def parse_device_index(text: str) -> int:
     """Read the index of a device, ``all`` (ALL) or ``ranks`` (RANKS)."""
-    return {"all": ALL, "ranks": RANKS}[text] if text in ("all", "ranks") else index(text)
+    return {"all": ALL_DEVICES, "ranks": RANK_DEVICES}[text] if text in ("all", "ranks") else parse_index(text)
 
 
-def row_count(text: str) -> int | None:
+def parse_row_count(text: str) -> int | None:
     """Read the number of rows to print; ``all`` gives None."""
-    return None if text == "all" else index(text)
+    return None if text == "all" else parse_index(text)
 
 
-class Shared(NamedTuple):
+class SharedOption(NamedTuple):
     """A shared option. ``default``: as help prints it for most commands. ``keywords``: further arguments of
     add_argument.
     """
 
     help: str
-    default: str = ""
+    default_text: str = ""
     keywords: Mapping[str, Any] = MappingProxyType({})
 
 
-_SWITCH = {"action": "store_true"}
-_FILE, _FOLDER = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
-OPTIONS: Mapping[str, Shared] = {
-    "--anyway": Shared(
-        "use figures even if they are from another device or other settings; the report says so", "", _SWITCH
+_SWITCH_KEYWORDS = {"action": "store_true"}
+_FILE_KEYWORDS, _FOLDER_KEYWORDS = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
+SHARED_OPTIONS: Mapping[str, SharedOption] = {
+    "--anyway": SharedOption(
+        "use figures even if they are from another device or other settings; the report says so", "", _SWITCH_KEYWORDS
     ),
-    "--backend": Shared("backend name from 'mamf backends', or package.module:Class", "auto, the first accelerator"),
-    "--budget": Shared(
+    "--backend": SharedOption(
+        "backend name from 'mamf backends', or package.module:Class", "auto, the first accelerator"
+    ),
+    "--budget": SharedOption(
         "time limit, such as 90s or 5m; the first measurement always completes",
         "none",
-        {"type": duration, "metavar": "TIME"},
+        {"type": parse_duration, "metavar": "TIME"},
     ),
-    "--ceiling": Shared(
+    "--ceiling": SharedOption(
         "logs of 'mamf find' or 'mamf roofline' to read ceilings from",
         "",
         {"type": Path, "nargs": "+", "metavar": "LOG"},
     ),
-    "--device": Shared("index of the device to use", "0", {"type": index, "metavar": "N"}),
-    "--devices": Shared(
+    "--device": SharedOption("index of the device to use", "0", {"type": parse_index, "metavar": "N"}),
+    "--devices": SharedOption(
         "devices to use: indices, 'all', or 'ranks' (one device for each process that torchrun or srun starts)",
         "only --device",
-        {"type": device_index, "nargs": "+", "metavar": "N"},
+        {"type": parse_device_index, "nargs": "+", "metavar": "N"},
     ),
-    "--dry-run": Shared("print what mamf would measure or write, then stop", "", _SWITCH),
-    "--dtype": Shared(
+    "--dry-run": SharedOption("print what mamf would measure or write, then stop", "", _SWITCH_KEYWORDS),
+    "--dtype": SharedOption(
         "dtype of the operands: bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, or a scaled format "
         "such as fp8_rowwise, mxfp8 or nvfp4",
         "bfloat16, or float16 if the device lacks it",
         {"nargs": "+"},
     ),
-    "--format": Shared("format of the report", "table", {"choices": FORMATS, "default": "table"}),
-    "--from": Shared("do not measure; report on the logs in these folders", "", _FOLDER),
-    "--isolate": Shared(
+    "--format": SharedOption("format of the report", "table", {"choices": FORMATS, "default": "table"}),
+    "--from": SharedOption("do not measure; report on the logs in these folders", "", _FOLDER_KEYWORDS),
+    "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
         "only for kernels given as package.module:Class",
         {"action": argparse.BooleanOptionalAction, "default": None},
     ),
-    "--kernel": Shared(
+    "--kernel": SharedOption(
         "kernel name from 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}
     ),
-    "--dtypes": Shared("also report the dtypes of parameters, outputs, logits, loss and gradients", "", _SWITCH),
-    "--launches": Shared("number of launches of each kernel", "", {"type": size, "metavar": "N"}),
-    "--notes": Shared(
+    "--dtypes": SharedOption(
+        "also report the dtypes of parameters, outputs, logits, loss and gradients", "", _SWITCH_KEYWORDS
+    ),
+    "--launches": SharedOption("number of launches of each kernel", "", {"type": parse_size_option, "metavar": "N"}),
+    "--notes": SharedOption(
         "free text to store in the log, such as how the device is cooled", "", {"type": str, "default": ""}
     ),
-    "--operation": Shared("name of the operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
-    "--memory": Shared(
-        "save a CUDA memory snapshot to FILE, and report what the memory contains at its peak", "", _FILE
+    "--operation": SharedOption("name of the operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
+    "--memory": SharedOption(
+        "save a CUDA memory snapshot to FILE, and report what the memory contains at its peak", "", _FILE_KEYWORDS
     ),
-    "--nvtx": Shared("mark the forward pass of each module as a range that nsys and rocprofv3 show", "", _SWITCH),
-    "--output": Shared("run log to write; a folder if several devices share the run", "a name with the date", _FILE),
-    "--output-folder": Shared("folder to write to", "", _FOLDER),
-    "--overwrite": Shared("overwrite existing files", "", _SWITCH),
-    "--patience": Shared(
+    "--nvtx": SharedOption(
+        "mark the forward pass of each module as a range that nsys and rocprofv3 show", "", _SWITCH_KEYWORDS
+    ),
+    "--output": SharedOption(
+        "run log to write; a folder if several devices share the run", "a name with the date", _FILE_KEYWORDS
+    ),
+    "--output-folder": SharedOption("folder to write to", "", _FOLDER_KEYWORDS),
+    "--overwrite": SharedOption("overwrite existing files", "", _SWITCH_KEYWORDS),
+    "--patience": SharedOption(
         "time without progress after which a device counts as hung, such as 10m",
         "5m",
-        {"type": duration, "default": MAX_SILENT_SECONDS, "metavar": "TIME"},
+        {"type": parse_duration, "default": MAX_SILENT_SECONDS, "metavar": "TIME"},
     ),
-    "--picture": Shared("picture file to write, .png or .svg", "none", _FILE),
-    "--precision": Shared(
+    "--picture": SharedOption("picture file to write, .png or .svg", "none", _FILE_KEYWORDS),
+    "--precision": SharedOption(
         "measure each row until the half-width of its 95%% interval is this share of the figure or less",
         "0.3%%",
-        {"type": share, "metavar": "SHARE"},
+        {"type": parse_share_option, "metavar": "SHARE"},
     ),
-    "--regime": Shared(
+    "--regime": SharedOption(
         "burst: short trains of launches with rests; sustained: continuous load until clock and power settle",
         "burst",
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
-    "--requeue": Shared("like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart"),
-    "--resume": Shared(
-        "run log to continue, or folder with the logs of several devices; mamf measures only what is missing", "", _FILE
+    "--requeue": SharedOption(
+        "like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart"
     ),
-    "--set": Shared(
+    "--resume": SharedOption(
+        "run log to continue, or folder with the logs of several devices; mamf measures only what is missing",
+        "",
+        _FILE_KEYWORDS,
+    ),
+    "--set": SharedOption(
         "set fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
     ),
-    "--shape": Shared("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
-    "--shapes": Shared("complete shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}),
-    "--time-limit": Shared(
+    "--shape": SharedOption("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
+    "--shapes": SharedOption(
+        "complete shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}
+    ),
+    "--time-limit": SharedOption(
         "maximum time to measure a row; after this time mamf stops as soon as it has 3 launches",
         "1s in burst, 6s in sustained",
-        {"type": duration, "metavar": "TIME", "dest": "seconds"},
+        {"type": parse_duration, "metavar": "TIME", "dest": "seconds"},
     ),
-    "--top": Shared(
+    "--top": SharedOption(
         "number of rows to print per table, best first, or 'all'",
         "10",
-        {"type": row_count, "default": 10, "metavar": "N"},
+        {"type": parse_row_count, "default": 10, "metavar": "N"},
     ),
-    "--wide": Shared("print all columns, even if the terminal is too narrow", "", _SWITCH),
+    "--wide": SharedOption("print all columns, even if the terminal is too narrow", "", _SWITCH_KEYWORDS),
 }
 
 
-class _Requeue(argparse.Action):
+class _StoreRequeuePath(argparse.Action):
     """Store the path as --resume does, and note that a missing file begins a run."""
 
     def __call__(self, parser: Any, options: argparse.Namespace, path: Any, option: str | None = None) -> None:
         options.resume, options.requeues = path, True
 
 
-def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
+def add_shared_options(group: argparse._ActionsContainer, *option_names: str, **changes: Any) -> None:
     """Add shared options. ``default_text``: the default, as help prints it. Other ``changes`` replace keywords of
     add_argument.
     """
-    for name in names:
-        help, default, keywords = OPTIONS[name]
+    for name in option_names:
+        help, default, keywords = SHARED_OPTIONS[name]
         default = changes.pop("default_text", default)
         help += f" (default: {default})" if default else ""
         group.add_argument(name, **{"help": help, **keywords, **changes})
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    add(parser.add_argument_group("device"), "--backend", "--device")
+    add_shared_options(parser.add_argument_group("device"), "--backend", "--device")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--format", "--top", "--wide")
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
-def add_run_options(parser: argparse.ArgumentParser, budget: str = OPTIONS["--budget"].default) -> None:
-    """Add the options of every command that measures. ``budget``: its default, as help prints it."""
+def add_run_options(
+    parser: argparse.ArgumentParser, budget_default: str = SHARED_OPTIONS["--budget"].default_text
+) -> None:
+    """Add the options that all commands that measure have in common, such as --output and --resume.
+
+    ``budget_default``: the default of --budget, as help prints it.
+    """
     group = parser.add_argument_group("run")
-    add(group, "--budget", default_text=budget)
-    add(group, "--dry-run", "--output", "--resume")
-    add(group, "--requeue", dest="resume", action=_Requeue, **_FILE)
-    add(group, "--notes", "--isolate")
+    add_shared_options(group, "--budget", default_text=budget_default)
+    add_shared_options(group, "--dry-run", "--output", "--resume")
+    add_shared_options(group, "--requeue", dest="resume", action=_StoreRequeuePath, **_FILE_KEYWORDS)
+    add_shared_options(group, "--notes", "--isolate")
 
 
-def add_devices_options(parser: argparse.ArgumentParser, devices: str = OPTIONS["--devices"].default) -> None:
-    """Add the options of a run that several devices share. ``devices``: the default, as help prints it."""
+def add_devices_options(
+    parser: argparse.ArgumentParser, devices_default: str = SHARED_OPTIONS["--devices"].default_text
+) -> None:
+    """Add the options of a command that can divide its shapes among several devices.
+
+    ``devices_default``: the default of --devices, as help prints it.
+    """
     group = parser.add_argument_group(
         "several devices", "Each has its own process and log; shapes are assigned round-robin."
     )
-    add(group, "--devices", default_text=devices)
-    add(group, "--patience")
-    group.add_argument("--share", nargs=2, type=index, help=argparse.SUPPRESS)
+    add_shared_options(group, "--devices", default_text=devices_default)
+    add_shared_options(group, "--patience")
+    group.add_argument("--share", nargs=2, type=parse_index, help=argparse.SUPPRESS)
 
 
 def add_measuring_options(
-    parser: argparse.ArgumentParser, regimes: str = OPTIONS["--regime"].default, known: Sequence[str] = COMMON_REGIMES
+    parser: argparse.ArgumentParser,
+    regimes_default: str = SHARED_OPTIONS["--regime"].default_text,
+    known_regimes: Sequence[str] = COMMON_REGIMES,
 ) -> argparse._ArgumentGroup:
-    """Add the options that say how rows are measured. ``regimes``: the default, as help prints it. ``known``: all
-    regimes to choose from.
+    """Add the options that say how rows are measured, such as --regime and --precision. Return their group.
+
+    ``regimes_default``: the default of --regime, as help prints it. ``known_regimes``: the values that it accepts.
     """
     group = parser.add_argument_group("measuring")
-    add(group, "--regime", default_text=regimes, choices=known)
-    add(group, "--precision", "--time-limit")
+    add_shared_options(group, "--regime", default_text=regimes_default, choices=known_regimes)
+    add_shared_options(group, "--precision", "--time-limit")
     group.add_argument(
         "--no-flush",
         dest="flush",
@@ -371,12 +401,12 @@ def add_measuring_options(
 
 def add_session_options(
     parser: argparse.ArgumentParser,
-    budget: str = OPTIONS["--budget"].default,
-    regimes: str = OPTIONS["--regime"].default,
+    budget_default: str = SHARED_OPTIONS["--budget"].default_text,
+    regimes_default: str = SHARED_OPTIONS["--regime"].default_text,
 ) -> None:
     """Add the options for measuring, devices, run and report. ``budget``, ``regimes``: their defaults in help."""
-    add_measuring_options(parser, regimes)
+    add_measuring_options(parser, regimes_default)
     add_device_options(parser)
     add_devices_options(parser)
-    add_run_options(parser, budget)
+    add_run_options(parser, budget_default)
     add_output_options(parser)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import print_line, warn
 from mamf.errors import (
     CRASH_REASON,
     CRASH_SIGNAL_NAMES,
@@ -35,12 +35,12 @@ from mamf.errors import (
     RunLogWriteError,
 )
 
-EXIT_CODE = 130
+INTERRUPTED_EXIT_CODE = 130
 #: The signals that end a run. SIGHUP does not if it was ignored when the process started, as under nohup.
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
-_SAME_EVENT_SECONDS = 0.3
+_MAX_REPETITION_SECONDS = 0.3
 
 
 class Interruption:
@@ -71,23 +71,23 @@ class Interruption:
             signal.signal(number, self._on_late_signal if is_python else handler)
         ENDING_EXCEPTIONS[0] = self._ended_by
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         if self.is_requested:
             # A second SIGHUP is not an impatient user: a shell may repeat it when its terminal is gone.
             if (
-                number in (signal.SIGINT, signal.SIGTERM)
-                and time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS
+                signal_number in (signal.SIGINT, signal.SIGTERM)
+                and time.monotonic() > self._requested_at + _MAX_REPETITION_SECONDS
             ):
-                os._exit(EXIT_CODE)
+                os._exit(INTERRUPTED_EXIT_CODE)
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
             raise Interrupted
 
-    def _on_late_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_late_signal(self, signal_number: int, frame: FrameType | None) -> None:
         """Handle a signal after the run as Python does, but ignore a repetition of the same event."""
-        if time.monotonic() > self._requested_at + _SAME_EVENT_SECONDS:
-            signal.default_int_handler(number, frame)
+        if time.monotonic() > self._requested_at + _MAX_REPETITION_SECONDS:
+            signal.default_int_handler(signal_number, frame)
 
     @contextmanager
     def shield_from_signals(self) -> Iterator[None]:
@@ -100,16 +100,16 @@ class Interruption:
             self._is_shielded = False
         self.check(before)
 
-    def check(self, before: bool = False) -> None:
+    def check(self, was_raised_before: bool = False) -> None:
         """Raise Interrupted for a signal that came during a shielded block or that a library's callback swallowed.
 
-        ``before``: whether the signal had been raised before the block.
+        ``was_raised_before``: whether the signal had been raised before the block.
         """
-        if self.is_requested and not before:
+        if self.is_requested and not was_raised_before:
             raise Interrupted
 
 
-_COMMANDS = {
+_WATCHED_COMMANDS = {
     "attention",
     "autoprofile",
     "bandwidth",
@@ -123,138 +123,149 @@ _COMMANDS = {
     "verify",
 }
 #: With these options nothing is launched, or another process of mamf watches.
-_UNWATCHED = {"--dry-run", "--help", "-h", "--led"}
-_RECEIVED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
-_PAGE_BYTES, _END = 1 << 20, b"\0"
+_UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
+_HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
+_SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
 #: The label after the command has ended. If the process exits without it, a plugin or a library called exit().
-ENDED = "over"
-_NOTHING = b'["", 0, [], "", ""]'
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+ENDED_LABEL = "over"
+_EMPTY_STATE = b'["", 0, [], "", ""]'
+_PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG
 
 
-class Restart(NamedTuple):
+class CrashedRun(NamedTuple):
     """A run that crashed, for the process that resumes its ``log``.
 
     ``spent``: seconds since the log was opened. ``codes``: exit codes of the logs that the command finished before.
     """
 
-    log: Path
-    spent: float
-    codes: list[int]
+    log_path: Path
+    spent_seconds: float
+    exit_codes: list[int]
 
 
-class Watch:
+class SharedCrashState:
     """The state that parent and child share: where the log is, and the row to append if the child dies."""
 
     def __init__(self) -> None:
-        self._page = mmap.mmap(-1, _PAGE_BYTES)
-        self.restart: Restart | None = None
+        self._page = mmap.mmap(-1, _SHARED_MEMORY_BYTES)
+        self.crashed_run: CrashedRun | None = None
 
-    def store_row(self, log: Path | str, begun: float, codes: list[int], line: str = "", label: str = "") -> None:
+    def store_state(
+        self, log_path: Path | str, begun_at: float, exit_codes: list[int], row_line: str = "", row_label: str = ""
+    ) -> None:
         """Store the line that the parent appends to the log if the child dies now. An empty ``line`` appends nothing.
 
-        ``line``: without the newline. ``begun``: time.monotonic() when the log was opened. ``codes``: as in Restart.
+        ``row_line``: the row as a line of the log, without the newline. ``row_label``: the kernel and the shape of the
+        row, for a warning. ``begun_at``: time.monotonic() when the log was opened. ``exit_codes``: as in CrashedRun.
         """
-        data = json.dumps([str(log), begun, codes, line, label]).encode() + _END
+        data = json.dumps([str(log_path), begun_at, exit_codes, row_line, row_label]).encode() + _TEXT_END
         self._page[: len(data)] = data
 
-    def _load_row(self) -> tuple[str, float, list[int], str, str]:
-        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_END)] or _NOTHING)
+    def _load_state(self) -> tuple[str, float, list[int], str, str]:
+        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_TEXT_END)] or _EMPTY_STATE)
         return log, begun, codes, line, label
 
-    def mark_ended(self) -> None:
+    def mark_command_ended(self) -> None:
         """Store that the command has ended, so that its exit code does not look like a crash."""
-        log, begun, codes, *_ = self._load_row()
-        self.store_row(log, begun, codes, label=ENDED)
+        log, begun, codes, *_ = self._load_state()
+        self.store_state(log, begun, codes, row_label=ENDED_LABEL)
 
-    def choose_exit_code(self, code: int) -> int | None:
+    def find_exit_code_or_log_crash(self, child_exit_code: int) -> int | None:
         """Return the command's exit code after the child ended with ``code``.
 
         After a crash, append the row in flight to the log and return None: a new child must measure the rest. Raises
         RunLogWriteError if the log cannot be written.
         """
-        log, begun, codes, line, label = self._load_row()
+        log, begun, codes, line, label = self._load_state()
         is_lost = bool(line) and f'"reason": "{CRASH_REASON}"' not in line
-        if code not in CRASH_SIGNAL_NAMES and (code < 0 or code == EXIT_CODE or label == ENDED):
-            return code
+        if child_exit_code not in CRASH_SIGNAL_NAMES and (
+            child_exit_code < 0 or child_exit_code == INTERRUPTED_EXIT_CODE or label == ENDED_LABEL
+        ):
+            return child_exit_code
         if sys.stderr.isatty():
-            say("", sys.stderr)  # begin a new line below the progress bar
+            print_line("", sys.stderr)  # begin a new line below the progress bar
         what = (
-            LOST_DEVICE_REASON if is_lost else f"{CRASH_REASON} ({CRASH_SIGNAL_NAMES.get(code, f'exit code {code}')})"
+            LOST_DEVICE_REASON
+            if is_lost
+            else f"{CRASH_REASON} ({CRASH_SIGNAL_NAMES.get(child_exit_code, f'exit code {child_exit_code}')})"
         )
         if not line or not log:
             warn(f"code outside a measurement {what}; {f'finished rows are in {log}' if log else 'no log was written'}")
-            return min(code, 1) or 1
-        _append_line(Path(log), line.replace(f'"{CRASH_REASON}"', f'"{what}"'))
+            return min(child_exit_code, 1) or 1
+        _append_log_line(Path(log), line.replace(f'"{CRASH_REASON}"', f'"{what}"'))
         warn(f"{label} {what}; a new process measures the rest")
-        self.store_row(log, begun, codes)
-        self.restart = Restart(Path(log), time.monotonic() - begun, codes)
+        self.store_state(log, begun, codes)
+        self.crashed_run = CrashedRun(Path(log), time.monotonic() - begun, codes)
         return None
 
 
 #: The watch of this process, if a parent watches it.
-WATCH: Watch | None = None
+CRASH_STATE: SharedCrashState | None = None
 
 
-def watch_command(typed: Sequence[str]) -> None:
+def fork_watched_child(typed_words: Sequence[str]) -> None:
     """Fork and return in the child, which runs the command. The parent watches the child and exits with its code.
 
     Raises RunLogWriteError in the parent if it cannot write the log.
     """
-    if sys.platform != "linux" or not _COMMANDS.intersection(typed[:1]) or _UNWATCHED.intersection(typed):
+    if (
+        sys.platform != "linux"
+        or not _WATCHED_COMMANDS.intersection(typed_words[:1])
+        or _UNWATCHED_OPTIONS.intersection(typed_words)
+    ):
         return
-    global WATCH
-    shared, parent = Watch(), os.getpid()
+    global CRASH_STATE
+    shared, parent = SharedCrashState(), os.getpid()
     gc.freeze()  # otherwise a garbage collection in the child would copy every page
-    signal.pthread_sigmask(signal.SIG_BLOCK, _RECEIVED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     while True:
         child = os.fork()
         if not child:
-            WATCH = shared
-            die_with_parent(parent)
+            CRASH_STATE = shared
+            request_death_with_parent(parent)
             return
-        code = shared.choose_exit_code(_wait_for_child(child))
+        code = shared.find_exit_code_or_log_crash(_wait_for_child(child))
         if code is not None:
             os._exit(code if code >= 0 else 128 - code)
         if signal.sigpending() & ENDING_SIGNALS:
-            os._exit(EXIT_CODE)
+            os._exit(INTERRUPTED_EXIT_CODE)
 
 
 def unblock_signals() -> None:
-    """Unblock the signals that ``watch_command`` blocked until the command can handle them."""
-    if WATCH is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RECEIVED_SIGNALS)
+    """Unblock the signals that ``fork_watched_child`` blocked until the command can handle them."""
+    if CRASH_STATE is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
 
 
-def _wait_for_child(child: int) -> int:
+def _wait_for_child(child_pid: int) -> int:
     """Wait for the child and return its exit code. Forward signals that only the parent received: those of other
     processes, and SIGHUP, which a terminal may send only to the first process of its session.
     """
     while True:
-        received = signal.sigwaitinfo(_RECEIVED_SIGNALS)
+        received = signal.sigwaitinfo(_HANDLED_SIGNALS)
         if received.si_signo != signal.SIGCHLD:
             if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
-                os.kill(child, received.si_signo)
-        elif (ended := os.waitpid(child, os.WNOHANG))[0]:
+                os.kill(child_pid, received.si_signo)
+        elif (ended := os.waitpid(child_pid, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
 
 
-def _append_line(log: Path, line: str) -> None:
+def _append_log_line(log_path: Path, line: str) -> None:
     """Append a line to the log of a dead process, replacing a last line that is incomplete. Raises RunLogWriteError."""
     try:
-        with log.open("r+b") as file:
+        with log_path.open("r+b") as file:
             file.seek(file.read().rfind(b"\n") + 1)
             file.truncate()
             file.write(f"{line}\n".encode())
     except OSError as error:
-        raise RunLogWriteError(f"cannot write {log}: {error.strerror}") from None
+        raise RunLogWriteError(f"cannot write {log_path}: {error.strerror}") from None
 
 
-def die_with_parent(parent: int) -> None:
+def request_death_with_parent(parent_pid: int) -> None:
     """Ask the system to kill this process if its parent dies, where that is possible."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(EXIT_CODE)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(INTERRUPTED_EXIT_CODE)

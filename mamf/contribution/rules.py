@@ -32,7 +32,7 @@ from mamf.logs.run_log import (
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
-from mamf.peaks import compute_max_flops, find_listed_device, match_device_pattern, read_contributed_rates
+from mamf.peaks import compute_max_flops, find_device_by_pattern, find_listed_device, read_contributed_rates
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 
@@ -195,7 +195,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
     for info in devices.values():
         if usual := _find_usual_spelling(info.name):
             yield Finding("device", f"{info.name} is usually spelled {usual}: keep the name that torch reports", 1)
-        facts = _read_device_facts().get(match_device_pattern(info.name) or "")
+        facts = _read_device_facts().get(find_device_by_pattern(info.name) or "")
         if facts is None or not info.is_accelerator or info.backend == SIMULATED:
             continue
         if info.vendor.casefold() != facts["vendor"]:

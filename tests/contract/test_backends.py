@@ -207,7 +207,7 @@ def cpu_module():
 def test_the_cpu_defaults_to_bfloat16_only_where_it_is_native(cpu_module, monkeypatch, tmp_path, flags, dtype):
     path = tmp_path / "cpuinfo"
     path.write_text(f"model name\t: Some CPU\n{flags}\n")
-    monkeypatch.setattr(cpu_module, "_CPUINFO", path)
+    monkeypatch.setattr(cpu_module, "_CPUINFO_FILE", path)
     assert open_backend("cpu").default_dtype == dtype
 
 

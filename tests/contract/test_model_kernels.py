@@ -232,6 +232,6 @@ def test_a_launch_of_a_step_is_a_step_to_mamf_profile(run, monkeypatch):
     sizes = [f"{name}={value}" for name, value in TINY.items() if name != "dtype"]
     model = ["torch[sdpa]", "--operation", "model", "--shape", "b2s16", "--set", *sizes, "phase=step"]
     options = ["--dtype", "float32", "--backend", "cpu", "--no-verify", "--launches", "2"]
-    monkeypatch.setattr("mamf.cli.keep_stdout", lambda: None)  # the captured one has no descriptor
+    monkeypatch.setattr("mamf.cli.reserve_stdout_for_reports", lambda: None)  # the captured one has no descriptor
     _, out, _ = run("profile", "--warmup", "1", "--steps", "1", "-m", "mamf", "run", *model, *options)
     assert ": 1 step of" in out

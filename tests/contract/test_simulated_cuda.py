@@ -28,7 +28,7 @@ def advice_of(backend):
 def test_the_timer_overhead_follows_from_kernels_of_known_cycles(cuda, calls, monkeypatch):
     cuda.torch.cuda._sleep = cuda.module._sleep
     monkeypatch.setattr(simulated_vendors, "MILLISECONDS_BETWEEN_EVENTS", 4e-3)
-    monkeypatch.setattr(torch_backend, "_SPIN_ROUNDS", 1)
+    monkeypatch.setattr(torch_backend, "_OVERHEAD_ESTIMATE_COUNT", 1)
     assert cuda.kind(0).timer_overhead() == pytest.approx(4e-6)
     names = [name for name, *_ in calls]
     first = names.index("_sleep")

@@ -137,7 +137,7 @@ def test_numa_balancing_is_read_from_the_kernel(rocm, monkeypatch, tmp_path, con
     path = tmp_path / "numa_balancing"
     if content is not None:
         path.write_text(content)
-    monkeypatch.setattr(sys.modules[rocm.kind.__module__], "_NUMA_BALANCING", path)
+    monkeypatch.setattr(sys.modules[rocm.kind.__module__], "_NUMA_BALANCING_FILE", path)
     found = advice_of(rocm.kind(0))["numa_balancing"]
     assert found.verdict == verdict
     if verdict == "warning":

@@ -152,7 +152,7 @@ class Child(_Process):
         def work():
             os.setsid()
             os.close(self._telling)
-            terminal._KEPT.clear()  # the stdout of the process that starts it
+            terminal._REPORT_STREAMS.clear()  # the stdout of the process that starts it
             sys.stdin = open(listening)  # noqa: PTH123, SIM115
             out, err = (open(writing, "w", buffering=1) for _, writing in pipes)  # noqa: PTH123, SIM115
             with redirect_stdout(out), redirect_stderr(err):

@@ -13,7 +13,7 @@ from refusals import assert_refused
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling, compute_drift, compute_mamfu, require_usable_ceiling
 from mamf.cli.parser import Parser
-from mamf.cli.planning import add_parameters, request_of
+from mamf.cli.planning import add_operation_options, make_request
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
@@ -167,8 +167,8 @@ def test_bad_input_is_one_line(attention, arguments, said):
 
 def shapes_of(*asked):
     parser = Parser()
-    add_parameters(parser, Attention())
-    return list(request_of(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
+    add_operation_options(parser, Attention())
+    return list(make_request(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
 
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)

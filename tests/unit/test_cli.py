@@ -11,8 +11,8 @@ import warnings
 import psutil
 import pytest
 
-from mamf.cli import COMMANDS, GROUPS, main
-from mamf.cli.terminal import duration, say
+from mamf.cli import COMMAND_DESCRIPTIONS, COMMAND_GROUPS, main
+from mamf.cli.terminal import parse_duration, print_line
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -62,13 +62,13 @@ def test_what_is_wrong_before_any_command_is_named(run, argument, complaint):
 def test_mamf_alone_lists_the_commands_in_groups(run):
     code, out, err = run()
     assert (code, err) == (0, "")
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
-    for group, names in GROUPS.items():
+    assert sorted(name for names in COMMAND_GROUPS.values() for name in names) == sorted(COMMAND_DESCRIPTIONS)
+    for group, names in COMMAND_GROUPS.items():
         assert f"\n\n{group}:\n  {names[0]} " in out
     assert max(map(len, out.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMAND_DESCRIPTIONS)
 def test_help_begins_with_examples(run, command):
     _, out, _ = run(command, "--help")
     above = out.partition("\nusage: ")[0]
@@ -293,7 +293,7 @@ def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check)
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
 def test_durations(text, seconds):
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 def warn_twice(options):
@@ -337,12 +337,12 @@ def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     stream = Terminal()
-    say("row is SLOWER than \x1b[32mOK", stream)
+    print_line("row is SLOWER than \x1b[32mOK", stream)
     assert stream.getvalue() == (
         "row is \x1b[31mSLOWER\x1b[0m than \\x1b[32mOK\n" if colored else "row is SLOWER than \\x1b[32mOK\n"
     )
     stream = io.StringIO()
-    say("OK", stream)
+    print_line("OK", stream)
     assert stream.getvalue() == "OK\n"
 
 

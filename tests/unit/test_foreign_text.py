@@ -12,7 +12,7 @@ import pytest
 from browsing.hostile import READ, rewritten
 from contribution_logs import legacy_run, measured, write
 
-from mamf.cli.terminal import say, warn
+from mamf.cli.terminal import print_line, warn
 from mamf.contribution.collection import Submitters, read_collection
 from mamf.contribution.tables import make_results_pages
 from mamf.logs.legacy import Reported, write_legacy_log
@@ -150,6 +150,6 @@ def test_a_terminal_of_another_encoding_loses_nothing(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stderr", stream)
     warn("Gerät\x1b")
-    say("a", stream)
+    print_line("a", stream)
     stream.flush()
     assert stream.buffer.getvalue() == b"mamf: Ger\\xe4t\\x1b\na\n"

@@ -10,7 +10,7 @@ import simulated_node
 from forked import Child
 from refusals import assert_refused
 
-from mamf.cli.progress import Phases
+from mamf.cli.progress import PhaseLines
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
         if any("find " in phase for phase in phases.values()):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Phases, "show", show)
+    monkeypatch.setattr(PhaseLines, "show", show)
     code, out, _ = run(*NODE)
     assert code == 130
     assert out.startswith("UNKNOWN: device ")
@@ -307,7 +307,7 @@ def test_overlap_follows_the_verdict(run, monkeypatch, option, begun):
     commands = []
     monkeypatch.setattr("mamf.cli.commands.node.run_command", commands.append)
     monkeypatch.setattr(
-        "mamf.cli.devices.measure_devices", lambda *given: ("logs", NodeRun([0], was_watched_to_end=True), [])
+        "mamf.cli.devices.measure_node_devices", lambda *given: ("logs", NodeRun([0], was_watched_to_end=True), [])
     )
     assert run("node", "--backend", "simulated", *option)[0] == (0 if "--dry-run" in option else 3)
     assert commands == [["overlap", "--backend", "simulated"]] * begun

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import pytest
 
-from mamf.cli import COMMANDS, get_module_name
+from mamf.cli import COMMAND_DESCRIPTIONS, get_module_name
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import OPTIONS
+from mamf.cli.terminal import SHARED_OPTIONS
 from mamf.errors import FORMATS
 from mamf.report import formats
 
 #: Modules by what is typed.
-MODULES = {name: get_module_name(name) for name in COMMANDS}
+MODULES = {name: get_module_name(name) for name in COMMAND_DESCRIPTIONS}
 MODULES |= {f"{name} --operation bandwidth": name for name in ("sweep", "find")}
 MOST_MODULES = 40
 _COUNT_MODULES = """
@@ -75,7 +75,7 @@ class Use(NamedTuple):
 
 def parser_of(module, words):
     parser = Parser(prog=module)
-    parser.words = words
+    parser.command_words = words
     importlib.import_module(f"mamf.cli.commands.{module}").add_options(parser)
     return parser
 
@@ -144,7 +144,7 @@ def test_every_exception_is_needed():
 
 
 def test_shared_options_are_used_by_several_commands():
-    assert {name for name in OPTIONS if len(options()[name]) < 2} == set()
+    assert {name for name in SHARED_OPTIONS if len(options()[name]) < 2} == set()
 
 
 def test_help_loads_few_modules_and_no_entry_points():

@@ -109,6 +109,6 @@ def test_a_line_is_broken_at_blanks(line, width, shown):
 @pytest.mark.parametrize(("named", "size", "columns"), [("", 0, 80), ("", 132, 132), ("100", 132, 100), ("x", 132, 80)])
 def test_a_terminal_that_does_not_say_its_width_has_80_columns(monkeypatch, named, size, columns):
     monkeypatch.setenv("COLUMNS", named)
-    monkeypatch.setattr(terminal, "stdout", lambda: SimpleNamespace(isatty=lambda: True, fileno=lambda: 1))
+    monkeypatch.setattr(terminal, "get_report_stream", lambda: SimpleNamespace(isatty=lambda: True, fileno=lambda: 1))
     monkeypatch.setattr(terminal.os, "get_terminal_size", lambda descriptor: os.terminal_size((size, 0)))
-    assert terminal.terminal_columns() == columns
+    assert terminal.find_terminal_columns() == columns

@@ -17,7 +17,7 @@ from forked import LONGEST_SECONDS, Command
 import mamf
 from mamf.cli import watching
 from mamf.cli.resuming import compute_remaining_budget
-from mamf.cli.watching import Interruption, Restart
+from mamf.cli.watching import CrashedRun, Interruption
 from mamf.contribution.review import review_log
 from mamf.engine.runner import Crashes
 from mamf.errors import DeviceLostError
@@ -140,7 +140,7 @@ def test_each_of_several_logs_is_resumed(tmp_path):
 def test_what_crashed_processes_spent_is_part_of_the_budget():
     options = Namespace(budget=60.0, restart=None)
     assert compute_remaining_budget(options) == 60
-    options.restart = Restart(Path("log.jsonl"), 45.0, [])
+    options.restart = CrashedRun(Path("log.jsonl"), 45.0, [])
     assert compute_remaining_budget(options) == 15
     options.budget = 10.0
     assert 0 < compute_remaining_budget(options) < 1e-6
@@ -302,8 +302,8 @@ def test_one_event_that_arrives_twice_is_one(monkeypatch):
 )
 def test_only_commands_that_measure_are_watched(monkeypatch, typed):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
-    watching.watch_command(typed)
-    assert watching.WATCH is None
+    watching.fork_watched_child(typed)
+    assert watching.CRASH_STATE is None
 
 
 def test_three_ends_of_one_kernel_say_nothing_of_another():
@@ -325,7 +325,7 @@ def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkey
         with pytest.raises(KeyboardInterrupt), Interruption():
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr("mamf.cli.watching._SAME_EVENT_SECONDS", -1.0)
+        monkeypatch.setattr("mamf.cli.watching._MAX_REPETITION_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:

@@ -205,8 +205,8 @@ def _files(folder: Path) -> list[str]:
 def _parsers(begin: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """Yield a command's parser with what is typed for it, or those of its actions."""
     parser = Parser(prog=begin)
-    parser.words = begin.split()
-    importlib.import_module(f"mamf.cli.commands.{get_module_name(parser.words[0])}").add_options(parser)
+    parser.command_words = begin.split()
+    importlib.import_module(f"mamf.cli.commands.{get_module_name(parser.command_words[0])}").add_options(parser)
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     yield from (([name], action) for actions in below for name, action in actions.items())
     if not below:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.cli.parser import Parser, find_option_value
-from mamf.cli.planning import AnyOperation, add_parameters
-from mamf.cli.session import Session, run_kernels, say_plan
+from mamf.cli.planning import AnyOperation, add_operation_options
+from mamf.cli.session import Session, print_plan, run_kernel_session
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_devices_options,
     add_measuring_options,
     add_output_options,
     add_run_options,
+    add_shared_options,
     warn,
 )
 from mamf.errors import UnknownNameError, require_known
@@ -47,13 +47,15 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: Parser) -> None:
-    add_parameters(
+    add_operation_options(
         parser,
-        _choose_operation(find_option_value("--operation", parser.words), find_option_value("--preset", parser.words)),
+        _choose_operation(
+            find_option_value("--operation", parser.command_words), find_option_value("--preset", parser.command_words)
+        ),
     )
     group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="attention, or decode for a --preset of decode")
-    add(group, "--kernel")
+    add_shared_options(group, "--operation", default_text="attention, or decode for a --preset of decode")
+    add_shared_options(group, "--kernel")
     add_ceiling_options(add_measuring_options(parser))
     add_device_options(parser)
     add_devices_options(parser)
@@ -63,7 +65,7 @@ def add_options(parser: Parser) -> None:
 
 def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
     exclusive_group = group.add_mutually_exclusive_group()
-    add(exclusive_group, "--ceiling", default_text="find the ceilings first")
+    add_shared_options(exclusive_group, "--ceiling", default_text="find the ceilings first")
     exclusive_group.add_argument(
         "--no-ceiling",
         action="store_true",
@@ -100,7 +102,7 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    return run_kernels(options, _AttentionSession, _choose_operation(options.operation, options.preset))
+    return run_kernel_session(options, _AttentionSession, _choose_operation(options.operation, options.preset))
 
 
 class _AttentionSession(Session):
@@ -113,13 +115,17 @@ class _AttentionSession(Session):
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
         super().__init__(request, options, *interruption_and_log)
-        logged_ceilings = [*self.log.all_ceilings.values(), *self.log.own_ceilings.values()] if self.log else []
+        logged_ceilings = (
+            [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
+            if self.resumed_log
+            else []
+        )
         self.ceilings: dict[tuple[str, str], Ceiling] = {
             make_ceiling_key(ceiling): ceiling for ceiling in logged_ceilings
         }
         given_ceilings = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
-        if self.log and self.before:
-            require_same_ceilings(options, self.log, self.before, given_ceilings)
+        if self.resumed_log and self.resumed_plan:
+            require_same_ceilings(options, self.resumed_log, self.resumed_plan, given_ceilings)
         self.new_given_ceilings = {key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings}
         self.ceilings |= given_ceilings
         self.measured_run.known = self.ceilings
@@ -129,18 +135,22 @@ class _AttentionSession(Session):
             raise UnknownNameError("baseline", options.baseline, names)
 
     def make_plan(self) -> Plan:
-        from mamf.cli.ceilings import add_searches
+        from mamf.cli.ceilings import add_ceiling_searches
 
         plan, options = super().make_plan(), self.options
-        return plan if self.before or options.no_ceiling or options.ceiling else add_searches(plan, self.backend)
+        return (
+            plan
+            if self.resumed_plan or options.no_ceiling or options.ceiling
+            else add_ceiling_searches(plan, self.backend)
+        )
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
-        from mamf.cli.ceilings import limit_budgets, list_needed_ceilings
+        from mamf.cli.ceilings import limit_search_budgets, list_needed_ceilings
         from mamf.engine.search.shares import get_ceiling_name
 
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
-        return limit_budgets(self.plan.budget_seconds, searches)
+        return limit_search_budgets(self.plan.budget_seconds, searches)
 
     def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn`` takes
@@ -170,14 +180,16 @@ class _AttentionSession(Session):
             on_failure=self.record_failure,
         )
 
-    def say_plan(self) -> None:
-        say_plan(self.plan, self.measured_run.remaining_steps, self.backend, self._list_searches_for_missing_ceilings())
+    def print_plan(self) -> None:
+        print_plan(
+            self.plan, self.measured_run.remaining_steps, self.backend, self._list_searches_for_missing_ceilings()
+        )
 
-    def make_label(self) -> str:
+    def make_log_name_label(self) -> str:
         return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
-    def is_complete(self) -> bool:
-        return super().is_complete() and not self._list_searches_for_missing_ceilings()
+    def is_run_complete(self) -> bool:
+        return super().is_run_complete() and not self._list_searches_for_missing_ceilings()
 
-    def make_view(self) -> ReportOptions:
-        return replace(super().make_view(), baseline=self.options.baseline)
+    def make_report_options(self) -> ReportOptions:
+        return replace(super().make_report_options(), baseline=self.options.baseline)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.terminal import add, add_device_options, say, warn
-from mamf.cli.watching import EXIT_CODE
+from mamf.cli.terminal import add_device_options, add_shared_options, print_line, warn
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_file_atomically
 from mamf.plans import BURST, SUSTAINED
@@ -58,9 +58,9 @@ _MAX_SUMMARY_ROWS, _MAX_SUMMARY_WIDTH = 10, 75
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
-    add(parser, "--dtype", nargs=None)
-    add(parser, "--budget", default_text="270s, or 150s on a CPU")
+    add_shared_options(parser, "--output-folder", default=Path("autoprofile"), default_text="autoprofile")
+    add_shared_options(parser, "--dtype", nargs=None)
+    add_shared_options(parser, "--budget", default_text="270s, or 150s on a CPU")
     add_device_options(parser)
 
 
@@ -75,12 +75,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     code, skip_reasons = 0, dict[str, str]()
     try:
         for name, command in commands.yield_commands():
-            say(f"-- mamf {shlex.join(command)}")
+            print_line(f"-- mamf {shlex.join(command)}")
             try:
-                if run_command(command) == EXIT_CODE:
+                if run_command(command) == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt
             except MamfError as error:
-                if error.exit_code == EXIT_CODE:
+                if error.exit_code == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
@@ -88,9 +88,9 @@ def run_with_options(options: argparse.Namespace) -> int:
                 code = _FAILURE_EXIT_CODE if name in LOG_HEADINGS else code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
-        code = EXIT_CODE
+        code = INTERRUPTED_EXIT_CODE
     write_file_atomically(folder / SUMMARY_FILE, make_summary_markdown(folder, commands.skip_reasons | skip_reasons))
-    say(f"summary: {folder / SUMMARY_FILE}")
+    print_line(f"summary: {folder / SUMMARY_FILE}")
     return code
 
 
@@ -170,7 +170,7 @@ class AutoprofileCommands:
             *self._make_model_step_command(),
         ]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
-        say(f"-- {shlex.join(command)}")
+        print_line(f"-- {shlex.join(command)}")
         if code := subprocess.run(command, check=False).returncode:
             warn(f"nsys failed with exit code {code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import say
+from mamf.cli.terminal import print_line
 
 EXAMPLES = """examples:
   mamf backends     list each backend with its devices, or the reason why it has none
@@ -26,9 +26,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     width = max(len(status.name) for status in statuses)
     for status in statuses:
         if status.unavailable is not None:
-            say(f"{status.name:{width}} unavailable: {status.unavailable.reason}")
-            say(f"{'':{width}} to enable it: {status.unavailable.remedy}")
+            print_line(f"{status.name:{width}} unavailable: {status.unavailable.reason}")
+            print_line(f"{'':{width}} to enable it: {status.unavailable.remedy}")
             continue
         for index, device in enumerate(status.device_names):
-            say(f"{status.name if index == 0 else '':{width}} device {index}: {device}")
+            print_line(f"{status.name if index == 0 else '':{width}} device {index}: {device}")
     return 0

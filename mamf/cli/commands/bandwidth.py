@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.planning import add_parameters
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import add, add_session_options
+from mamf.cli.planning import add_operation_options
+from mamf.cli.session import Session, run_kernel_session
+from mamf.cli.terminal import add_session_options, add_shared_options
 from mamf.operations.bandwidth.operation import PATTERNS, Bandwidth
 
 EXAMPLES = """examples:
@@ -19,10 +19,10 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_parameters(parser, Bandwidth(), defaults={"pattern": PATTERNS})
-    add(parser.add_argument_group("what"), "--kernel")
+    add_operation_options(parser, Bandwidth(), defaults={"pattern": PATTERNS})
+    add_shared_options(parser.add_argument_group("what"), "--kernel")
     add_session_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    return run_kernels(options, Session)
+    return run_kernel_session(options, Session)

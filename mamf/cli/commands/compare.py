@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add, print_document, share
+from mamf.cli.terminal import add_shared_options, parse_share_option, print_document
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError
 
 if TYPE_CHECKING:
@@ -44,18 +44,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=share,
+        type=parse_share_option,
         default=DEFAULT_REGRESSION_TOLERANCE,
         metavar="SHARE",
         help="exit with code 3 if a row is slower by more than this, or all rows together by more than a quarter of it "
         "(default: 1%%)",
     )
-    add(parser, "--top", default=0, default_text="the rows that changed or are undecided")
-    add(parser, "--anyway", "--format", "--wide")
+    add_shared_options(parser, "--top", default=0, default_text="the rows that changed or are undecided")
+    add_shared_options(parser, "--anyway", "--format", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import ensure_local_file, read_log
+    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.compare import compare
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.report.comparison import make_comparison_document
@@ -66,7 +66,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
-        files = [[opened.enter_context(ensure_local_file(path)) for path in side] for side in sides]
+        files = [[opened.enter_context(yield_local_file(path)) for path in side] for side in sides]
         finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
         if any(finder_runs):
             return _print_side_by_side(options, [path for side in files for path in side], finder_runs)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import NeededUnless, Parser
+from mamf.cli.parser import Parser, StoreUnlessOption
 from mamf.cli.planning import AnyOperation, add_launch_options
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import add, add_device_options, add_run_options, say
+from mamf.cli.session import Session, run_kernel_session
+from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
 from mamf.errors import UnavailableError, UsageError
 from mamf.operation import Request
 
@@ -32,23 +32,23 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "kernel",
         nargs="*",
-        action=NeededUnless,
+        action=StoreUnlessOption,
         alternatives=("--requeue", "--resume"),
         metavar="KERNEL",
         help="kernels to count; cycles are relative to those of the first",
     )
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
-    add(group, "--launches", default=5, default_text="5")
+    add_shared_options(group, "--launches", default=5, default_text="5")
     group.add_argument(
         "--ncu",
         metavar="PATH",
         help="path of the executable of NVIDIA Nsight Compute, ncu (default: the first on PATH)",
     )
-    add(group, "--time-limit")
+    add_shared_options(group, "--time-limit")
     add_device_options(parser)
     add_run_options(parser)
-    add(parser, "--format", "--wide")
+    add_shared_options(parser, "--format", "--wide")
     parser.set_defaults(regime=None, precision=None, flush=None)
 
 
@@ -56,7 +56,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import find_ncu
 
     options.ncu = find_ncu(options.ncu)
-    return run_kernels(options, CountersSession, _choose_operation(options))
+    return run_kernel_session(options, CountersSession, _choose_operation(options))
 
 
 def _choose_operation(options: argparse.Namespace) -> AnyOperation:
@@ -89,7 +89,7 @@ class CountersSession(Session):
         super().__init__(request, options, *interruption_and_log)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
-        logged_counts = read_counts(self.log) if self.log else {}
+        logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
         self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}
         backend_name = options.backend or self.backend.name
         self.ncu = Ncu(options.ncu, backend_name, self.backend.index, options.launches)
@@ -99,15 +99,15 @@ class CountersSession(Session):
 
         return CountingStrategy(setup, self.counted_steps, self.ncu)
 
-    def say_plan(self) -> None:
-        super().say_plan()
+    def print_plan(self) -> None:
+        super().print_plan()
         for _, problem, shape, kernel in self.measured_run.remaining_steps:
-            say(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
+            print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
-    def is_complete(self) -> bool:
+    def is_run_complete(self) -> bool:
         from mamf.profiling.counters.counting import find_uncounted_rows
 
-        return super().is_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
+        return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
 
     def choose_exit_code(self, code: int) -> int:
         return code or (0 if self.counted_steps else _NOTHING_COUNTED_EXIT_CODE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import add_device_options, say, say_wrapped, stdout, warn
+from mamf.cli.terminal import add_device_options, get_report_stream, print_line, print_wrapped_line, warn
 
 EXAMPLES = """examples:
   mamf doctor                  check the first accelerator and the machine; mamf changes nothing
@@ -25,12 +25,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import open_backend
 
     backend = open_backend(options.backend or "auto", options.device or 0)
-    say(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
+    print_line(f"{backend.info.name} ({backend.name}:{backend.index}), timed by {backend.timer}")
     if options.backend is None and not backend.is_accelerator:
-        say("no accelerator is available: 'mamf backends' says why")
+        print_line("no accelerator is available: 'mamf backends' says why")
     findings = [*run_machine_checks(backend), *replace_assumed_traits(backend, warn)]
     for finding in findings:
-        say_wrapped(format_advice(finding), stdout())
+        print_wrapped_line(format_advice(finding), get_report_stream())
     count = len(select_warnings(findings))
-    say("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
+    print_line("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
     return 0

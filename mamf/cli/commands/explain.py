@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.cli.planning import default_operation
+from mamf.cli.planning import make_default_operation
 from mamf.cli.session import Session, run_session
-from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, note_stream, say, warn
+from mamf.cli.terminal import (
+    add_device_options,
+    add_output_options,
+    add_run_options,
+    add_shared_options,
+    choose_note_stream,
+    print_line,
+    warn,
+)
 from mamf.errors import UsageError
 from mamf.kernel import DATA
 from mamf.measurement import find_rate
@@ -41,13 +49,15 @@ MatmulToExplain = tuple[Any, Any, str]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     product = parser.add_argument_group("matmul to explain")
-    add(product, "--ceiling", nargs=None, default_text="the last find on this device")
-    add(product, "--shape", default_text="the best shape of that find")
-    add(product, "--dtype", nargs=None)
-    add(product, "--kernel", nargs=1, default_text="that of the find, or the default kernel with --shape")
-    add_run_options(parser, budget="30s")
+    add_shared_options(product, "--ceiling", nargs=None, default_text="the last find on this device")
+    add_shared_options(product, "--shape", default_text="the best shape of that find")
+    add_shared_options(product, "--dtype", nargs=None)
+    add_shared_options(
+        product, "--kernel", nargs=1, default_text="that of the find, or the default kernel with --shape"
+    )
+    add_run_options(parser, budget_default="30s")
     add_device_options(parser)
-    add(parser, "--picture", "--overwrite")
+    add_shared_options(parser, "--picture", "--overwrite")
     add_output_options(parser)
 
 
@@ -60,7 +70,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             raise make_exists_error(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
-    return run_session(options, ExplainSession, Request(default_operation()))
+    return run_session(options, ExplainSession, Request(make_default_operation()))
 
 
 class ExplainSession(Session):
@@ -109,10 +119,10 @@ class ExplainSession(Session):
         problems = [replace(problem, data=data) for data in DATA]
         budget = self.options.budget or _DEFAULT_SECONDS
         return make_operation_plan(
-            self.of, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
+            self.operation, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
         )
 
-    def make_label(self) -> str:
+    def make_log_name_label(self) -> str:
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
     def print_report(self, log: RunLog) -> int:
@@ -124,7 +134,7 @@ class ExplainSession(Session):
         if self.options.picture and log.measurements:
             chart = get_kind(log.plan).make_chart(log, ChartOptions())
             save_figure(draw_figure(chart), self.options.picture, self.options.overwrite)
-            say(f"figure: {self.options.picture}", note_stream(self.options))
+            print_line(f"figure: {self.options.picture}", choose_note_stream(self.options))
         return code
 
 

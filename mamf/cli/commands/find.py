@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
-from mamf.cli.planning import add_parameters, asked_operation, request_of
-from mamf.cli.session import Session, run_kernels
+from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
+from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_devices_options,
     add_output_options,
     add_run_options,
     add_session_options,
-    note_stream,
-    say,
+    add_shared_options,
+    choose_note_stream,
+    print_line,
     warn,
 )
-from mamf.cli.watching import EXIT_CODE, Interruption
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import UsageError
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
@@ -50,36 +50,38 @@ _BUDGET_HELP = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each probl
 
 
 def add_options(parser: Parser) -> None:
-    of = asked_operation(parser.words)
+    of = make_requested_operation(parser.command_words)
     parser.set_defaults(of=of)
-    add_parameters(parser, of, has_shapes=not of.is_compute_roof, several=not of.is_compute_roof)
+    add_operation_options(
+        parser, of, has_shape_options=not of.is_compute_roof, takes_several_values=not of.is_compute_roof
+    )
     group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="matmul; each operation has its own options")
+    add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
     if not of.is_compute_roof:
-        add(group, "--kernel")
-        add_session_options(parser, budget=_BUDGET_HELP, regimes="both")
+        add_shared_options(group, "--kernel")
+        add_session_options(parser, budget_default=_BUDGET_HELP, regimes_default="both")
         return
-    add(group, "--dtype")
-    add(group, "--kernel", default_text="all except those that compile for minutes")
+    add_shared_options(group, "--dtype")
+    add_shared_options(group, "--kernel", default_text="all except those that compile for minutes")
     search = parser.add_argument_group("search")
-    add(search, "--regime", default_text="both")
+    add_shared_options(search, "--regime", default_text="both")
     search.add_argument(
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="find both ceilings in 14 s: measure less often, and only the kernel that is fastest in a short trial",
     )
-    add(search, "--precision")
+    add_shared_options(search, "--precision")
     add_device_options(parser)
     add_devices_options(parser)
-    add_run_options(parser, budget=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
+    add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
     if options.of.is_compute_roof:
         return _search_dtypes_in_turn(options)
-    return run_kernels(options, _OperationFindSession, options.of)
+    return run_kernel_session(options, _OperationFindSession, options.of)
 
 
 def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
@@ -98,7 +100,7 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     def search_remaining_dtypes(interruption: Interruption, resumed: ResumedLog | None) -> int:
         if len(dtypes) > 1:  # Report an unsupported dtype before mamf measures any dtype.
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in request_of(options.of, options).make_problems(backend):
+            for problem in make_request(options.of, options).make_problems(backend):
                 choose_search_kernels(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
@@ -113,7 +115,7 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
                 code = error.exit_code
             options.codes.append(code)
             resumed = options.restart = None
-            if code == EXIT_CODE:
+            if code == INTERRUPTED_EXIT_CODE:
                 break
         return int(max(options.codes))
 
@@ -126,13 +128,13 @@ class _MatmulSearchSession(Session):
     kind = FIND
 
     def _make_problems(self) -> tuple[Any, ...]:
-        return request_of(self.of, self.options).make_problems(self.backend)
+        return make_request(self.operation, self.options).make_problems(self.backend)
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.cli.resuming import require_same_kernels
         from mamf.engine.search.grid import plan_search
 
-        options, before = self.options, self.before
+        options, before = self.options, self.resumed_plan
         if before is None:
             (problem,) = self._make_problems()
             self._search_plan, opened = plan_search(
@@ -158,7 +160,7 @@ class _MatmulSearchSession(Session):
     def make_new_plan(self) -> Plan:
         return self._search_plan
 
-    def plan_to_compare(self, before: Plan) -> Plan:
+    def make_plan_to_compare(self, before: Plan) -> Plan:
         """Return the plan that the options describe, but with the grid of shapes from ``before``, the plan in the log:
         the grid depends on a measured speed, so a new grid would differ from it by chance.
         """
@@ -170,18 +172,20 @@ class _MatmulSearchSession(Session):
         regimes, precision = choose_regimes(options.regime, CEILING_REGIMES), options.precision or Plan.precision
         return replace(before, problems=self._make_problems(), regimes=regimes, precision=precision)
 
-    def say_plan(self) -> None:
+    def print_plan(self) -> None:
         grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
-        say(f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}")
-        say(f"kernels: {names}")
+        print_line(
+            f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}"
+        )
+        print_line(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
-        say(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
-        say(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
+        print_line(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
-    def make_label(self) -> str:
+    def make_log_name_label(self) -> str:
         return str(self.plan.problem.dtype)
 
-    def count_remaining(self) -> None:
+    def count_remaining_measurements(self) -> None:
         return None
 
     def print_report(self, log: RunLog) -> int:
@@ -191,7 +195,7 @@ class _MatmulSearchSession(Session):
         code = super().print_report(log)
         for ceiling in log.all_ceilings.values():
             if known := compare_with_known_ceilings(ceiling, log.header["device"]):
-                say(f"{ceiling.regime}, {known}", note_stream(self.options))
+                print_line(f"{ceiling.regime}, {known}", choose_note_stream(self.options))
         cache_ceilings(log.path, warn)
         return code
 
@@ -217,13 +221,13 @@ class _OperationFindSession(Session):
         """
 
         def filter_possible_ceilings(shapes: Iterable[Any]) -> list[Any]:
-            info, may_be = self.backend.info, self.of.may_be_ceiling
+            info, may_be = self.backend.info, self.operation.may_be_ceiling
             return [shape for shape in shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
 
         if self.request.names_shapes:
             if filter_possible_ceilings(plan.shapes):
                 return plan.shapes
-            possible_shapes = filter_possible_ceilings(self.of.default_shapes(self.backend))
+            possible_shapes = filter_possible_ceilings(self.operation.default_shapes(self.backend))
             raise UsageError(
                 "--shapes: all of these fit in a cache, so none can be a memory ceiling; add larger ones"
                 + (f", such as {possible_shapes[0]}" if possible_shapes else "")
@@ -232,8 +236,8 @@ class _OperationFindSession(Session):
             return tuple(shapes)
         raise UsageError(
             "all default shapes that fit in the memory of this device fit in a cache too, so none can be a memory "
-            f"ceiling: measure them with 'mamf sweep --operation {self.of.name}'"
+            f"ceiling: measure them with 'mamf sweep --operation {self.operation.name}'"
         )
 
-    def count_remaining(self) -> None:
+    def count_remaining_measurements(self) -> None:
         return None

@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.cli.session import NOTHING_MEASURED, Session, run_kernels
+from mamf.cli.session import NOTHING_MEASURED_EXIT_CODE, Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
     add_output_options,
     add_run_options,
-    duration,
-    is_for_people,
-    note_stream,
-    say,
-    share,
+    choose_note_stream,
+    is_report_for_people,
+    parse_duration,
+    parse_share_option,
+    print_line,
     warn,
 )
 from mamf.errors import IncomparableError, UsageError, require_known, require_values, require_whole_number
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--markdown", type=Path, metavar="FILE", help="also write the report as markdown, for a pull request comment"
     )
     add_device_options(parser)
-    add_run_options(parser, budget="none; an unfinished run exits with 1, or with 3 if a row is slower")
+    add_run_options(parser, budget_default="none; an unfinished run exits with 1, or with 3 if a row is slower")
     add_output_options(parser)
 
 
@@ -113,7 +113,7 @@ def read_guard_file(path: Path) -> GuardFile:
         require_known(
             *(("regime", name, COMMON_REGIMES) for name in guard_keys.regimes), ("by", guard_keys.by, COMPARED_FIGURES)
         )
-        tolerance = share(str(guard_keys.tolerance))
+        tolerance = parse_share_option(str(guard_keys.tolerance))
         rounds = require_whole_number("rounds", guard_keys.rounds, 3, MAX_GUARD_ROUNDS)
         options = _make_sweep_options(guard_keys)
     except OSError as error:
@@ -137,8 +137,8 @@ def _make_sweep_options(guard_keys: GuardKeys) -> dict[str, Any]:
         "dtype": fields.pop("dtype", None),
         "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
         "regime": guard_keys.regimes,
-        "precision": None if guard_keys.precision is None else share(str(guard_keys.precision)),
-        "seconds": None if guard_keys.time_limit is None else duration(str(guard_keys.time_limit)),
+        "precision": None if guard_keys.precision is None else parse_share_option(str(guard_keys.precision)),
+        "seconds": None if guard_keys.time_limit is None else parse_duration(str(guard_keys.time_limit)),
         "flush": None if guard_keys.flush else False,
     }
 
@@ -160,7 +160,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
     options.baseline_log = None if options.update else read_log(path)
-    return run_kernels(options, _GuardSession)
+    return run_kernel_session(options, _GuardSession)
 
 
 class _GuardSession(Session):
@@ -201,7 +201,7 @@ class _GuardSession(Session):
         from mamf.logs.compared_rows import make_pairing_fields
         from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
-        header = self.log.header if self.log else self.measured_run.build_header()
+        header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         obstacles = find_blocking_differences(baseline.header, header)
         if self.guard_file.compared_figure == COMPARE_CYCLES:
             obstacles = [each for each in obstacles if not each.is_of_card]
@@ -221,12 +221,12 @@ class _GuardSession(Session):
             raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
 
     def choose_exit_code(self, code: int) -> int:
-        if self.options.update or code not in (0, NOTHING_MEASURED):
+        if self.options.update or code not in (0, NOTHING_MEASURED_EXIT_CODE):
             return code or self.update_exit_code
         if self.result is None:
-            return NOTHING_MEASURED
+            return NOTHING_MEASURED_EXIT_CODE
         is_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
-        return _REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED
+        return _REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import make_guard_document
@@ -241,8 +241,8 @@ class _GuardSession(Session):
             self.result = judge_guard(self.baseline, log, self.guard_file.tolerance, self.guard_file.compared_figure)
             self._write_junit_and_markdown(self.result, log.summary)
         code = super().print_report(log)
-        if self.result and not is_for_people(self.options):
-            say(describe_guard_verdict(self.result), sys.stderr)
+        if self.result and not is_report_for_people(self.options):
+            print_line(describe_guard_verdict(self.result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)
         return code
@@ -253,7 +253,7 @@ class _GuardSession(Session):
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
         if self.options.junit:
-            write_file_atomically(self.options.junit, format_junit_xml(result, f"mamf.{self.of.name}", seconds))
+            write_file_atomically(self.options.junit, format_junit_xml(result, f"mamf.{self.operation.name}", seconds))
         if self.options.markdown:
             write_file_atomically(self.options.markdown, format_markdown(make_guard_document(result)))
 
@@ -265,7 +265,7 @@ class _GuardSession(Session):
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
         elif noisy_rows := find_noisy_rows(log, self.guard_file.tolerance):
-            self.update_exit_code, (half_width, row) = NOTHING_MEASURED, noisy_rows[0]
+            self.update_exit_code, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, noisy_rows[0]
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
                 f"tolerance of {format_share(self.guard_file.tolerance)}, above all {row.kernel} {row.shape} "
@@ -273,4 +273,4 @@ class _GuardSession(Session):
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())
-            say(f"baseline: {baseline}", note_stream(self.options))
+            print_line(f"baseline: {baseline}", choose_note_stream(self.options))

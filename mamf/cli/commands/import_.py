@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add, say
+from mamf.cli.terminal import add_shared_options, print_line
 from mamf.cli.watching import Interruption
 from mamf.errors import UsageError
 from mamf.files import yield_numbered_paths
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "logs", type=Path, nargs="+", metavar="FILE", help="output or log of mamf-finder, plain or gzipped (.gz)"
     )
-    add(parser, "--output-folder", default=Path(), default_text="the current folder")
+    add_shared_options(parser, "--output-folder", default=Path(), default_text="the current folder")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             f"{target_path} ({path}): {describe_finder_run(run)}",
             *(f"    {remark}" for remark in run.remarks),
         ):
-            say(line)
+            print_line(line)
     return 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
-from mamf.cli.terminal import add, add_device_options, print_document
+from mamf.cli.terminal import add_device_options, add_shared_options, print_document
 from mamf.errors import MamfError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--operation", default_text="all operations")
+    add_shared_options(parser, "--operation", default_text="all operations")
     add_device_options(parser)
     parser.set_defaults(format="table")
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.planning import add_parameters, request_of
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import add, add_session_options, say_memory, warn
+from mamf.cli.planning import add_operation_options, make_request
+from mamf.cli.session import Session, run_kernel_session
+from mamf.cli.terminal import add_session_options, add_shared_options, print_needed_memory, warn
 from mamf.errors import MamfError, UsageError
 from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
@@ -37,7 +37,7 @@ _MIN_FIRST_ROW_LAUNCHES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_parameters(parser, Model(), defaults={"context": (1024,)})
+    add_operation_options(parser, Model(), defaults={"context": (1024,)})
     group = parser.add_argument_group("what")
     group.add_argument(
         "--attention",
@@ -53,10 +53,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"take less time: by default one sequence of 256 tokens, 0.5 s per row and {_QUICK_SECONDS:.0f} s in all",
     )
-    add(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
+    add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
     group = parser.add_argument_group("profile launches of one row instead of measuring, as 'mamf profile' does")
-    add(group, "--nvtx", "--dtypes", "--memory")
-    add_session_options(parser, regimes="sustained")
+    add_shared_options(group, "--nvtx", "--dtypes", "--memory")
+    add_session_options(parser, regimes_default="sustained")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.kernel = make_kernel_names(options)
     if options.nvtx or options.dtypes or options.memory:
         return _profile_single_row(options)
-    return run_kernels(options, ModelSession, Model())
+    return run_kernel_session(options, ModelSession, Model())
 
 
 def _profile_single_row(options: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def _profile_single_row(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import make_run_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
-    request = request_of(Model(), options)
+    request = make_request(Model(), options)
     rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.make_problems(backend)
             for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
@@ -121,7 +121,7 @@ class ModelSession(Session):
 
         super().__init__(*arguments)
         needed_keys = list_needed_ceilings(self.plan)
-        self.known_ceilings = dict(self.log.known_ceilings) if self.log else {}
+        self.known_ceilings = dict(self.resumed_log.known_ceilings) if self.resumed_log else {}
         for key, each in read_given_ceilings(self.options, needed_keys, self.backend).items():
             ceiling, previous_ceiling = mark_as_from_option(each), self.known_ceilings.get(key)
             if previous_ceiling and make_known_ceiling_record(previous_ceiling) != make_known_ceiling_record(ceiling):
@@ -130,7 +130,7 @@ class ModelSession(Session):
             if any(find_rate({key: ceiling}, *each) for each in needed_keys):
                 self.known_ceilings[key] = ceiling
 
-        if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.log is None:
+        if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.resumed_log is None:
             self._require_budget_for_first_row(self.plan.budget_seconds)
 
     def _require_budget_for_first_row(self, budget_seconds: float) -> None:
@@ -148,12 +148,12 @@ class ModelSession(Session):
                 "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
             )
 
-    def say_plan(self) -> None:
-        super().say_plan()
+    def print_plan(self) -> None:
+        super().print_plan()
         needed_bytes = max(
             (problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
         )
-        say_memory(needed_bytes, "the largest row, without its activations", self.backend)
+        print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
     def make_strategy(self, setup: Setup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
@@ -163,7 +163,7 @@ class ModelSession(Session):
 
         missing_keys = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
         self.known_ceilings |= find_known_ceilings(self.backend, missing_keys)
-        logged_ceilings = self.log.known_ceilings if self.log else {}
+        logged_ceilings = self.resumed_log.known_ceilings if self.resumed_log else {}
         new_records = [
             LogRecord("known_ceiling", make_known_ceiling_record(each))
             for key, each in self.known_ceilings.items()

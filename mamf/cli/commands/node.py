@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from mamf.cli import run_command
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import add, duration, index, print_document, say, warn
-from mamf.cli.watching import EXIT_CODE
+from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
@@ -31,15 +31,17 @@ _MAX_WAIT_SECONDS = 120.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what")
-    add(group, "--backend")
-    add(group, "--devices", default_text="all")
-    add(group, "--dtype", nargs=None)
-    add(group, "--kernel", default_text="all except those that compile for minutes; the first one searches")
+    add_shared_options(group, "--backend")
+    add_shared_options(group, "--devices", default_text="all")
+    add_shared_options(group, "--dtype", nargs=None)
+    add_shared_options(
+        group, "--kernel", default_text="all except those that compile for minutes; the first one searches"
+    )
     alone = "for each device alone, plus --verify, copies between devices and start-up"
-    add(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
+    add_shared_options(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
     group.add_argument(
         "--verify",
-        type=duration,
+        type=parse_duration,
         nargs="?",
         const=VERIFY_BUDGET_SECONDS,
         metavar="TIME",
@@ -56,13 +58,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="logs of cards that are known to be good, to compare with (default: the ceilings of this "
         "model in results/)",
     )
-    add(judging, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
+    add_shared_options(judging, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
-    add(group, "--output-folder", default_text="a name with the date")
-    add(group, "--from", dest="logs", nargs="+")
-    add(group, "--dry-run")
-    group.add_argument("--led", nargs=2, type=index, help=argparse.SUPPRESS)
-    add(parser, "--format", "--wide")
+    add_shared_options(group, "--output-folder", default_text="a name with the date")
+    add_shared_options(group, "--from", dest="logs", nargs="+")
+    add_shared_options(group, "--dry-run")
+    group.add_argument("--led", nargs=2, type=parse_index, help=argparse.SUPPRESS)
+    add_shared_options(parser, "--format", "--wide")
     if isinstance(parser, Parser):
         parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
 
@@ -85,18 +87,18 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
     # Import this module only if devices are to be measured, because it imports torch.
-    from mamf.cli.devices import choose_devices, measure_device, measure_devices
+    from mamf.cli.devices import choose_node_devices, measure_node_device, measure_node_devices
 
     if options.led:
-        return measure_device(options)
-    indices = choose_devices(options)
+        return measure_node_device(options)
+    indices = choose_node_devices(options)
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
-    folder, run, devices = measure_devices(options, indices)
+    folder, run, devices = measure_node_devices(options, indices)
     code = _print_verdict(options, run.why_not_together, devices, baseline)
-    say(f"logs: {folder}", sys.stderr)
+    print_line(f"logs: {folder}", sys.stderr)
     if not run.was_watched_to_end:
-        return EXIT_CODE
+        return INTERRUPTED_EXIT_CODE
     if options.overlap:
         run_command(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
     return code
@@ -104,13 +106,13 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
 
 def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
     if not indices:
-        say("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
+        print_line("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
         return 0
-    say(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
+    print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
     budget = f"in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
-    say(f"each process: find, bandwidth and copies {budget}{verify}")
-    say("together: " + ("peer copies" if len(indices) > 1 else "nothing, because there is only one device"))
+    print_line(f"each process: find, bandwidth and copies {budget}{verify}")
+    print_line("together: " + ("peer copies" if len(indices) > 1 else "nothing, because there is only one device"))
     return 0
 
 
@@ -127,5 +129,5 @@ def _print_verdict(
     )
     print_document(options, make_node_document(devices, verdict, why_not_together))
     if options.format in SINGLE_TABLE_FORMATS:
-        say(verdict.reason, sys.stderr)
+        print_line(verdict.reason, sys.stderr)
     return verdict.exit_code

@@ -12,8 +12,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.session import Session, run_kernels
-from mamf.cli.terminal import add, add_device_options, add_output_options, add_run_options, index, stdout
+from mamf.cli.session import Session, run_kernel_session
+from mamf.cli.terminal import (
+    add_device_options,
+    add_output_options,
+    add_run_options,
+    add_shared_options,
+    get_report_stream,
+    parse_index,
+)
 from mamf.errors import UsageError
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
@@ -48,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="work to run at the same time as matmul: collectives, copies or passes over arrays (default: all_reduce "
         "all_gather reduce_scatter; on one device to_host to_device copy)",
     )
-    add(
+    add_shared_options(
         group,
         "--shapes",
         help="pairs MxNxK+SIZE of a matmul and the bytes of the other work (default: 8192x8192x8192 and 16x8192x8192, "
@@ -57,13 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--blocks",
         nargs="+",
-        type=index,
+        type=parse_index,
         metavar="N",
         help="number of communication blocks of a collective (CTAs in NCCL, channels in RCCL); 0: the "
         "library chooses (default: 0)",
     )
-    add(group, "--dtype")
-    add(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
+    add_shared_options(group, "--dtype")
+    add_shared_options(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
     group.add_argument(
         "--flop",
         type=float,
@@ -117,7 +124,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
         import subprocess
 
-        return subprocess.call([sys.executable, *launcher_options, *options.typed], stdout=stdout())
+        return subprocess.call([sys.executable, *launcher_options, *options.typed], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device. Then that device has the index 0 in every process.
         options.backend, options.device = backend_name, place.index % max(device_count, 1)
@@ -135,7 +142,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         *(f"other={','.join(other_work)}", f"timed={','.join(COUNTED_WORKS)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
-    return run_kernels(options, OverlapSession)
+    return run_kernel_session(options, OverlapSession)
 
 
 def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.terminal import add, add_device_options, print_document
+from mamf.cli.terminal import add_device_options, add_shared_options, print_document
 from mamf.errors import PEAK_SOURCES, UsageError
 from mamf.measurement import TERA, Rate
 
@@ -31,12 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="device to look up, by torch's name or a common one; it need not be installed here",
     )
-    add(parser, "--dtype", nargs=None)
-    add(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
+    add_shared_options(parser, "--dtype", nargs=None)
+    add_shared_options(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
     parser.add_argument(
         "--source", choices=PEAK_SOURCES, help="use only figures from this source (default: the best source)"
     )
-    add(parser, "--anyway", "--format", "--wide")
+    add_shared_options(parser, "--anyway", "--format", "--wide")
     add_device_options(parser)
 
 

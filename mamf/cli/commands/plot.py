@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add, say
+from mamf.cli.terminal import add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.plans import REGIME_NAMES
 
@@ -37,8 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="picture file to write, .png or .svg (default: the log's name with .png)",
     )
-    add(parser, "--overwrite")
-    add(parser, "--regime", nargs=None, choices=REGIME_NAMES, default_text="all; for attention the first in the log")
+    add_shared_options(parser, "--overwrite")
+    add_shared_options(
+        parser, "--regime", nargs=None, choices=REGIME_NAMES, default_text="all; for attention the first in the log"
+    )
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )
@@ -53,7 +55,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if path.exists() and not options.overwrite:
         raise make_exists_error(path)
     save_figure(draw_figure(_make_picture(options)), path, options.overwrite)
-    say(f"figure: {path}")
+    print_line(f"figure: {path}")
     return 0
 
 

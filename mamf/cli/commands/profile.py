@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_output_options,
-    note_stream,
+    add_shared_options,
+    choose_note_stream,
+    get_report_stream,
+    parse_size_option,
     print_document,
-    say,
-    size,
-    stdout,
+    print_line,
     warn,
 )
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in python -m")
     parser.add_argument(
         "--steps",
-        type=size,
+        type=parse_size_option,
         default=3,
         metavar="N",
         help="number of steps to profile (default: 3); before that, the same number of steps is timed without the "
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--warmup",
-        type=size,
+        type=parse_size_option,
         default=5,
         metavar="N",
         help="number of steps to skip first (default: 5)",
@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
     )
     # Let --ceiling take one value and be repeatable: an option with several values would take SCRIPT as a value too.
-    add(
+    add_shared_options(
         parser,
         "--ceiling",
         nargs=None,
@@ -94,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="save the profiled steps as a Chrome trace, for Perfetto"
     )
-    add(parser, "--memory", "--dtypes", "--nvtx")
+    add_shared_options(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(
         "--from",
         dest="source",
@@ -102,7 +102,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="report on an existing Chrome trace (.json, .json.gz) or list of launches (.csv)",
     )
-    add(parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)")
+    add_shared_options(
+        parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)"
+    )
     add_device_options(parser)
     add_output_options(parser)
     parser.set_defaults(script=None)
@@ -256,8 +258,8 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
     if not get_rank():
         print_document(options, make_profile_document(program_name, profile, options.top))
         if options.ranks == "all":
-            say(f"all ranks: mamf show {options.output.parent}", note_stream(options))
-        stdout().flush()
+            print_line(f"all ranks: mamf show {options.output.parent}", choose_note_stream(options))
+        get_report_stream().flush()
 
 
 def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> FindCeiling:

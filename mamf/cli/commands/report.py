@@ -8,7 +8,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from mamf.cli.terminal import add, say
+from mamf.cli.terminal import add_shared_options, print_line
 from mamf.files import create_file_atomically, write_file_atomically
 
 EXAMPLES = """examples:
@@ -30,11 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="HTML page to write (default: report.html)",
     )
-    add(parser, "--overwrite")
+    add_shared_options(parser, "--overwrite")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import ensure_local_file
+    from mamf.cli.reading import yield_local_file
     from mamf.machine.environment import disable_garbage_collection
     from mamf.pages.report import make_report
     from mamf.report.charts.picture import make_exists_error
@@ -43,8 +43,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.output.exists() and not options.overwrite:
         raise make_exists_error(options.output)
     with ExitStack() as opened, disable_garbage_collection():
-        paths = [path if path.is_dir() else opened.enter_context(ensure_local_file(path)) for path in options.logs]
+        paths = [path if path.is_dir() else opened.enter_context(yield_local_file(path)) for path in options.logs]
         page = render_page(make_report(paths))
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)
-    say(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")
+    print_line(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")
     return 0

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from mamf.cli.parser import NeededUnless
-from mamf.cli.session import Session, run_session, say_plan
-from mamf.cli.terminal import add, add_device_options, add_run_options, share, warn
+from mamf.cli.parser import StoreUnlessOption
+from mamf.cli.session import Session, print_plan, run_session
+from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, parse_share_option, warn
 from mamf.cli.watching import Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
 from mamf.kernel import AnyKernel
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="?",
-        action=NeededUnless,
+        action=StoreUnlessOption,
         alternatives=("--claim", "--requeue", "--resume"),
         metavar="LOG",
         help="run log with the figures, or its https address",
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--claim", nargs="+", metavar="TEXT", help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS'"
     )
-    add(
+    add_shared_options(
         parser,
         "--top",
         default=1,
@@ -70,14 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=share,
+        type=parse_share_option,
         metavar="SHARE",
         help="relative difference that still counts as reproduced (default: 2%%)",
     )
-    add(parser, "--kernel", default_text="the installed kernels of the log")
+    add_shared_options(parser, "--kernel", default_text="the installed kernels of the log")
     add_device_options(parser)
-    add_run_options(parser, budget="57s")
-    add(parser, "--format", "--wide")
+    add_run_options(parser, budget_default="57s")
+    add_shared_options(parser, "--format", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -94,7 +94,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     The problem of a claim from --claim is a dict of those fields that the text names; ``open_kernels`` completes it for
     the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
-    from mamf.cli.reading import ensure_local_file, read_log
+    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.judging import make_claims
 
     if options.claim:
@@ -102,7 +102,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
         if len({name for name, _ in claims}) > 1:
             raise UsageError("the claims are about several operations: give only claims about one operation")
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
-    with ensure_local_file(options.source) as file:
+    with yield_local_file(options.source) as file:
         log = read_log(file)
         return log.plan.operation, make_claims(log, options.top), log
 
@@ -111,7 +111,7 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     """Read one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation and
     the claim. Raises UsageError if ``text`` is not a claim.
     """
-    from mamf.cli.planning import read_fields
+    from mamf.cli.planning import parse_field_texts
 
     parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if parts is None or not float(parts[1]):
@@ -123,7 +123,7 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
         raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {unit_of_operation}")
     fields = [word if "=" in word else f"{_find_field_with_value(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
-    values_by_field = read_fields(of, [each for each in fields if each != f"regime={regime}"])
+    values_by_field = parse_field_texts(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
     step = StepKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
     return of.name, Claim(
@@ -199,9 +199,9 @@ class ReproduceSession(Session):
         from mamf.logs.compare import find_blocking_differences
         from mamf.plugins.discovery import choose_kernels
 
-        if self.before:
-            return choose_kernels(self.of, self.backend, self.before.kernels)
-        given_kernels = choose_kernels(self.of, self.backend, self.options.kernel) if self.options.kernel else []
+        if self.resumed_plan:
+            return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
+        given_kernels = choose_kernels(self.operation, self.backend, self.options.kernel) if self.options.kernel else []
         kernels_by_name = {
             name: next((each for each in given_kernels if name in (each[0], each[1].name)), None)
             or self._open_installed_kernel(name)
@@ -215,7 +215,7 @@ class ReproduceSession(Session):
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
-            problem = self.of.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
+            problem = self.operation.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
             if each := kernels_by_name[name]:
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))
@@ -233,12 +233,12 @@ class ReproduceSession(Session):
         """
         from mamf.plugins.discovery import choose_kernels, is_class_path, list_kernel_names
 
-        if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.of):
+        if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
             return None
         try:
-            return choose_kernels(self.of, self.backend, [name])[0]
+            return choose_kernels(self.operation, self.backend, [name])[0]
         except (UnavailableError, UnknownNameError) as error:
             warn(f"{error}; its claims are left out")
             return None
@@ -252,7 +252,7 @@ class ReproduceSession(Session):
             [each.step for each in self.requested_claims.claims],
         )
         return make_operation_plan(
-            self.of,
+            self.operation,
             (name for name, _ in self.kernels),
             dict.fromkeys(step.problem for step in steps),
             dict.fromkeys(step.shape for step in steps),
@@ -265,17 +265,17 @@ class ReproduceSession(Session):
             options=replace(self.requested_claims, tolerance=options.tolerance or self.requested_claims.tolerance),
         )
 
-    def plan_to_compare(self, before: Plan) -> Plan:
+    def make_plan_to_compare(self, before: Plan) -> Plan:
         tolerance = self.options.tolerance or before.options.tolerance
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
-    def say_plan(self) -> None:
+    def print_plan(self) -> None:
         from mamf.logs.judging import judge_claims
 
         judged = judge_claims(self.plan.options, self.measured_run.rows)
-        say_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
+        print_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
 
-    def count_remaining(self) -> int | None:
+    def count_remaining_measurements(self) -> int | None:
         return self.measured_run.kind.count_left(self.measured_run) or None
 
     def choose_exit_code(self, code: int) -> int:

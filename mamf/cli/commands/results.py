@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli.parser import Parser
-from mamf.cli.terminal import add, print_document, say, say_lines, warn
+from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 
@@ -42,12 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run logs (all findings are listed), or folders of them (only errors are listed; warnings are counted)",
     )
-    add(check, "--format", choices=("table", "json"))
+    add_shared_options(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
     submit.add_argument(
         "log", type=Path, metavar="LOG", help="run log to submit, or folder that a run with --devices wrote"
     )
-    add(submit, "--dry-run")
+    add_shared_options(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")
     table.add_argument(
         "--check", action="store_true", help="write nothing, and exit with code 1 if a table is out of date"
@@ -136,22 +136,22 @@ def _submit_log(options: argparse.Namespace, path: Path) -> int:
 
     root, review = options.results, _review_file(path)
     for line in format_findings(review):
-        say(line)
+        print_line(line)
     if review.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
         return _REJECTED_EXIT_CODE
     content = path.read_bytes()
     target_path = find_free_place(review, root)
-    say(f"tier {review.tier}; {len(content) / 1e3:.0f} kB -> {target_path}")
+    print_line(f"tier {review.tier}; {len(content) / 1e3:.0f} kB -> {target_path}")
     if options.dry_run:
-        say("dry run: nothing is written")
+        print_line("dry run: nothing is written")
         return 0
     make_folder(target_path.parent)
     create_file_atomically(target_path, content)
     log, ceilings, folder = (
         shlex.quote(str(path)) for path in (target_path, _get_contributed_ceilings_path(root), root)
     )
-    say_lines(f"""
+    print_lines(f"""
 look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
 then, in a clone of your fork:
     git switch -c results-{target_path.stem}
@@ -176,7 +176,7 @@ def write_tables(options: argparse.Namespace) -> int:
     for review in review_results(root, logs):
         if review.is_rejected():
             for line in format_findings(review, with_warnings=False):
-                say(line)
+                print_line(line)
             raise UsageError(f"{review.path} breaks the rules of results/: fix or remove it")
     collection = read_collection(root, logs)
     pages = {root / path: page for path, page in make_results_pages(collection).items()}
@@ -187,11 +187,11 @@ def write_tables(options: argparse.Namespace) -> int:
             path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page
         }
         for path in pages:
-            say(f"{path} is {'stale: run mamf results table' if path in stale_paths else 'up to date'}")
+            print_line(f"{path} is {'stale: run mamf results table' if path in stale_paths else 'up to date'}")
         return _REJECTED_EXIT_CODE if stale_paths else 0
     for path, page in pages.items():
         write_file_atomically(path, page)
-        say(f"written: {path}")
+        print_line(f"written: {path}")
     return 0
 
 
@@ -203,7 +203,7 @@ def write_site(options: argparse.Namespace) -> int:
     with disable_garbage_collection():
         data = build_site(_require_results_folder(options.results), options.output, options.logs)
     devices = len({run.device for run in data.runs})
-    say(
+    print_line(
         f"written: {options.output / INDEX_FILE} ({format_count(len(data.runs), 'log')} "
         f"of {format_count(devices, 'device')})"
     )

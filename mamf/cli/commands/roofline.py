@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from mamf.backend import MIB, Backend
 from mamf.cli import run_command
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_output_options,
-    note_stream,
+    add_shared_options,
+    choose_note_stream,
     print_document,
-    reports_to,
-    say,
+    print_line,
+    redirect_reports,
     warn,
 )
-from mamf.cli.watching import EXIT_CODE
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import ROOF_EXPORT_FORMATS, UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
@@ -58,30 +58,32 @@ _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs with rows to place under the roof")
-    add(parser, "--ceiling", default_text="measure them")
-    add(parser, "--anyway")
+    add_shared_options(parser, "--ceiling", default_text="measure them")
+    add_shared_options(parser, "--anyway")
     group = parser.add_argument_group("measuring")
-    add(group, "--dtype")
-    add(group, "--regime", default_text="both")
-    add(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
-    add(group, "--dry-run", "--notes")
-    add(group, "--output-folder", default_text="roofline-DATE; in an existing folder, unfinished searches continue")
+    add_shared_options(group, "--dtype")
+    add_shared_options(group, "--regime", default_text="both")
+    add_shared_options(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
+    add_shared_options(group, "--dry-run", "--notes")
+    add_shared_options(
+        group, "--output-folder", default_text="roofline-DATE; in an existing folder, unfinished searches continue"
+    )
     add_device_options(parser)
     group = parser.add_argument_group("files")
-    add(group, "--picture")
+    add_shared_options(group, "--picture")
     group.add_argument(
         "--export", choices=ROOF_EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
     )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"
     )
-    add(group, "--overwrite")
+    add_shared_options(group, "--overwrite")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
-    from mamf.cli.resuming import format_flag
+    from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
     from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
     from mamf.report.document import describe_machine
@@ -98,7 +100,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
-            raise UsageError(f"--ceiling cannot be combined with {format_flag(option)}, because it measures nothing")
+            raise UsageError(
+                f"--ceiling cannot be combined with {format_option_name(option)}, because it measures nothing"
+            )
     if options.ceiling is None:
         options.ceiling, code = _run_ceiling_searches(options)
         if options.dry_run:
@@ -120,10 +124,10 @@ def run_with_options(options: argparse.Namespace) -> int:
     if export_path:
         content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_file_atomically if options.overwrite else create_file_atomically)(export_path, content.encode())
-        say(f"{options.export}: {export_path}", note_stream(options))
+        print_line(f"{options.export}: {export_path}", choose_note_stream(options))
     if options.picture:
         save_figure(draw_figure(make_roofline_chart(roofs, points, header)), options.picture, options.overwrite)
-        say(f"figure: {options.picture}", note_stream(options))
+        print_line(f"figure: {options.picture}", choose_note_stream(options))
     return code
 
 
@@ -139,17 +143,17 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
     if options.restart:
-        folder = options.restart.log.parent
+        folder = options.restart.log_path.parent
     backend, code, logs = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)
-    with reports_to(sys.stderr):
+    with redirect_reports(sys.stderr):
         for name, arguments in _yield_search_arguments(options, backend):
             logs.append(folder / f"{name}.jsonl")
             find_command = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
-            say(f"-- mamf {shlex.join(find_command)}")
+            print_line(f"-- mamf {shlex.join(find_command)}")
             code = max(code, run_command(find_command))
-            if code == EXIT_CODE:
+            if code == INTERRUPTED_EXIT_CODE:
                 break
     logs_with_ceiling = []
     for path in filter(Path.exists, logs):

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
-from mamf.cli.planning import add_launch_options, request_of
-from mamf.cli.terminal import add, add_device_options, say
+from mamf.cli.planning import add_launch_options, make_request
+from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA
@@ -40,7 +40,7 @@ _DETERMINISM_RESULTS = {
 def add_options(parser: Parser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
-    add(parser, "--launches", default=1, default_text="1")
+    add_shared_options(parser, "--launches", default=1, default_text="1")
     parser.add_argument("--no-verify", action="store_true", help="do not check the result")
     parser.add_argument(
         "--kernel-names",
@@ -66,7 +66,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.running import list_device_kernels
 
     of = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
-    request = request_of(of, options)
+    request = make_request(of, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
     shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
@@ -75,7 +75,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.engine.launching import time_kernel_parts
 
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
-            say(line)
+            print_line(line)
         return 0
     watch_kernels = list_device_kernels if options.kernel_names else None
     launch_request = LaunchRequest(
@@ -87,7 +87,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
     lines += [_DETERMINISM_RESULTS[launched.is_deterministic]] if options.determinism else []
     for line in lines:
-        say(line)
+        print_line(line)
     return 0
 
 

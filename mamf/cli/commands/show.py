@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add, add_output_options, print_document
+from mamf.cli.terminal import add_output_options, add_shared_options, print_document
 from mamf.errors import UsageError
 from mamf.plans import SWEEP
 
@@ -29,12 +29,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="a run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
     )
-    add(parser, "--ceiling", default_text="none, so rows show no share of the roof")
+    add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import ensure_local_file, read_log
+    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.shared_runs import is_shared_folder
 
     path, *other_paths = options.logs
@@ -43,7 +43,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     elif path.is_dir():
         print_document(options, _make_folder_document(path))
     else:
-        with ensure_local_file(path) as file:
+        with yield_local_file(path) as file:
             print_document(options, make_log_document(file, options))
     return 0
 

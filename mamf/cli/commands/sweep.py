@@ -9,20 +9,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
-from mamf.cli.planning import add_parameters, asked_operation, make_plan
-from mamf.cli.session import Session, run_kernels
+from mamf.cli.planning import add_operation_options, make_plan, make_requested_operation
+from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
-    add,
     add_device_options,
     add_devices_options,
     add_measuring_options,
     add_output_options,
     add_run_options,
     add_session_options,
-    index,
-    say,
-    say_memory,
-    size,
+    add_shared_options,
+    parse_index,
+    parse_size_option,
+    print_line,
+    print_needed_memory,
 )
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel
@@ -54,26 +54,28 @@ _SWEEP_OPTION_BY_FIELD = {
 
 
 def add_options(parser: Parser) -> None:
-    of = asked_operation(parser.words)
+    of = make_requested_operation(parser.command_words)
     parser.set_defaults(of=of)
-    add_parameters(parser, of, several=of.compares_kernels)
+    add_operation_options(parser, of, takes_several_values=of.compares_kernels)
     group = parser.add_argument_group("what")
-    add(group, "--operation", default_text="matmul; each operation has its own options")
+    add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
     if of.compares_kernels:
-        add(group, "--kernel")
+        add_shared_options(group, "--kernel")
         add_session_options(parser)
         return
-    add(group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype")
+    add_shared_options(
+        group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype"
+    )
     group = add_measuring_options(parser, "burst; classic is mamf-finder's protocol", of.regimes)
     group.add_argument(
         "--num-warmup-iterations",
-        type=index,
+        type=parse_index,
         metavar="COUNT",
         help="number of untimed warm-up launches, in the regime classic only (default: 50)",
     )
     group.add_argument(
         "--num-iterations",
-        type=size,
+        type=parse_size_option,
         metavar="COUNT",
         help="number of timed launches, in the regime classic only (default: 100)",
     )
@@ -88,19 +90,19 @@ def add_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--reference-every",
-        type=size,
+        type=parse_size_option,
         metavar="COUNT",
         help="number of shapes between two measurements of --reference (default: 100)",
     )
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
-    add(parser, "--ceiling", default_text="none, so rows show no share of the roof")
+    add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    return run_kernels(options, Session if options.of.compares_kernels else _OneKernelSession, options.of)
+    return run_kernel_session(options, Session if options.of.compares_kernels else _OneKernelSession, options.of)
 
 
 class _OneKernelSession(Session):
@@ -121,7 +123,7 @@ class _OneKernelSession(Session):
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         from mamf.cli.resuming import require_same_kernels
 
-        before, backend = self.before, self.backend
+        before, backend = self.resumed_plan, self.backend
         (problem,) = before.problems if before else self.request.make_problems(backend)
         name = self.options.kernel or (before.kernels[0] if before else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
@@ -136,13 +138,13 @@ class _OneKernelSession(Session):
 
     def make_new_plan(self) -> Plan:
         values_by_field = {field: getattr(self.options, option) for field, option in _SWEEP_OPTION_BY_FIELD.items()}
-        values_by_field["reference"] = self.options.reference and self.of.parse_shape(self.options.reference)
+        values_by_field["reference"] = self.options.reference and self.operation.parse_shape(self.options.reference)
         sweep_options = replace(
             SweepOptions(SHUFFLED_ORDER), **{field: each for field, each in values_by_field.items() if each is not None}
         )
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], sweep_options)
 
-    def say_plan(self) -> None:
+    def print_plan(self) -> None:
         from mamf.engine.estimate import estimate_seconds, measure_matmul_flops
         from mamf.engine.strategies.rows import compute_largest_buffers
 
@@ -151,13 +153,13 @@ class _OneKernelSession(Session):
         needed = sum(buffer.nbytes for buffer in compute_largest_buffers(plan, backend.info.cache_bytes).values())
         flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)
-        say(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
-        say(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
-        say_memory(needed, "the largest shape", backend)
-        say(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")
+        print_line(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
+        print_line(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
+        print_needed_memory(needed, "the largest shape", backend)
+        print_line(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")
 
-    def make_label(self) -> str:
+    def make_log_name_label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
 
-    def make_view(self) -> ReportOptions:
-        return replace(super().make_view(), roofs=self.roofs)
+    def make_report_options(self) -> ReportOptions:
+        return replace(super().make_report_options(), roofs=self.roofs)

@@ -9,9 +9,16 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mamf.cli.planning import default_operation
+from mamf.cli.planning import make_default_operation
 from mamf.cli.session import Session, run_session
-from mamf.cli.terminal import add, add_devices_options, add_output_options, add_run_options, index, say
+from mamf.cli.terminal import (
+    add_devices_options,
+    add_output_options,
+    add_run_options,
+    add_shared_options,
+    parse_index,
+    print_line,
+)
 from mamf.operation import Request
 from mamf.plans import CHECKING_REGIMES, VERIFY, VERIFY_BUDGET_SECONDS, Plan, choose_regimes
 
@@ -30,9 +37,9 @@ docs/verify-a-card.md says which errors a clean run rules out.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what")
-    add(group, "--kernel", default_text="all available kernels except those that compile for minutes")
-    add(group, "--dtype", default_text="all dtypes of the device")
-    add(
+    add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
+    add_shared_options(group, "--dtype", default_text="all dtypes of the device")
+    add_shared_options(
         group,
         "--regime",
         choices=CHECKING_REGIMES,
@@ -44,25 +51,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         help="shape of the matmul with the most FLOP that a problem may have (default: depends on the device)",
     )
-    group.add_argument("--seed", type=index, metavar="N", help="seed of all random choices (default: 0)")
+    group.add_argument("--seed", type=parse_index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument(
         "--number",
-        type=index,
+        type=parse_index,
         default=0,
         metavar="N",
         help="check only the random problem with this number, repeatedly",
     )
     group = parser.add_argument_group("device")
-    add(group, "--backend", "--device")
+    add_shared_options(group, "--backend", "--device")
     add_devices_options(parser, "all")
-    add_run_options(parser, budget=f"{VERIFY_BUDGET_SECONDS:.0f}s")
+    add_run_options(parser, budget_default=f"{VERIFY_BUDGET_SECONDS:.0f}s")
     add_output_options(parser)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
     # Hide the many warnings of torch's scaled_dot_product_attention about random problems that it does not support.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return run_session(options, _VerifySession, Request(default_operation()))
+    return run_session(options, _VerifySession, Request(make_default_operation()))
 
 
 class _VerifySession(Session):
@@ -72,7 +79,7 @@ class _VerifySession(Session):
         from mamf.cli.resuming import require_same_kernels
         from mamf.engine.strategies.studies import choose_kernels_to_verify
 
-        requested_names, before = self.options.kernel, self.before
+        requested_names, before = self.options.kernel, self.resumed_plan
         if before and requested_names:
             require_same_kernels(self.options, before.kernels, choose_kernels_to_verify(self.backend, requested_names))
         return list(choose_kernels_to_verify(self.backend, before.kernels if before else requested_names).items())
@@ -81,25 +88,25 @@ class _VerifySession(Session):
         from mamf.engine.strategies.studies import make_verify_plan
 
         options, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
-        largest_shape = self.of.parse_shape(options.largest) if options.largest else None
+        largest_shape = self.operation.parse_shape(options.largest) if options.largest else None
         plan_arguments = (options.budget, options.dtype, regimes, largest_shape, options.seed or 0, options.number)
         return make_verify_plan(self.backend, dict(self.kernels), *plan_arguments)
 
-    def say_plan(self) -> None:
+    def print_plan(self) -> None:
         plan = self.plan
-        say(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
+        print_line(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
 
-    def make_label(self) -> str:
+    def make_log_name_label(self) -> str:
         return f"device{self.backend.index}"
 
-    def count_remaining(self) -> None:
+    def count_remaining_measurements(self) -> None:
         return None
 
-    def is_complete(self) -> bool:
+    def is_run_complete(self) -> bool:
         return self.options.budget is None
 
     def choose_exit_code(self, code: int) -> int:
-        from mamf.cli.devices import WRONG
+        from mamf.cli.devices import WRONG_RESULT_EXIT_CODE
         from mamf.report.verification import count_checked
 
-        return WRONG if count_checked(self.measured_run.rows)["wrong"] else code
+        return WRONG_RESULT_EXIT_CODE if count_checked(self.measured_run.rows)["wrong"] else code

@@ -1,4 +1,4 @@
-"""Measure devices of torch.accelerator that have no backend of their own, such as a vendor's PrivateUse1 device.
+"""Measure devices of torch.accelerator that have no other backend, such as a vendor's PrivateUse1 device.
 
 The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. This backend
 takes functions that the module lacks from torch.accelerator, and tries out every capability when it opens the device.

@@ -163,9 +163,7 @@ class DeclaredProblem:
 
 
 def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values, by name. Raises UsageError if there are more combinations than a run may
-    have measurements.
-    """
+    """Yield every combination of the values, by name. Raises UsageError if there are more than a run may measure."""
     require_steps(*map(count_values, values.values()))
     return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
@@ -345,9 +343,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Return whether the rate at this shape may count as the highest rate of the device. False if, for example, the
-        arrays fit in a cache, so that the rate is not that of memory.
-        """
+        """Return whether the rate at this shape may count as the device's highest; False if arrays fit in a cache."""
         return True
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:

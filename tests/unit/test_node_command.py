@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
         if any("find " in phase for phase in phases.values()):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(PhaseLines, "show", show)
+    monkeypatch.setattr(PhaseLines, "show_phases", show)
     code, out, _ = run(*NODE)
     assert code == 130
     assert out.startswith("UNKNOWN: device ")

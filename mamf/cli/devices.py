@@ -351,8 +351,8 @@ def watch_children(
 ) -> None:
     """Run one command per device in a process of its own, and show on the terminal what each device is doing.
 
-    ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each message of a
-    process.
+    ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each of their
+    messages.
     """
 
     def show(event: ChildEvent) -> None:
